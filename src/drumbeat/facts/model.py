@@ -1,0 +1,191 @@
+"""Facts: what a node has. `None` means unknown, and is printed as that; it never means zero or no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Optional, Tuple
+
+SCHEMA = "1.0"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int  # in the order the vendor's runtime counts them
+    vendor: str  # nvidia, amd, intel, unknown
+    name: Optional[str] = None
+    pci: Optional[str] = None  # 0000:c1:00.0
+    uuid: Optional[str] = None
+    numa: Optional[int] = None
+    memory_bytes: Optional[int] = None
+    arch: Optional[str] = None  # gfx90a, sm_90
+    module: Optional[int] = None  # the package it shares with others: MI250X has two GCDs
+    integrated: bool = False  # an iGPU that a job must not see
+    driver: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Gid:
+    index: int
+    gid: str
+    type: Optional[str] = None  # 'IB/RoCE v1', 'RoCE v2'
+    netdev: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    port: int
+    state: Optional[str] = None  # ACTIVE, DOWN, INIT, ARMED
+    physical_state: Optional[str] = None
+    link_layer: Optional[str] = None  # InfiniBand, Ethernet
+    rate_gbps: Optional[float] = None
+    gids: Tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    name: str
+    driver: Optional[str] = None  # mlx5_core, bnxt_re, ionic_rdma, hfi1, efa
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+    netdevs: Tuple[str, ...] = ()
+    ports: Tuple[RdmaPort, ...] = ()
+    firmware: Optional[str] = None
+    bond: bool = False
+
+
+@dataclass(frozen=True)
+class CxiDevice:
+    name: str  # cxi0
+    netdev: Optional[str] = None  # hsn0
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+    speed_gbps: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    up: Optional[bool] = None
+    addresses: Tuple[str, ...] = ()  # 10.0.0.7/24, fe80::1/64
+    speed_mbps: Optional[int] = None
+    mtu: Optional[int] = None
+    kind: Optional[str] = None  # physical, virtual, bridge, bond, loopback
+    driver: Optional[str] = None
+    pci: Optional[str] = None
+    numa: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Cpus:
+    model: Optional[str] = None
+    online: Tuple[int, ...] = ()
+    allowed: Tuple[int, ...] = ()  # what this process may use
+    numa: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # node -> cpus; memory-only nodes have none
+    l3: Tuple[Tuple[int, ...], ...] = ()  # groups of cpus that share one
+    siblings: Tuple[Tuple[int, ...], ...] = ()  # hardware threads of each core
+    reserved: Tuple[int, ...] = ()  # kept for the system: isolated, or never in the allowed set
+
+
+@dataclass(frozen=True)
+class Limits:
+    memlock: Optional[int] = None  # bytes; -1 is unlimited
+    nofile: Optional[int] = None
+    shm_bytes: Optional[int] = None
+    cgroup_memory_bytes: Optional[int] = None
+    cgroup_cpuset: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    inside: Optional[bool] = None
+    runtime: Optional[str] = None  # apptainer, singularity, docker, podman, enroot, kubernetes
+    image: Optional[str] = None
+    image_arch: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A fabric plug-in or library found on the loader's path, or the one that was looked for."""
+
+    name: str  # librccl-net.so, libfabric.so.1, libnccl.so.2
+    path: Optional[str] = None
+    version: Optional[str] = None
+    loadable: Optional[bool] = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this node is in its job, as the scheduler's own variables say."""
+
+    scheduler: str = "plain"  # plain, slurm, kubernetes, runai, openmpi, pbs
+    job_id: Optional[str] = None
+    step_id: Optional[str] = None
+    node_rank: Optional[int] = None
+    nodes: Optional[int] = None
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order
+    local_id: Optional[int] = None  # of this task on its node
+    tasks_per_node: Optional[int] = None
+    master: Optional[str] = None
+    master_port: Optional[int] = None
+    cluster: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    release: Optional[str] = None
+    numa_balancing: Optional[bool] = None
+    iommu: Optional[str] = None  # pt, on, off as the command line says
+    acs_enabled: Optional[bool] = None
+    ephemeral_ports: Optional[Tuple[int, int]] = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    host: str
+    arch: Optional[str] = None
+    os: Optional[str] = None
+    python: Optional[str] = None
+    memory_bytes: Optional[int] = None
+    cpus: Cpus = field(default_factory=Cpus)
+    gpus: Tuple[Gpu, ...] = ()
+    rdma: Tuple[RdmaDevice, ...] = ()
+    cxi: Tuple[CxiDevice, ...] = ()
+    interfaces: Tuple[Interface, ...] = ()
+    libraries: Tuple[Library, ...] = ()
+    versions: Dict[str, str] = field(default_factory=dict)  # rocm, cuda, nvidia-driver, nccl, rccl, libfabric
+    limits: Limits = field(default_factory=Limits)
+    kernel: Kernel = field(default_factory=Kernel)
+    container: Container = field(default_factory=Container)
+    identity: Identity = field(default_factory=Identity)
+    environment: Dict[str, str] = field(
+        default_factory=dict
+    )  # variables that matter to a job; secrets are not among them
+    unknown: Tuple[str, ...] = ()  # what could not be read, and why
+    schema: str = SCHEMA
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One node of a mustered job."""
+
+    node: int
+    host: str
+    address: str  # the one the others reach it by
+    facts: Facts
+    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All nodes, in node-rank order, and where the ranks meet."""
+
+    nodes: Tuple[Peer, ...]
+    master_addr: str
+    master_port: int
+    schema: str = SCHEMA
+
+    @property
+    def world_size(self) -> int:
+        return sum(peer.ranks for peer in self.nodes)

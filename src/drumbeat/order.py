@@ -1,0 +1,133 @@
+"""The Order: one complete, frozen request. Nothing in it is left to guess; every node gets the same one.
+
+Also here, because every room shares them: exit codes, the signals we use, and EnvVar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from dataclasses import dataclass, field
+from typing import Optional, Tuple
+
+from drumbeat.record import check_schema, from_json, to_json, to_plain
+
+SCHEMA = "1.0"
+
+# Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
+EXIT_OK = 0
+EXIT_USAGE = 2  # bad input: nothing was started
+EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
+EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
+EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
+EXIT_TIME_LIMIT = 124  # as timeout(1)
+EXIT_NOT_FOUND = 127
+
+# What a rank's main process is sent when it should save and end. USR1 belongs to NCCL.
+STOP_SIGNAL = signal.SIGTERM
+PREEMPT_SIGNAL = signal.SIGUSR2
+
+LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
+SOURCES = ("user", "site", "detected", "default")  # strongest first
+
+
+@dataclass(frozen=True)
+class EnvVar:
+    """One environment variable of a rank, and why it is set."""
+
+    name: str
+    value: str
+    why: str
+    source: str  # one of SOURCES
+
+    def __post_init__(self) -> None:
+        assert self.source in SOURCES, self.source
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A prefix (a profiler, say) before the command of chosen ranks; `{rank}` and `{node}` are filled in on the node."""
+
+    ranks: Tuple[int, ...]
+    command: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Deadlines of the agents, in seconds."""
+
+    muster: float = 300.0  # all nodes must have come by then
+    heartbeat: float = 1.0
+    agent_deadline: float = 15.0  # the guard ends an agent that has not beaten for so long
+    lost_node: float = 15.0  # the lead gives up a node that is silent for so long
+    settle: float = (
+        0.7  # after the first failure: how long others may fail by themselves, so that causes can be told apart
+    )
+    failure_grace: float = 1.5  # after a failure: from TERM to KILL
+
+
+@dataclass(frozen=True)
+class Order:
+    run_id: str
+    name: str
+    created: float  # seconds since 1970
+    command: Tuple[str, ...]
+    nodes: int
+    ranks_per_node: int  # 0: one a GPU, settled at the muster
+    launcher: str
+    launcher_why: str
+    workdir: str
+    folder: str  # the run folder
+    site: str
+    backend: str
+    emulated: bool = False  # nodes are processes of one machine
+    gpus: Optional[int] = None  # a node; none: all of them
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
+    master: str = ""  # host or address of node 0 that the others dial
+    muster_ports: Tuple[int, ...] = ()  # candidates, in order
+    env: Tuple[EnvVar, ...] = ()  # what user and site ask for
+    passed: Tuple[str, ...] = ()  # variables handed on by name; their values are never written
+    setup: str = ""  # shell, before the command
+    wrap: Optional[Wrap] = None
+    trace: bool = False
+    restarts: int = 0
+    stop_grace: float = 60.0
+    time_limit: Optional[float] = None
+    timing: Timing = field(default_factory=Timing)
+    schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        assert self.launcher in LAUNCHERS, self.launcher
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def digest(self) -> str:
+        """Of what all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
+        own = (
+            "run_id",
+            "created",
+            "folder",
+            "workdir",
+            "schema",
+            "timing",
+            "hosts",
+            "master",
+            "muster_ports",
+            "env",
+            "passed",
+        )
+        shared = {key: value for key, value in to_plain(self).items() if key not in own}
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def dump_order(order: Order) -> str:
+    return to_json(order) + "\n"
+
+
+def load_order(text: str, where: str = "order.json") -> Order:
+    order = from_json(Order, text, where)
+    check_schema(order.schema, SCHEMA, where)
+    return order

@@ -1,0 +1,128 @@
+"""The layout of a run folder, and nothing else: where each file stands and who writes it.
+
+RUN/
+  run.json             what this is, schema, handle        desk, once
+  order.json           the Order                           desk, once
+  job.yaml             the job file as it was given        desk, once
+  code.json            commit and dirty state              desk, once
+  drumbeat.pyz         what every node runs                desk, once
+  events.jsonl         the run's events                    lead
+  peers.json           every node, as mustered             lead, replaced
+  summary.json         how it went                         lead, replaced
+  nodes/K/facts.json         what node K has               agent K
+  nodes/K/environment.json   every variable, with reason   agent K
+  nodes/K/events.jsonl       its events                    agent K
+  nodes/K/metrics.jsonl      what its ranks reported       agent K
+  nodes/K/agent.log          what went wrong in the agent  agent K
+  nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Dict, List
+
+SCHEMA = "1.0"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: str
+
+    def at(self, *parts: str) -> str:
+        return os.path.join(self.path, *parts)
+
+    @property
+    def run_json(self) -> str:
+        return self.at("run.json")
+
+    @property
+    def order(self) -> str:
+        return self.at("order.json")
+
+    @property
+    def job(self) -> str:
+        return self.at("job.yaml")
+
+    @property
+    def code(self) -> str:
+        return self.at("code.json")
+
+    @property
+    def bundle(self) -> str:
+        return self.at("drumbeat.pyz")
+
+    @property
+    def events(self) -> str:
+        return self.at("events.jsonl")
+
+    @property
+    def peers(self) -> str:
+        return self.at("peers.json")
+
+    @property
+    def summary(self) -> str:
+        return self.at("summary.json")
+
+    def node(self, node: int) -> NodeFolder:
+        return NodeFolder(self.at("nodes", str(node)), node)
+
+    def nodes(self) -> List[NodeFolder]:
+        try:
+            names = os.listdir(self.at("nodes"))
+        except OSError:
+            return []
+        return [self.node(number) for number in sorted(int(name) for name in names if name.isdigit())]
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    path: str
+    node: int
+
+    def at(self, *parts: str) -> str:
+        return os.path.join(self.path, *parts)
+
+    @property
+    def facts(self) -> str:
+        return self.at("facts.json")
+
+    @property
+    def environment(self) -> str:
+        return self.at("environment.json")
+
+    @property
+    def events(self) -> str:
+        return self.at("events.jsonl")
+
+    @property
+    def metrics(self) -> str:
+        return self.at("metrics.jsonl")
+
+    @property
+    def agent_log(self) -> str:
+        return self.at("agent.log")
+
+    def attempt(self, attempt: int) -> str:
+        return self.at(f"attempt-{attempt}")
+
+    def log(self, attempt: int, rank: int, stream: str) -> str:
+        """`stream` is `out` or `err`."""
+        return self.at(f"attempt-{attempt}", f"rank-{rank}.{stream}")
+
+    def attempts(self) -> List[int]:
+        try:
+            names = os.listdir(self.path)
+        except OSError:
+            return []
+        return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdigit())
+
+    def ranks(self, attempt: int) -> Dict[int, str]:
+        """Rank -> its path without the stream's ending."""
+        try:
+            names = os.listdir(self.attempt(attempt))
+        except OSError:
+            return {}
+        stems = {name.rsplit(".", 1)[0] for name in names if name.startswith("rank-")}
+        return {int(stem[5:]): self.at(f"attempt-{attempt}", stem) for stem in stems if stem[5:].isdigit()}

@@ -1,0 +1,75 @@
+"""Writing: whole files are replaced atomically, logs of events only grow. A crash at any byte leaves both readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any, Dict, Mapping
+
+from drumbeat.record import to_plain
+from drumbeat.runfolder.events import KINDS
+
+
+def replace(path: str, text: str, mode: int = 0o644) -> None:
+    """Readers see the old file or the new one, never a part."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+
+
+def replace_json(path: str, value: Any) -> None:
+    replace(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+class EventLog:
+    """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped."""
+
+    def __init__(self, path: str, node: int) -> None:
+        self.path = path
+        self.node = node
+        self.attempt = 0
+        self.host = socket.gethostname()
+        self._seq = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._mend_torn_end()
+
+    def write(self, kind: str, data: Mapping[str, Any]) -> Dict[str, Any]:
+        missing = [name for name in KINDS[kind] if name not in data]
+        assert not missing, f"event {kind} lacks {missing}"
+        event = {
+            "kind": kind,
+            "t": round(time.time(), 6),
+            "mono": round(time.monotonic(), 6),
+            "seq": self._seq,
+            "host": self.host,
+            "node": self.node,
+            "attempt": self.attempt,
+            **to_plain(dict(data)),
+        }
+        self._seq += 1
+        os.write(self._fd, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        return event
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _mend_torn_end(self) -> None:
+        """After a crash the last line may be half: end it, so that the next event starts on a line of its own."""
+        size = os.fstat(self._fd).st_size
+        if size:
+            if os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")
+            with open(self.path, "rb") as file:
+                self._seq = sum(1 for _ in file)
