@@ -47,7 +47,7 @@ class EnvVar:
 
 @dataclass(frozen=True)
 class Wrap:
-    """A prefix (a profiler, say) before the command of chosen ranks; `{rank}` and `{node}` are filled in on the node."""
+    """A prefix (a profiler, say) before the command of chosen ranks; `{rank}` and `{node}` are filled in."""
 
     ranks: Tuple[int, ...]
     command: Tuple[str, ...]

@@ -1,0 +1,86 @@
+"""The command line: one small file a command, imported only when it is asked for.
+
+A command's module has `add_arguments(parser)` and `run(args) -> int`. It parses, calls and prints; logic lives in the
+rooms. `drumbeat --help` and a wrong name answer without importing argparse: starting must be cheap.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import List, Optional
+
+# A command stands here when it works.
+COMMANDS = {}  # type: dict[str, str]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if name in ("-V", "--version"):
+        from drumbeat import __version__
+
+        print(f"drumbeat {__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"drumbeat: no command '{name}'{_nearest(name)}; drumbeat --help lists them", file=sys.stderr)
+        return 2
+    return _call(name, argv[1:])
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: drumbeat COMMAND [options]",
+            "",
+            "Starts, proves, watches and explains multi-node training jobs on the cluster you have.",
+            "",
+            *lines,
+            "",
+            "drumbeat COMMAND --help says more.",
+        ]
+    )
+
+
+def parser_for(name: str):  # type: ignore[no-untyped-def]
+    """The argparse parser of one command; completion and the docs are made from it too."""
+    import argparse
+    import importlib
+
+    module = importlib.import_module("drumbeat.cli." + name.replace("-", "_"))
+    parser = argparse.ArgumentParser(prog=f"drumbeat {name}", description=COMMANDS[name], allow_abbrev=False)
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser, module
+
+
+def _call(name: str, rest: List[str]) -> int:
+    from drumbeat.problem import Problem
+
+    parser, module = parser_for(name)
+    args = parser.parse_args(rest)
+    try:
+        return int(module.run(args) or 0)
+    except Problem as problem:
+        if args.debug:
+            raise
+        print(f"drumbeat {name}: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except BrokenPipeError:  # `drumbeat logs | head`
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    return f" (did you mean {near[0]}?)" if near else ""

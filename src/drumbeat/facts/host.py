@@ -1,4 +1,4 @@
-"""Host: the only door through which readers touch a machine. Live here; a folder or a capture replays the same questions."""
+"""Host: the only door through which readers touch a machine. This one is live; others replay the same questions."""
 
 from __future__ import annotations
 

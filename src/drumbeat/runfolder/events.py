@@ -1,7 +1,7 @@
 """Event kinds: the vocabulary of events.jsonl. One line is one event; readers ignore kinds they do not know.
 
-Every event carries: `kind`, `t` (wall clock of its host), `mono` (monotonic clock of its host), `seq` (counts up in its file),
-`host`, `node` (node rank) and `attempt`. The rest is the kind's own, listed here; a test holds writers to this list.
+Every event carries: `kind`, `t` (wall clock of its host), `mono` (monotonic clock of its host), `seq` (counts up in its
+file), `host`, `node` (node rank) and `attempt`. The rest is the kind's own, listed here; a test holds writers to this list.
 """
 
 from __future__ import annotations

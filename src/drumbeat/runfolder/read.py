@@ -23,11 +23,9 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 def read_lines(path: str) -> Iterator[Dict[str, Any]]:
     """The JSON lines of a file; a torn line is passed over."""
-    try:
-        file = open(path, encoding="utf-8", errors="replace")
-    except OSError:
+    if not os.path.exists(path):
         return
-    with file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 value = json.loads(line)

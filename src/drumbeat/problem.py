@@ -1,0 +1,16 @@
+"""Problem: something the user can mend. It ends a command with one clear message, never a traceback."""
+
+from __future__ import annotations
+
+
+class Problem(Exception):
+    """`what` says what is wrong and where; `fix` what to do next."""
+
+    def __init__(self, what: str, fix: str = "", exit_code: int = 2) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.fix}" if self.fix else self.what
