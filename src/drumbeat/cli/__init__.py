@@ -62,7 +62,13 @@ def _call(name: str, rest: List[str]) -> int:
     from drumbeat.problem import Problem
 
     parser, module = parser_for(name)
-    args = parser.parse_args(rest)
+    # Cut here, because argparse would take the first word after `--` for the job file.
+    own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)
+    args = parser.parse_args(own)
+    if after is not None:
+        if not getattr(args, "takes_command", False):
+            parser.error("takes no command after '--'")
+        args.after = after
     try:
         return int(module.run(args) or 0)
     except Problem as problem:
