@@ -1,0 +1,32 @@
+"""Nodes emulated on one machine."""
+
+from making import machine, named, order, peers
+
+from drumbeat.order import EnvVar
+from drumbeat.plan.binding import binding
+from drumbeat.plan.environment import environment
+
+
+def test_emulated_nodes_share_out_the_machine():
+    facts = machine(8)
+    slots = binding(order(), facts, 0).slots + binding(order(), facts, 1).slots
+    assert [slot.cpus for slot in slots] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    env = named(environment(order(), facts, peers(facts), 1))
+    assert env["OMP_NUM_THREADS"].value == "2"
+    assert env["GLOO_SOCKET_IFNAME"].value == "lo" and "loopback" in env["GLOO_SOCKET_IFNAME"].why
+
+
+def test_more_ranks_than_cores_share_them_and_it_is_said():
+    facts = machine(2)
+    bound = binding(order(), facts, 0)
+    assert [slot.cpus for slot in bound.slots] == [(), ()]
+    variable = named(environment(order(), facts, peers(facts), 0))["OMP_NUM_THREADS"]
+    assert variable.value == "1" and "share" in variable.why
+
+
+def test_user_then_site_then_detected():
+    facts = machine(8, environment={"OMP_NUM_THREADS": "3"})
+    site = EnvVar("GLOO_SOCKET_IFNAME", "eth9", "the site's", "site")
+    env = named(environment(order(env=(site,)), facts, peers(facts), 0))
+    assert (env["OMP_NUM_THREADS"].value, env["OMP_NUM_THREADS"].source) == ("3", "user")
+    assert env["GLOO_SOCKET_IFNAME"] == site
