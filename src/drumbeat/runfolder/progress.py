@@ -43,6 +43,9 @@ class Progress:
         self.accuracy = self.accuracy if accuracy is None else accuracy
         if isinstance(record.get("target_reached"), bool):
             self.target_reached = record["target_reached"]
+        rate = _number(record.get("rate"))
+        if rate is not None:
+            self.reported_rate, self.reported_unit = rate, str(record.get("unit", ""))
         loss = _number(record.get("loss"))
         if kind == "validation":
             if loss is not None and lowest:
