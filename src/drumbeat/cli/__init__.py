@@ -10,7 +10,9 @@ import sys
 from typing import List, Optional
 
 # A command stands here when it works.
-COMMANDS = {}  # type: dict[str, str]
+COMMANDS = {
+    "run": "start a job here, or join one that is typed on several machines",
+}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
