@@ -17,7 +17,7 @@ from drumbeat.problem import Problem
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
-MAX_VALUES = 10_000  # keeps the pure parser's time bounded: about a second for the worst file
+MAX_VALUES = 10_000  # keeps the pure parser's time bounded
 
 # What YAML calls printable; everything else is refused before the parser sees it.
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
