@@ -20,7 +20,7 @@ class SiteVariable:
 @dataclass(frozen=True)
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
-    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", "[uan*, nid??????]", ())
+    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
 
 
 @dataclass(frozen=True)

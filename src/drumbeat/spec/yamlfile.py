@@ -128,8 +128,10 @@ def _events(text: str, name: str) -> Iterator[Any]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise Problem(f"{name}:{line}: not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: "\UFFFFFFFF", a huge %YAML number
+    except yaml.YAMLError as error:
         raise Problem(f"{name}: not YAML: {shown(str(error), 80)}") from None
+    except (ValueError, OverflowError):  # PyYAML's own, for "\UFFFFFFFF" and a huge %YAML number
+        raise Problem(f"{name}: not YAML: an escape or a version number is out of range") from None
 
 
 class _Builder:
