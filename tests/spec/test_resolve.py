@@ -155,13 +155,14 @@ def test_as_many_emulated_ranks_as_are_allowed():
          "  write $$ for a plain '$'; no shell reads this text, so $(...) and $1 mean nothing here"),
         ("command: x --token $HF_TOKEN", {}, "job.yaml:1: command: the value of $HF_TOKEN looks secret and would be "
          "written into the run folder\n  hand it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
+        ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs a node asked for, but laptop has 2"),
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not filled in here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
          "2 cores x 4 a core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
-        ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1; "
-         "1 ranks are 0 to 0"),
+        ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1 among 1, "
+         "counted from 0"),
         ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and what stands here is "
-         "written into the run folder\n  export it, and write HF_TOKEN: pass"),
+         "written into the run folder\n  export it, and write HF_TOKEN: pass in the file, or --env HF_TOKEN"),
         ("command: x\nenv: {NOPE: pass}", {}, "job.yaml:2: env.NOPE: NOPE is to be passed on, but it is not exported "
          "here\n  export NOPE=..."),
         ("command: x\nnodes: 2", {"master": "localhost"}, "localhost cannot be the master of 2 nodes: each of them "
