@@ -6,7 +6,11 @@ from drumbeat.problem import Problem
 from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job, job_from_text
 from drumbeat.spec.site import Detect, Site, SiteVariable, site_from_text
-from drumbeat.spec.sites import built_in, load_site, site_names, site_of
+from drumbeat.spec.sites import built_in, find_site, load_site, site_names
+
+
+def site_of(job, environ, hostname, cluster=None):
+    return find_site(job.site, environ, hostname, cluster, job.where("site"))
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_VALUES = 10_000  # keeps the pure parser's time bounded
 
-# What YAML calls printable; everything else is refused before the parser sees it.
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# All that YAML does not call printable; refused before the parser sees it.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
