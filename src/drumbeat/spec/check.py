@@ -50,7 +50,9 @@ class Checker:
         for name in required_keys(cls):
             if known[name][0] not in values:
                 key = known[name][1]
-                raise Problem(f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; {key.example})")
+                raise Problem(
+                    f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; example: {key.example})"
+                )
         return cls(**values)
 
     def value(self, key: Key, node: Node, place: str, path: str) -> Any:
@@ -141,7 +143,7 @@ def _command(key: Key, node: Node, place: str) -> Tuple[str, ...]:
         except ValueError as error:
             raise Problem(f"{place}: cannot be split into words: {str(error).lower()}") from None
     if not words or not words[0]:
-        raise Problem(f"{place}: is empty; expected {KINDS[key.kind]} ({key.example})")
+        raise Problem(f"{place}: is empty; expected {KINDS[key.kind]} (example: {key.example})")
     return words
 
 

@@ -73,3 +73,10 @@ def required_keys(cls: Any) -> Tuple[str, ...]:
         for field in dataclasses.fields(cls)
         if "key" in field.metadata and field.default is MISSING and field.default_factory is MISSING
     )
+
+
+def default_words(cls: Any, field: str, key: Key) -> str:
+    default = {each.name: each.default for each in dataclasses.fields(cls)}[field]
+    if key.default_text or default in (None, (), ""):
+        return key.default_text or "none"
+    return f"`{str(default).lower()}`"

@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional
 from drumbeat.problem import Problem
 from drumbeat.spec.check import Checker
 from drumbeat.spec.expand import literal
-from drumbeat.spec.fields import Key, keys_of
+from drumbeat.spec.fields import Key, default_words, keys_of
 from drumbeat.spec.job import Job, job_from_file
-from drumbeat.spec.yamlfile import Text
+from drumbeat.spec.yamlfile import Text, shown_path
 
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
@@ -28,15 +28,18 @@ def add_job_flags(parser: Any) -> None:
         elif key.kind == "variables":
             group.add_argument(f"--{name}", action="append", metavar=key.flag, **options)
         else:
-            metavar = "{" + ",".join(key.allowed) + "}" if key.allowed else key.flag
-            group.add_argument(f"--{name}", metavar=metavar, **options)
+            if key.allowed:
+                options["choices"] = key.allowed
+            else:
+                options["metavar"] = key.flag
+            group.add_argument(f"--{name}", **options)
     parser.set_defaults(takes_command=True, after=None)
     parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
 
 
 def load_job(path: Optional[str], args: Any) -> Job:
     """The job of the file, if there is one, with the flags of `args` laid over it."""
-    return merge(job_from_file(path) if path else Job(), args)
+    return merge(_from_file(path) if path else Job(), args)
 
 
 def merge(job: Job, args: Any) -> Job:
@@ -60,6 +63,17 @@ def merge(job: Job, args: Any) -> Job:
     return dataclasses.replace(job, **changed, origins={**job.origins, **checker.origins})
 
 
+def _from_file(path: str) -> Job:
+    try:
+        return job_from_file(path)
+    except Problem as problem:
+        if path.endswith((".yaml", ".yml")):
+            raise
+        raise Problem(
+            problem.what, f"a job file is expected here; a command stands after '--': -- {shown_path(path)}"
+        ) from None
+
+
 def _variables(checker: Checker, flag: str, given: List[str]) -> Dict[str, Optional[str]]:
     made = {}
     for each in given:
@@ -70,5 +84,4 @@ def _variables(checker: Checker, flag: str, given: List[str]) -> Dict[str, Optio
 
 
 def _help(key: Key, field: str) -> str:
-    default = key.default_text or str(Job.__dataclass_fields__[field].default).lower()
-    return f"{key.help} Default: {default}.".replace("`", "").replace("%", "%%")
+    return f"{key.help} Default: {default_words(Job, field, key)}.".replace("`", "").replace("%", "%%")

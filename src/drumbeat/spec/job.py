@@ -65,7 +65,7 @@ class Job:
         flag="L",
     )
     site: Optional[str] = key(
-        "path",
+        "text",
         "The cluster: the name of a profile, or the path of your own (./my.yaml).",
         "localhost",
         None,

@@ -53,6 +53,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     launcher, launcher_why = choose_launcher(command, job.launcher)
     nodes = job.nodes or len(here.hosts) or site.nodes or 1
     ranks = _ranks_per_node(job, site, here)
+    _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
     hosts, master, port = _hosts(job, site, here, nodes, emulated)
@@ -130,6 +131,11 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
     return gpus or site.ranks_per_node or 1
 
 
+def _check_gpus(job: Job, site: Site, here: Here) -> None:
+    if site.backend == "local" and job.gpus and here.gpus is not None and job.gpus > here.gpus:
+        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but {here.hostname} has {here.gpus}")
+
+
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
     asked, room = nodes * ranks, job.oversubscribe * here.cpus
     if asked > room:
@@ -204,7 +210,7 @@ def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tupl
         elif looks_secret(name):
             raise Problem(
                 f"{place}: looks secret, and what stands here is written into the run folder",
-                f"export it, and write {name}: pass",
+                f"export it, and write {name}: pass in the file, or --env {name}",
             )
         else:
             value = expand(text, here.environ, place)
@@ -220,7 +226,7 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
         return None
     for rank in job.wrap.ranks:
         if rank >= world:
-            raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank}; {world} ranks are 0 to {world - 1}")
+            raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank} among {world}, counted from 0")
     place = job.where("wrap.command")
     return Wrap(job.wrap.ranks, tuple(expand(word, here.environ, place) for word in job.wrap.command))
 

@@ -20,13 +20,13 @@ class SiteVariable:
 @dataclass(frozen=True)
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
-    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", "[uan*, nid??????]", ())
+    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
 
 
 @dataclass(frozen=True)
 class Site:
     name: str  # of its file
-    summary: str = key("text", "The cluster in one line.", "LUMI-G: 4 MI250X a node, Slingshot 11")
+    summary: str = key("text", "The cluster in one line.", "4 MI250X a node, Slingshot 11")
     backend: str = key("choice", "What starts jobs there.", "local", "local", allowed=("local",))
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False

@@ -15,16 +15,25 @@ from drumbeat.spec.yamlfile import read_file, shown, shown_path
 DEFAULT = "localhost"
 
 
-def find_site(wanted: Optional[str], environ: Mapping[str, str], hostname: str, cluster: Optional[str] = None) -> Site:
-    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost."""
+def find_site(
+    wanted: Optional[str],
+    environ: Mapping[str, str],
+    hostname: str,
+    cluster: Optional[str] = None,
+    place: str = "--site",
+) -> Site:
+    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost.
+
+    `place` says who asked, in a message about an unknown name: `job.where("site")`.
+    """
     if wanted is None:
         return detect(environ, hostname, cluster)
     if os.sep in wanted or wanted.endswith((".yaml", ".yml")):
-        return site_from_path(wanted)
-    return load_site(wanted, environ)
+        return site_from_path(wanted, place)
+    return load_site(wanted, environ, place)
 
 
-def load_site(name: str, environ: Mapping[str, str]) -> Site:
+def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> Site:
     own = user_profiles(environ)
     if name in own:
         return site_from_path(own[name])
@@ -34,12 +43,14 @@ def load_site(name: str, environ: Mapping[str, str]) -> Site:
         return site_from_text(data.decode(), name, f"sites/{name}.yaml")
     known = site_names(environ)
     raise Problem(
-        f"no site {shown(name)}{near(name, known)}",
+        f"{place}: no site {shown(name)}{near(name, known)}",
         f"known sites: {', '.join(known)}; your own goes to {user_folder(environ)}/NAME.yaml, or give its path",
     )
 
 
-def site_from_path(path: str) -> Site:
+def site_from_path(path: str, place: str = "--site") -> Site:
+    if not os.path.exists(path):
+        raise Problem(f"{place}: no profile {shown_path(path)}")
     name = os.path.splitext(os.path.basename(path))[0]
     return site_from_text(read_file(path, "a site profile"), name, shown_path(path))
 

@@ -17,10 +17,10 @@ from drumbeat.problem import Problem
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
-MAX_VALUES = 10_000  # keeps the pure parser's time bounded: about a second for the worst file
+MAX_VALUES = 10_000  # keeps the pure parser's time bounded
 
-# What YAML calls printable; everything else is refused before the parser sees it.
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# All that YAML does not call printable; refused before the parser sees it.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,10 @@ def _events(text: str, name: str) -> Iterator[Any]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise Problem(f"{name}:{line}: not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: "\UFFFFFFFF", a huge %YAML number
+    except yaml.YAMLError as error:
         raise Problem(f"{name}: not YAML: {shown(str(error), 80)}") from None
+    except (ValueError, OverflowError):  # PyYAML's own, for "\UFFFFFFFF" and a huge %YAML number
+        raise Problem(f"{name}: not YAML: an escape or a version number is out of range") from None
 
 
 class _Builder:
