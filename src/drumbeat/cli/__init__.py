@@ -11,10 +11,8 @@ from typing import List, Optional
 
 # A command stands here when it works.
 COMMANDS = {
-COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
-    "completion": "print a completion script for your shell",
-}
+    "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 
 
