@@ -17,7 +17,7 @@ from drumbeat.problem import Problem
 _LEFT_OUT = ("train", "tune", "watch", "report", "predict", "verify")
 
 # Parsed by whatever Python is called `python3` there, so it must be valid Python 2.7 up to the version check.
-_MAIN = b'''import sys
+_MAIN = b"""import sys
 
 if sys.version_info < (3, 9):
     sys.stderr.write(
@@ -30,7 +30,7 @@ if sys.version_info < (3, 9):
 from drumbeat.bundle.entry import main
 
 sys.exit(main(sys.argv[1:]))
-'''
+"""
 
 
 def bundle_bytes() -> bytes:

@@ -92,7 +92,10 @@ def _check_command(order: Order, environ: Mapping[str, str]) -> None:
     found = find_launcher(order.command)
     program = (found.python or "python3") if found else order.command[0]
     path = environ.get("PATH", os.defpath)
-    if not order.setup and shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None:
+    if (
+        not order.setup
+        and shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None
+    ):
         raise Problem(f"command not found: {program}", f"looked in {order.workdir if '/' in program else path}")
     if not os.path.isdir(order.workdir):
         raise Problem(f"workdir {order.workdir} is not a folder")
