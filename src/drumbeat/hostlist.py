@@ -127,4 +127,3 @@ class _Reader:
 
     def _fail(self, what: str, position: int = -1) -> NoReturn:
         raise HostlistError(self.text, self.at if position < 0 else position, what)
-
