@@ -58,9 +58,7 @@ def start_time(pid: int) -> Optional[str]:
     return stat[stat.rindex(b")") + 2 :].split()[19].decode()
 
 
-def sweep(
-    keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
-) -> int:
+def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None) -> int:
     """Kill direct children and reap until there are none but `keep`; how many were reaped.
 
     Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
