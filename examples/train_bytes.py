@@ -143,7 +143,7 @@ def main():
             rate = 50 * args.sequences * args.context * world / (time.perf_counter() - since)
             since = time.perf_counter()
             print(f"step {step + 1:4d}  loss {loss.item():.3f}  {rate:,.0f} tokens/s", flush=True)
-        if (step + 1) % 200 == 0:
+        if (step + 1) % 200 == 0 or step + 1 == args.steps:
             validate(step + 1)
         # A signal reaches the ranks at different steps; they stop together or they would wait for each other for ever.
         if (step + 1) % 5 == 0 and mean_over_ranks(torch.tensor(float(bool(stop)))) > 0:
