@@ -181,7 +181,7 @@ class Node:
             return os.path.join(self.folder.attempt(self.attempt), f"torchrun.{stream}")
         return self.folder.log(self.attempt, rank, stream)
 
-    def _torchrun_ends(self) -> "List[tuple[int, Optional[int], Optional[int], float]]":
+    def _torchrun_ends(self) -> List[tuple[int, Optional[int], Optional[int], float]]:
         try:
             with open(os.path.join(self.folder.attempt(self.attempt), "failures.json"), encoding="utf-8") as file:
                 failures = json.load(file)

@@ -1,4 +1,4 @@
-"""Owning processes: whoever is a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
+"""Owning processes: a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Cal
                 raise TimeoutError(f"processes {left} do not die (uninterruptible?)")
 
 
-def _wait(pid: int, deadline: float) -> "tuple[bool, int]":
+def _wait(pid: int, deadline: float) -> tuple[bool, int]:
     while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)

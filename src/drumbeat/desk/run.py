@@ -15,7 +15,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.create import create_run
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.token import fresh_token, users_token
-from drumbeat.facts.gather import gather_gpus
+from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order, dump_order
 from drumbeat.plan.torchrun import find_launcher
@@ -46,7 +46,7 @@ def run_job(job: Job, job_file: Optional[str], node_rank: Optional[int], master:
 
 
 def look_around(environ: Mapping[str, str], master: str = "") -> Here:
-    gpus = gather_gpus(LiveHost())
+    gpus = gpu_facts.read(LiveHost())
     return Here(
         hostname=socket.gethostname(),
         cwd=os.getcwd(),
