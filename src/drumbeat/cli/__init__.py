@@ -21,7 +21,18 @@ COMMANDS = {
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `drumbeat logs | head`: nobody reads on, which is no error
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _main(argv: List[str]) -> int:
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help", "help"):
         print(overview())
@@ -83,11 +94,6 @@ def _call(name: str, rest: List[str]) -> int:
             raise
         print(f"drumbeat {name}: {problem}", file=sys.stderr)
         return problem.exit_code
-    except BrokenPipeError:  # `drumbeat logs | head`
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except KeyboardInterrupt:
         return 130
 

@@ -35,7 +35,7 @@ class Console:
 
     def begin(self) -> None:
         order = self.order
-        ranks = f"{order.ranks_per_node} ranks" if order.ranks_per_node else "one rank a GPU"
+        ranks = _count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank a GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         self.say("drumbeat", f"{order.run_id}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
         self.say("launch", f"{order.launcher}: {order.launcher_why}")
@@ -66,7 +66,7 @@ class Console:
 
     def say(self, label: str, text: str) -> None:
         self._clear()
-        print(f"{label:<9} {text}", file=sys.stderr, flush=True)
+        print(f"{label:<10} {text}", file=sys.stderr, flush=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
