@@ -21,6 +21,7 @@ class Gpu:
     module: Optional[int] = None  # the package it shares with others: MI250X has two GCDs
     integrated: bool = False  # an iGPU that a job must not see
     driver: Optional[str] = None
+    pci_path: Optional[str] = None  # from the host bridge down: pci0000:c0/0000:c0:01.1/0000:c1:00.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RdmaDevice:
     ports: Tuple[RdmaPort, ...] = ()
     firmware: Optional[str] = None
     bond: bool = False
+    pci_path: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class CxiDevice:
     pci: Optional[str] = None
     numa: Optional[int] = None
     speed_gbps: Optional[float] = None
+    pci_path: Optional[str] = None
 
 
 @dataclass(frozen=True)
