@@ -9,7 +9,7 @@ import hashlib
 import json
 import signal
 from dataclasses import dataclass, field
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from drumbeat.record import check_schema, from_json, to_json, to_plain
 

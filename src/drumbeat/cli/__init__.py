@@ -10,7 +10,9 @@ import sys
 from typing import List, Optional
 
 # A command stands here when it works.
-COMMANDS = {}  # type: dict[str, str]
+COMMANDS = {
+    "completion": "print what the Tab key offers, for bash, zsh or fish",
+}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -62,7 +64,13 @@ def _call(name: str, rest: List[str]) -> int:
     from drumbeat.problem import Problem
 
     parser, module = parser_for(name)
-    args = parser.parse_args(rest)
+    # Cut here, because argparse would take the first word after `--` for the job file.
+    own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)
+    args = parser.parse_args(own)
+    if after is not None:
+        if not getattr(args, "takes_command", False):
+            parser.error("takes no command after '--'")
+        args.after = after
     try:
         return int(module.run(args) or 0)
     except Problem as problem:

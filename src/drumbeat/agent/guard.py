@@ -1,0 +1,66 @@
+"""The guard: starts the agent, passes signals on, and cleans up after it. It does nothing else, so that it does not fail.
+
+Agent killed: the guard kills and reaps all that the agent owned. Guard killed: the agent is told by the kernel and ends.
+Agent stopped or hung: it no longer beats, and the guard's own deadline acts.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from typing import Callable
+
+from drumbeat.agent.processes import become_subreaper, die_with_parent, sweep
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+def guard(agent: Callable[[int], int], deadline: float) -> int:
+    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it."""
+    become_subreaper()
+    beat_read, beat_write = os.pipe()
+    me = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(beat_read)
+        die_with_parent(me, signal.SIGTERM)
+        os._exit(_run(agent, beat_write))
+    os.close(beat_write)
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    status = _watch(child, beat_read, deadline)
+    sweep()
+    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def _run(agent: Callable[[int], int], beat_fd: int) -> int:
+    try:
+        return agent(beat_fd)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        return 70  # EX_SOFTWARE: a fault of ours
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _watch(child: int, beats: int, deadline: float) -> int:
+    last = time.monotonic()
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        readable, _, _ = select.select([beats], [], [], 0.5)
+        if readable and os.read(beats, 4096):
+            last = time.monotonic()
+        elif readable:  # the pipe's end is closed: the agent is about to be gone
+            return os.waitpid(child, 0)[1]
+        elif time.monotonic() - last > deadline:
+            print(f"drumbeat: the agent has not answered for {deadline:g} s; ending it", file=sys.stderr)
+            os.kill(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1]

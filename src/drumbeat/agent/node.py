@@ -1,0 +1,233 @@
+"""The node: starts this node's processes, ends them, and says how each one went. What it does, the lead has decided."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Optional
+
+from drumbeat.agent.processes import sweep
+from drumbeat.agent.rank_logs import tail
+from drumbeat.agent.shim import shim_argv
+from drumbeat.agent.start import start
+from drumbeat.diagnose.exits import explain_exit
+from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import Finding
+from drumbeat.order import EnvVar, Order
+from drumbeat.plan.argv import Process, Tools, processes
+from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.environment import environment
+from drumbeat.plan.ranks import node_identity, rank_identity, trace
+from drumbeat.record import to_plain
+from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.printed import read_line
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.write import EventLog, replace_json
+
+_PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
+
+
+@dataclass
+class Running:
+    process: Process
+    started: float
+
+
+class Node:
+    """`tell` sends a message to the lead."""
+
+    def __init__(
+        self, order: Order, node: int, facts: Facts, folder: NodeFolder, bundle: str, tell: Callable[[Dict[str, Any]], None]
+    ) -> None:
+        self.order, self.node, self.facts, self.folder, self.bundle, self.tell = order, node, facts, folder, bundle, tell
+        os.makedirs(folder.path, exist_ok=True)
+        self.events = EventLog(folder.events, node)
+        self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{node}-")  # node-local: many small writes
+        self.progress = Progress()
+        self.attempt = 0
+        self.active = False
+        self.kill_at: Optional[float] = None
+        self.stopped_by_us = False
+        self.running: Dict[int, Running] = {}
+        self.reaped = 0
+        self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
+        self._printed: Optional[Tail] = None
+        self._first_step_told = False
+        replace_json(folder.facts, facts)
+
+    # -- what the lead asks ------------------------------------------------------------------------------------------
+
+    def start(self, attempt: int, peers: Peers) -> None:
+        self.attempt = self.events.attempt = attempt
+        self.active, self.kill_at, self.stopped_by_us = True, None, False
+        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
+        bound = binding(self.order, self.facts, self.node)
+        shared = environment(self.order, self.facts, peers, self.node)
+        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
+        replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
+        for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
+            self._start_one(process, shared, bound)
+        if peers.nodes[0].node == self.node:
+            self._printed = Tail(self.folder.log(attempt, 0, "out"))
+
+    def stop(self, number: int, grace: float) -> None:
+        """Signal each rank's main process only: its DataLoader workers are needed for the save."""
+        if not self.active:
+            return
+        self.stopped_by_us = True
+        for pid in self.running:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        self.kill_at = time.monotonic() + grace
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def on_exit(self, pid: int, status: int) -> None:
+        """A child was reaped; it may be an orphan that only became ours."""
+        self.reaped += 1
+        run = self.running.pop(pid, None)
+        if run is None:
+            return
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        ends = [(run.process.rank, code, number, time.time())]
+        if self.order.launcher == "torchrun" and status:
+            ends = self._torchrun_ends() or ends
+        for rank, exit_code, by_signal, at in ends:
+            self._rank_ended(rank, exit_code, by_signal, at, run, bool(os.WCOREDUMP(status)))
+
+    def tick(self, now: float) -> None:
+        self._ship_metrics()
+        if not self.active:
+            return
+        if self.kill_at is not None and now >= self.kill_at:
+            sweep(reaped=self.on_exit)
+        if not self.running:
+            self._finish()
+
+    def kill(self) -> None:
+        """End everything now, whatever the lead thinks: it may be gone."""
+        self.stopped_by_us = True
+        sweep(reaped=self.on_exit)
+        self.active = False
+
+    def close(self, seconds: float) -> None:
+        self._ship_metrics(final=True)
+        times = os.times()
+        spent = {"cpu_seconds": round(times.user + times.system, 3), "seconds": round(seconds, 3), "reaped": self.reaped}
+        self.events.write("agent-ended", spent)
+        self.events.close()
+        shutil.rmtree(self.local, ignore_errors=True)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _tools(self, attempt: int, bound: Binding) -> Tools:
+        if self.order.launcher != "torchrun":
+            return Tools()
+        folder = self.folder.attempt(attempt)
+        cpus = [list(slot.cpus) for slot in bound.slots]
+        driver = pkgutil.get_data("drumbeat.agent", "torchrun_driver.py") or b""
+        return Tools(
+            shim=tuple(shim_argv(self.bundle, folder, self.order.wrap, cpus, self.node)),
+            driver=driver.decode(),
+            failures=os.path.join(folder, "failures.json"),
+            rdzv_id=f"{self.order.run_id}-{attempt}",
+        )
+
+    def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
+        variables = list(shared)
+        if self.order.launcher == "ranks":
+            variables += rank_identity(process.rank, process.local_rank)
+        if self.order.trace:
+            variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
+        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+        env.update((variable.name, variable.value) for variable in variables)
+        cpus = bound.slots[process.local_rank].cpus if self.order.launcher == "ranks" else ()
+        out, err = (self._log(process.rank, stream) for stream in ("out", "err"))
+        pid = start(process.argv, env, self.order.workdir, out, err, cpus)
+        self.running[pid] = Running(process, time.monotonic())
+        where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
+        self.events.write("rank-started", where)
+
+    def _log(self, rank: int, stream: str) -> str:
+        """Under torchrun the process we start is no rank: its ranks' shims open the ranks' own logs."""
+        if self.order.launcher == "torchrun":
+            return os.path.join(self.folder.attempt(self.attempt), f"torchrun.{stream}")
+        return self.folder.log(self.attempt, rank, stream)
+
+    def _torchrun_ends(self) -> "List[tuple[int, Optional[int], Optional[int], float]]":
+        try:
+            with open(os.path.join(self.folder.attempt(self.attempt), "failures.json"), encoding="utf-8") as file:
+                failures = json.load(file)
+        except (OSError, ValueError):
+            return []
+        ends = []
+        for failure in failures:
+            code = failure["exit_code"]
+            by_signal = -code if code < 0 else None
+            ends.append((failure["rank"], None if by_signal else code, by_signal, float(failure["t"])))
+        return ends
+
+    def _rank_ended(
+        self, rank: int, code: Optional[int], number: Optional[int], at: float, run: Running, core_dumped: bool
+    ) -> None:
+        seconds = round(time.monotonic() - run.started, 3)
+        self.events.write(
+            "rank-exited",
+            {"rank": rank, "exit_code": code, "signal": number, "seconds": seconds, "core_dumped": core_dumped},
+        )
+        finding = None if code == 0 else self._explain(rank, code, number)
+        self.tell({
+            "say": "exit", "attempt": self.attempt, "rank": rank, "exit_code": code, "signal": number, "t": at,
+            "by_us": self.stopped_by_us, "finding": to_plain(finding) if finding else None,
+        })  # fmt: skip
+
+    def _explain(self, rank: int, code: Optional[int], number: Optional[int]) -> Finding:
+        log = self.folder.log(self.attempt, rank, "err")
+        if not os.path.exists(log) or not os.path.getsize(log):
+            log = self._log(rank, "err")
+        ended_by_us = self.stopped_by_us and number == signal.SIGKILL
+        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us)
+        file = os.path.relpath(log, os.path.dirname(os.path.dirname(self.folder.path)))
+        evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _finish(self) -> None:
+        """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""
+        self.active = False
+        sweep(reaped=self.on_exit)
+        self._ship_metrics(final=True)
+        self.tell({"say": "done", "attempt": self.attempt, "progress": self.progress.to_plain()})
+
+    def _ship_metrics(self, final: bool = False) -> None:
+        """From the node's own disk to the run folder, in few writes; and into what we know of the progress."""
+        lines = self._metrics.lines(final) + self._printed_records(final)
+        if lines:
+            with open(self.folder.metrics, "a", encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in lines))
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                self.progress.add(record)
+        if self.progress.first_t is not None and not self._first_step_told:
+            self._first_step_told = True
+            self.tell({"say": "first-step", "t": self.progress.first_t})
+
+    def _printed_records(self, final: bool) -> List[str]:
+        """Scripts that know nothing of us still print how they get on."""
+        if self._printed is None:
+            return []
+        records = (read_line(text) for text in self._printed.lines(final))
+        return [json.dumps({"t": time.time(), "rank": 0, "printed": True, **record}) for record in records if record]

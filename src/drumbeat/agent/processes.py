@@ -1,0 +1,113 @@
+"""Owning processes: whoever is a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from typing import Callable, Container, List, Optional
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
+    """Be sent `with_signal` when the parent dies; also when it died before we could ask for that."""
+    _prctl(_PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), with_signal)
+
+
+def children(of: Optional[int] = None) -> List[int]:
+    """Direct children, by /proc/*/stat: the `children` file of procfs is a kernel option."""
+    parent = os.getpid() if of is None else of
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and _parent_of(name) == parent:
+            found.append(int(name))
+    return found
+
+
+def _parent_of(pid: str) -> Optional[int]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    return int(stat[stat.rindex(b")") + 2 :].split()[1])  # the name may hold blanks and brackets
+
+
+def start_time(pid: int) -> Optional[str]:
+    """Clock ticks since boot at which a process started: with the pid, its name for good."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
+
+
+def sweep(
+    keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
+) -> int:
+    """Kill direct children and reap until there are none but `keep`; how many were reaped.
+
+    Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
+    process in uninterruptible sleep cannot be killed by anybody: after `seconds` we say so by raising.
+    """
+    deadline = time.monotonic() + seconds
+    count = 0
+    while True:
+        alive = [pid for pid in children() if pid not in keep]
+        if not alive:
+            return count
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for pid in alive:
+            done, status = _wait(pid, deadline)
+            if done:
+                count += 1
+                if reaped:
+                    reaped(pid, status)
+        if time.monotonic() > deadline:
+            left = [pid for pid in children() if pid not in keep]
+            if left:
+                raise TimeoutError(f"processes {left} do not die (uninterruptible?)")
+
+
+def _wait(pid: int, deadline: float) -> "tuple[bool, int]":
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return False, 0
+        if done:
+            return True, status
+        if time.monotonic() > deadline:
+            return False, 0
+        time.sleep(0.002)
+
+
+def plain_signals() -> None:
+    """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+        signal.SIGCHLD,
+    ):  # fmt: skip
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

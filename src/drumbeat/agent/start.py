@@ -1,0 +1,56 @@
+"""Starting one process: fork, own session, affinity, logs, exec. No Popen: one reaper must see every exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Mapping, Optional, Sequence
+
+from drumbeat.agent.processes import die_with_parent, plain_signals
+from drumbeat.order import EXIT_NOT_FOUND
+
+
+def start(
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None
+) -> int:
+    """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    out_fd, err_fd = os.open(out, flags, 0o644), os.open(err, flags, 0o644)
+    agent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _become(argv, env, workdir, out_fd, err_fd, cpus, agent)
+    os.close(out_fd)
+    os.close(err_fd)
+    return pid
+
+
+def _become(
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out_fd: int, err_fd: int, cpus: Optional[Sequence[int]],
+    agent: int,
+) -> None:  # fmt: skip
+    """In the child. It never returns: whatever happens, it ends here."""
+    code = EXIT_NOT_FOUND
+    try:
+        os.dup2(err_fd, 2)
+        os.dup2(out_fd, 1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.setsid()
+        plain_signals()
+        die_with_parent(agent)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        os.chdir(workdir)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            code = 126
+        what = f"{argv[0]}: {error.strerror}" if error.filename in (None, argv[0]) else str(error)
+        os.write(2, f"drumbeat: cannot start: {what}\n".encode())
+    except BaseException as error:
+        os.write(2, f"drumbeat: cannot start: {error!r}\n".encode())
+    finally:
+        os._exit(code)

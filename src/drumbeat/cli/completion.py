@@ -1,0 +1,142 @@
+"""`drumbeat completion bash|zsh|fish`: what the Tab key offers, made from the commands' own parsers."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Dict, List, NamedTuple
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="print the completion of this shell")
+    parser.epilog = (
+        'bash: eval "$(drumbeat completion bash)" in ~/.bashrc. zsh: eval "$(drumbeat completion zsh)" in ~/.zshrc, '
+        "after compinit. fish: drumbeat completion fish > ~/.config/fish/completions/drumbeat.fish"
+    )
+
+
+def run(args: Any) -> int:
+    print({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](offers()), end="")
+    return 0
+
+
+class Offer(NamedTuple):
+    """What can follow one command."""
+
+    summary: str
+    options: Dict[str, str]  # --nodes -> its help
+    values: Dict[str, List[str]]  # an option that takes a value -> the words it allows; empty: anything
+    words: List[str]  # words that can stand by themselves
+
+
+def offers() -> Dict[str, Offer]:
+    from drumbeat.cli import COMMANDS, parser_for
+
+    made = {}
+    for name, summary in COMMANDS.items():
+        made[name] = Offer(summary, {}, {}, [])
+        _gather(parser_for(name)[0], made[name])
+    return made
+
+
+def _gather(parser: Any, offer: Offer) -> None:
+    for action in parser._actions:
+        words = [str(word) for word in action.choices or ()]
+        if not action.option_strings:
+            offer.words.extend(words)
+        for option in action.option_strings:
+            if option.startswith("--"):
+                offer.options[option] = " ".join((action.help or "").split()).replace("%%", "%")
+            if action.nargs != 0:
+                offer.values[option] = words
+        if isinstance(action.choices, dict):  # commands of its own, as in `drumbeat site show`
+            for inner in action.choices.values():
+                _gather(inner, offer)
+
+
+def bash(commands: Dict[str, Offer]) -> str:
+    cases = []
+    for name, offer in commands.items():
+        values = [
+            f"        {option}) {_compgen(words) if words else ''}return ;;" for option, words in offer.values.items()
+        ]
+        cases += [
+            f"    {name})",
+            *(['      case "$before" in', *values, "      esac"] if values else []),
+            f'      if [[ "$word" == -* ]]; then {_compgen([*offer.options])}',
+            f"      else {_compgen(offer.words)}fi ;;",
+        ]
+    return "\n".join(
+        [
+            "_drumbeat() {",
+            '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" each',
+            "  COMPREPLY=()",
+            f"  if (( COMP_CWORD == 1 )); then {_compgen([*commands])}return; fi",
+            "  # After -- stands a command of your own: its files are offered.",
+            '  for each in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do [[ "$each" == -- ]] && return; done',
+            '  case "${COMP_WORDS[1]}" in',
+            *cases,
+            "  esac",
+            "}",
+            "complete -o default -F _drumbeat drumbeat",
+            "",
+        ]
+    )
+
+
+def _compgen(words: List[str]) -> str:
+    return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$word")); '
+
+
+def zsh(commands: Dict[str, Offer]) -> str:
+    described = " ".join(shlex.quote(f"{name}:{offer.summary}") for name, offer in commands.items())
+    cases = []
+    for name, offer in commands.items():
+        values = [
+            f"        {option}) {'compadd -- ' + shlex.join(words) if words else '_files'}; return ;;"
+            for option, words in offer.values.items()
+        ]
+        cases += [
+            f"    {name})",
+            *(['      case "${words[CURRENT-1]}" in', *values, "      esac"] if values else []),
+            f'      if [[ "${{words[CURRENT]}}" == -* ]]; then compadd -- {shlex.join(offer.options)}',
+            f"      else {'compadd -- ' + shlex.join(offer.words) + '; ' if offer.words else ''}_files; fi ;;",
+        ]
+    return "\n".join(
+        [
+            "_drumbeat() {",
+            "  local -a commands",
+            f"  commands=({described})",
+            "  if (( CURRENT == 2 )); then _describe command commands; return; fi",
+            "  # After -- stands a command of your own: its files are offered.",
+            "  if (( ${words[(Ie)--]} > 0 && ${words[(Ie)--]} < CURRENT )); then _files; return; fi",
+            '  case "${words[2]}" in',
+            *cases,
+            "  esac",
+            "}",
+            "compdef _drumbeat drumbeat",
+            "",
+        ]
+    )
+
+
+def fish(commands: Dict[str, Offer]) -> str:
+    lines = []
+    for name, offer in commands.items():
+        lines.append(f"complete -c drumbeat -f -n __fish_use_subcommand -a {name} -d {_fish(offer.summary)}")
+        here = f"complete -c drumbeat -n '__fish_seen_subcommand_from {name}'"
+        for option, help in offer.options.items():
+            value = ""
+            if option in offer.values:
+                words = offer.values[option]
+                value = f" -x -a {_fish(' '.join(words))}" if words else " -r"
+            lines.append(f"{here} -l {option[2:]}{value} -d {_fish(help.split('. ')[0])}")
+        if offer.words:
+            lines.append(f"{here} -a {_fish(' '.join(offer.words))}")
+    return "\n".join([*lines, ""])
+
+
+def _fish(text: str) -> str:
+    """Fish reads backslashes inside single quotes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

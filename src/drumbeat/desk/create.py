@@ -1,0 +1,97 @@
+"""Making a run folder: all of it or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from typing import Any, Dict, Mapping, Optional
+
+from drumbeat import __version__
+from drumbeat.agent.processes import start_time
+from drumbeat.order import Order, dump_order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.write import replace, replace_json
+
+_JOB_LIMIT = 256 << 10
+
+
+def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapping[str, str]) -> RunFolder:
+    folder = RunFolder(order.folder)
+    try:
+        os.makedirs(os.path.dirname(folder.path), exist_ok=True)
+        os.mkdir(folder.path)
+    except OSError as error:
+        raise Problem(f"cannot make the run folder {folder.path}: {error.strerror}", "say another place with --runs") from None
+    try:
+        replace(folder.order, dump_order(order))
+        if job_file:
+            with open(job_file, encoding="utf-8", errors="replace") as file:
+                replace(folder.job, file.read(_JOB_LIMIT))
+        replace_json(folder.code, code_state(order.workdir))
+        shutil.copyfile(bundle, folder.bundle)
+        os.mkdir(folder.at("nodes"))
+        replace_json(folder.run_json, _run_record(order))  # last: a folder with a run.json is whole
+    except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise Problem(f"cannot write the run folder {folder.path}: {error.strerror}", "say another place with --runs") from None
+    _index(order, environ)
+    return folder
+
+
+def _run_record(order: Order) -> Dict[str, Any]:
+    host = socket.gethostname()
+    return {
+        "schema": SCHEMA,
+        "run_id": order.run_id,
+        "name": order.name,
+        "created": order.created,
+        "handle": f"local://{host}/{order.run_id}",
+        "version": __version__,
+        "desk": {"host": host, "pid": os.getpid(), "started": start_time(os.getpid())},
+    }
+
+
+def code_state(workdir: str) -> Dict[str, Any]:
+    """Which code this is: the commit, and whether files differ from it. 'unknown' outside a git checkout."""
+    commit = _git(workdir, "rev-parse", "HEAD")
+    if commit is None:
+        return {"commit": "unknown", "dirty": None, "branch": None, "changed": []}
+    changed = (_git(workdir, "status", "--porcelain", "--untracked-files=no") or "").splitlines()
+    branch = (_git(workdir, "rev-parse", "--abbrev-ref", "HEAD") or "").strip()
+    return {"commit": commit.strip(), "dirty": bool(changed), "branch": branch, "changed": changed[:200]}
+
+
+def _git(workdir: str, *words: str) -> Optional[str]:
+    argv = ["git", "-C", workdir, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def index_folder(environ: Mapping[str, str]) -> str:
+    """Links to every run this user started here, wherever its folder is: what `drumbeat list` looks through."""
+    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "."), ".local", "state")
+    return os.path.join(state, "drumbeat", "runs")
+
+
+def _index(order: Order, environ: Mapping[str, str]) -> None:
+    folder = index_folder(environ)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.symlink(order.folder, os.path.join(folder, order.run_id))
+    except OSError:
+        pass  # a home that is read-only or full costs the listing, not the run
+
+
+def read_desk(folder: RunFolder) -> Dict[str, Any]:
+    try:
+        with open(folder.run_json, encoding="utf-8") as file:
+            return dict(json.load(file).get("desk") or {})
+    except (OSError, ValueError):
+        return {}

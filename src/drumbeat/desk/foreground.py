@@ -1,0 +1,102 @@
+"""A run in the foreground: start the agents, show what the run folder says, pass signals on, leave nobody behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, Iterable, Mapping, Optional
+
+from drumbeat.agent.processes import become_subreaper, sweep
+from drumbeat.backends.local import start_agents
+from drumbeat.desk.console import Console
+from drumbeat.order import Order
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.write import replace_json
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+
+
+class Foreground:
+    """`nodes` are those whose agents start here: all of them, or this machine's own where the user joins by hand."""
+
+    def __init__(self, order: Order, order_file: str, nodes: Iterable[int], bundle: str, token: str) -> None:
+        self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
+        self.guards: Dict[int, subprocess.Popen[bytes]] = {}
+        self.folder: Optional[RunFolder] = None
+        self.console = Console(order, self.nodes)
+        self.stopped_by = 0
+
+    def run(self, environ: Mapping[str, str]) -> int:
+        become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
+        for number in _STOPS:
+            signal.signal(number, self._on_signal)
+        reports, report_fd = os.pipe()
+        os.set_inheritable(report_fd, True)
+        os.set_blocking(reports, False)
+        self.console.begin()
+        self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
+        os.close(report_fd)
+        codes: Dict[int, int] = {}
+        while len(codes) < len(self.guards):
+            self._read_reports(reports)
+            self.console.poll(self.folder)
+            for node, guard in self.guards.items():
+                if node not in codes and guard.poll() is not None:
+                    codes[node] = guard.returncode
+                    sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
+            time.sleep(0.1)
+        sweep()
+        self._read_reports(reports)
+        self.console.poll(self.folder, final=True)
+        summary = self._summary(codes)
+        self.console.end(self.folder, summary)
+        return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        send = number if number == signal.SIGUSR2 else signal.SIGTERM
+        for guard in self.guards.values():
+            if guard.poll() is None:
+                guard.send_signal(send)
+        self.console.stopping(number, self.order.stop_grace)
+
+    def _read_reports(self, reports: int) -> None:
+        try:
+            data = os.read(reports, 1 << 16)
+        except BlockingIOError:
+            return
+        for line in data.splitlines():
+            self.folder = RunFolder(json.loads(line)["folder"])
+
+    def _summary(self, codes: Dict[int, int]) -> Optional[Dict[str, Any]]:
+        """The lead's summary. If the lead was killed before it could write one, ours says so."""
+        if 0 not in codes:
+            return None  # a joined node: the lead's machine has it
+        if self.folder is None:
+            self.folder = RunFolder(self.order.folder)
+        summary = read_json(self.folder.summary)
+        if summary is not None and summary.get("outcome"):
+            return summary
+        code = codes[0]
+        number = code - 128 if code > 128 else -code if code < 0 else 0
+        how = f"was killed by {signal.Signals(number).name}" if number else f"ended with {code}"
+        finding = {
+            "code": "lead-lost", "severity": "error", "title": f"the lead's agent {how} before the run ended",
+            "cause": "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+            "fix": "look at the machine's kernel log for 'Out of memory'; start the run again", "evidence": [],
+        }  # fmt: skip
+        summary = {
+            "schema": "1.0", "run_id": self.order.run_id, "outcome": "failed",
+            "exit_code": 128 + number if number else code or 1, "failure": finding, "consequences": [],
+            "seconds": round(time.time() - self.order.created, 3), "nodes": self.order.nodes,
+        }  # fmt: skip
+        try:
+            replace_json(self.folder.summary, summary)  # nobody else is left to write it
+        except OSError as error:
+            print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
+        return summary

@@ -1,0 +1,38 @@
+"""The token by which agents of one run know each other."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from typing import Mapping
+
+from drumbeat.problem import Problem
+
+
+def fresh_token() -> str:
+    """For agents that this desk starts itself: it reaches them in their environment and is never written."""
+    return secrets.token_hex(32)
+
+
+def users_token(environ: Mapping[str, str]) -> str:
+    """For nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's own 0600 file."""
+    if environ.get("DRUMBEAT_TOKEN"):
+        return environ["DRUMBEAT_TOKEN"]
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
+    path = os.path.join(config, "drumbeat", "token")
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(fresh_token() + "\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise Problem(f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes") from None
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+        raise Problem(f"{path} can be read by others", f"chmod 600 {path}")
+    with open(path, encoding="ascii", errors="replace") as file:
+        token = file.read().strip()
+    if len(token) < 16:
+        raise Problem(f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}")
+    return token

@@ -1,0 +1,126 @@
+"""One physical line, freed of what launchers, containers and loggers put before it.
+
+mpirun's tags, srun -l, torchrun's [rank3]:, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each tells
+something (a rank, a host, a time) and none of it belongs to the message.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
+_MAX_PREFIXES = 8
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+
+# Tried in turn at the start of the line, again and again, until none fits.
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\[\d+,(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output
+        r"\[rank ?(?P<rank>\d+)\]:\s?",  # torch
+        r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
+        r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?",  # Ray, vLLM
+        r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
+        r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
+        r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
+        r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
+        r"\[(?P<time>" + _DATE + r")\] ?",
+        r"(?P<time>" + _DATE + r")(?: -|:)? ",
+        r"\[ *\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
+        r" {0,5}(?P<rank>\d{1,6}): (?=\S|$)",  # srun -l
+        r" {0,5}(?P<rank>\d{1,6}):$",
+        r"[\w.-]{1,60} +\| ",  # docker compose
+        r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}): (?=\S)",  # pdsh, clush, ssh loops
+        r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
+        r"\[\d{1,6}\] (?=[\w.-]+:\d+:\d+ \[)",  # hydra -l
+    )
+)
+_SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
+# glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
+_GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
+_TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")
+_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month of a leap year
+
+
+@dataclass(frozen=True)
+class Line:
+    """`rank` is what the prefix says (a task number for srun -l). `time` counts seconds within its year."""
+
+    text: str
+    rank: Optional[int] = None
+    host: Optional[str] = None
+    time: Optional[float] = None
+
+
+def decode(raw: bytes) -> str:
+    return raw[: MAX_LINE * 2].decode("utf-8", "replace")
+
+
+def clean(raw: str) -> Line:
+    """The message, and what its prefixes say about rank, host and time."""
+    text = raw[:MAX_LINE]
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    rank: Optional[int] = None
+    host: Optional[str] = None
+    when: Optional[float] = None
+    for _ in range(_MAX_PREFIXES):
+        for prefix in _PREFIXES:
+            match = prefix.match(text)
+            if match:
+                break
+        else:
+            break
+        found = match.groupdict()
+        rank = int(found["rank"]) if found.get("rank") and rank is None else rank
+        host = found.get("host") or host
+        when = _seconds(found["time"]) if found.get("time") and when is None else when
+        text = text[match.end() :]
+    if "[repeated " in text:
+        text = _SUFFIX.sub("", text)
+    if when is None:
+        when = _glog_seconds(text)
+    if rank is None and "Rank " in text:
+        named = _TORCH_RANK.search(text)
+        rank = int(named[1]) if named else None
+    return Line(text.rstrip("\r\n"), rank, host, when)
+
+
+def _seconds(text: str) -> Optional[float]:
+    """Seconds since the start of the year; the year is left out because half the formats have none."""
+    if text[0].isdigit():
+        month, day, clock = int(text[5:7]), int(text[8:10]), text[11:].replace(",", ".")
+    else:
+        month, day, clock = _MONTHS.get(text[:3], 0), int(text[4:6]), text[7:]
+    return _in_year(month, day, clock)
+
+
+def _glog_seconds(text: str) -> Optional[float]:
+    match = _GLOG.match(text)
+    if not match:
+        return None
+    return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")
+
+
+_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
+
+
+def _in_year(month: int, day: int, clock: str) -> Optional[float]:
+    match = _CLOCK.match(clock)
+    if not match or not 1 <= month <= 12 or not 1 <= day <= 31:
+        return None
+    hours, minutes, seconds = match.groups()
+    return (_DAYS[month - 1] + day - 1) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def split_carriage_returns(raw: bytes) -> Tuple[bytes, ...]:
+    """Progress bars write many lines over one another; each is a line of its own to us."""
+    if b"\r" not in raw:
+        return (raw,)
+    return tuple(part for part in raw.rstrip(b"\r\n").split(b"\r") if part)[-64:]

@@ -1,0 +1,172 @@
+"""Rules are data: read from rules/*.yaml, checked, and matched against lines.
+
+Patterns are compiled when first used, because most never are; a test compiles them all.
+
+A rule's `find` holds plain substrings; only a line with one of them is given to its patterns. See docs/diagnose.md for
+every key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.finding import ERROR, SEVERITIES
+
+CAUSE, SYMPTOM, CONSEQUENCE, NOTE = "cause", "symptom", "consequence", "note"
+ROLES = (CAUSE, SYMPTOM, CONSEQUENCE, NOTE)
+MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
+
+
+class RuleError(ValueError):
+    """A rule file is wrong; the message names file, rule and key."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    id: str
+    code: str  # stable, kebab-case
+    title: str  # may hold {names} of the pattern's groups
+    cause: str
+    fix: str
+    source: str
+    find: Tuple[str, ...] = ()
+    pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
+    unless: str = ""
+    role: str = CAUSE
+    severity: str = ERROR
+    library: str = ""  # nccl or rccl; empty: both
+    versions: str = ""  # of the library, as '<2.21' or '>=2.22 <2.27'
+    when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
+    seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
+    unseen: Tuple[str, ...] = ()  # substrings of which none may
+    reference: str = ""
+    needs: str = ""  # what a log cannot show: then there is no pattern
+    examples: Tuple[str, ...] = ()
+    near: Tuple[str, ...] = ()
+    file: str = ""
+
+    @property
+    def conditional(self) -> bool:
+        """Does it depend on more than its own line?"""
+        return bool(self.when or self.seen or self.unseen or self.versions or self.library)
+
+
+@dataclass(frozen=True)
+class Match:
+    rule: Rule
+    groups: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        text = self.rule.title
+        for name, value in self.groups.items():
+            text = text.replace("{" + name + "}", value)
+        return re.sub(r"\{\w+\}", "", text)
+
+
+class Rulebook:
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(rules)
+        self._by_literal: List[Tuple[str, Rule]] = [(literal, rule) for rule in self.rules for literal in rule.find]
+        self.marks = tuple(sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen}))
+        self.prefilter = Prefilter([literal for literal, _ in self._by_literal] + list(self.marks))
+
+    def match(self, text: str) -> List[Match]:
+        """Every rule that this line alone satisfies (conditions on the rest of the log are not looked at)."""
+        text = text[:MAX_TEXT]
+        found: List[Match] = []
+        tried = set()
+        for literal, rule in self._by_literal:
+            if literal in text and rule.id not in tried:
+                tried.add(rule.id)
+                groups = _apply(rule, text)
+                if groups is not None:
+                    found.append(Match(rule, groups))
+        return found
+
+    def marks_in(self, text: str) -> List[str]:
+        return [mark for mark in self.marks if mark in text]
+
+
+def _apply(rule: Rule, text: str) -> Optional[Dict[str, str]]:
+    groups: Dict[str, str] = {}
+    if rule.pattern:
+        for pattern in rule.pattern:
+            match = _compiled(pattern).search(text)
+            if match:
+                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                break
+        else:
+            return None
+    if rule.unless and _compiled(rule.unless).search(text):
+        return None
+    return groups
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@functools.lru_cache(maxsize=1)
+def rulebook() -> Rulebook:
+    """The rules that come with drumbeat."""
+    from importlib.resources import files
+
+    folder = files("drumbeat.diagnose.rules")
+    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return Rulebook([rule for name in names for rule in parse(folder.joinpath(name).read_text("utf-8"), name)])
+
+
+def parse(text: str, file: str) -> List[Rule]:
+    """The rules of one YAML file, every key checked."""
+    import yaml
+
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RuleError(f"{file}: not YAML: {error}") from None
+    if not isinstance(entries, list):
+        raise RuleError(f"{file}: expected a list of rules")
+    return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
+
+
+_NAMES = {field.name for field in fields(Rule)} - {"file"}
+_LISTS = ("find", "pattern", "seen", "unseen", "examples", "near")
+
+
+def _rule(entry: Any, file: str, number: int) -> Rule:
+    if not isinstance(entry, dict):
+        raise RuleError(f"{file}: rule {number} is not a mapping")
+    where = f"{file}: rule {entry.get('id', number)}"
+    unknown = set(entry) - _NAMES
+    if unknown:
+        raise RuleError(f"{where}: unknown key {sorted(map(str, unknown))}; known: {', '.join(sorted(_NAMES))}")
+    values: Dict[str, Any] = {"file": file}
+    for name, value in entry.items():
+        if name in _LISTS:
+            items = value if isinstance(value, list) else [value]
+            if not all(isinstance(item, str) and item for item in items):
+                raise RuleError(f"{where}: '{name}' must be text or a list of texts")
+            values[name] = tuple(items)
+        elif name == "when":
+            if not isinstance(value, dict):
+                raise RuleError(f"{where}: 'when' must be a mapping")
+            values[name] = value
+        elif not isinstance(value, str):
+            raise RuleError(f"{where}: '{name}' must be text")
+        else:
+            values[name] = value
+    missing = [name for name in ("id", "code", "title", "cause", "fix", "source") if not values.get(name)]
+    if missing:
+        raise RuleError(f"{where}: lacks {', '.join(missing)}")
+    rule = Rule(**values)
+    if rule.role not in ROLES or rule.severity not in SEVERITIES:
+        raise RuleError(f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}")
+    if not rule.find and not rule.needs:
+        raise RuleError(f"{where}: needs 'find', or 'needs' to say what a log cannot show")
+    return rule

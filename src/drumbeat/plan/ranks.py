@@ -1,0 +1,47 @@
+"""Who a rank is: the variables every training framework reads, each with its reason."""
+
+from __future__ import annotations
+
+from typing import List
+
+from drumbeat.facts.model import Peers
+from drumbeat.order import EnvVar, Order
+
+
+def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str) -> List[EnvVar]:
+    """What all processes of a node share."""
+    return [
+        _var("NNODES", len(peers.nodes), "nodes that mustered"),
+        _var("NODE_RANK", node, "this node's place in the scheduler's order"),
+        _var("GROUP_RANK", node, "the same, as torch elastic calls it"),
+        _var("LOCAL_WORLD_SIZE", peers.nodes[node].ranks, "ranks on this node"),
+        _var("WORLD_SIZE", peers.world_size, "ranks of all nodes"),
+        _var("MASTER_ADDR", peers.master_addr, "node 0, by the address at which the others reached it"),
+        _var("MASTER_PORT", peers.master_port, "free on node 0 when this attempt began"),
+        _var("DRUMBEAT_RUN", order.run_id, "marks every process of this run"),
+        _var("DRUMBEAT_ATTEMPT", attempt, "counts the starts of this run"),
+        _var("DRUMBEAT_METRICS", metrics, "where drumbeat.metrics writes; one file a node"),
+    ]
+
+
+def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
+    return [
+        _var("RANK", rank, "this rank among all"),
+        _var("LOCAL_RANK", local_rank, "this rank among those of its node"),
+    ]
+
+
+def trace(log: str) -> List[EnvVar]:
+    """`--trace`: what NCCL, MIOpen and libfabric say, one file a rank. Too much for every day."""
+    why = "the job asks for a trace"
+    return [
+        EnvVar("NCCL_DEBUG", "INFO", why, "user"),
+        EnvVar("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET,BOOTSTRAP,GRAPH", why, "user"),
+        EnvVar("NCCL_DEBUG_FILE", log, why + "; a file of its own keeps its lines whole", "user"),
+        EnvVar("MIOPEN_ENABLE_LOGGING", "1", why + "; goes to the rank's standard error", "user"),
+        EnvVar("FI_LOG_LEVEL", "info", why + "; goes to the rank's standard error", "user"),
+    ]
+
+
+def _var(name: str, value: object, why: str) -> EnvVar:
+    return EnvVar(name, str(value), why, "detected")

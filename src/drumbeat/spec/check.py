@@ -1,0 +1,200 @@
+"""The one checker: a mapping of text and a dataclass whose fields describe themselves -> an instance, or one Problem.
+
+Values of flags go through the same functions, so a file and a flag are refused in the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import shlex
+from typing import Any, Callable, Dict, Iterable, NoReturn, Optional, Tuple, Type, TypeVar
+
+from drumbeat.problem import Problem
+from drumbeat.spec.duration import parse_duration
+from drumbeat.spec.fields import KINDS, Key, keys_of, required_keys
+from drumbeat.spec.yamlfile import Items, Node, Table, Text, kind_of, shown
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
+_SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
+    """`what` names the whole for messages (`the job`); `given` are fields that do not stand in the file."""
+    checker = Checker(file)
+    made = checker.record(cls, table, what, **given)
+    return dataclasses.replace(made, origins=checker.origins)  # type: ignore[type-var]
+
+
+class Checker:
+    """`origins` gathers where each value stands: its path (`env.A`) -> the words that begin a message about it."""
+
+    def __init__(self, file: str = "") -> None:
+        self.file = file
+        self.origins: Dict[str, str] = {}
+
+    def record(self, cls: Type[T], table: Table, what: str, prefix: str = "", **given: Any) -> T:
+        known = keys_of(cls)
+        values: Dict[str, Any] = dict(given)
+        for name, node in table.entries.items():
+            if name not in known:
+                hint = near(name, known) or "; known keys: " + ", ".join(known)
+                raise Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{hint}")
+            field, key = known[name]
+            values[field] = self.value(key, node, self._place(table, name, prefix), prefix + name)
+        for name in required_keys(cls):
+            if known[name][0] not in values:
+                key = known[name][1]
+                raise Problem(
+                    f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; example: {key.example})"
+                )
+        return cls(**values)
+
+    def value(self, key: Key, node: Node, place: str, path: str) -> Any:
+        """One value. `place` begins every message about it: `job.yaml:3: nodes`, `--nodes`."""
+        self.origins[path] = place
+        if key.kind == "table":
+            return self.record(key.inner, _table(key, node, place), path, path + ".")
+        if key.kind == "tables":
+            return self._tables(key, _table(key, node, place), path)
+        if key.kind == "variables":
+            return self._variables(_table(key, node, place), path)
+        value = _READERS[key.kind](key, node, place)
+        check_limits(key, value, place)
+        return value
+
+    def variable(self, name: str, node: Node, place: str, path: str) -> Optional[str]:
+        """The text of an environment variable; None where it is handed on by name."""
+        check_variable_name(name, place)
+        self.origins[path] = place
+        if not isinstance(node, Text):
+            raise Problem(f"{place}: expected text, got {kind_of(node)}")
+        if node.missing:
+            raise Problem(f"{place}: has no value; write '' for an empty one, or pass to hand yours on")
+        return None if node.value == "pass" and not node.quoted else node.value
+
+    def _variables(self, table: Table, path: str) -> Dict[str, Optional[str]]:
+        return {
+            name: self.variable(name, node, self._place(table, name, path + "."), f"{path}.{name}")
+            for name, node in table.entries.items()
+        }
+
+    def _tables(self, key: Key, table: Table, path: str) -> Dict[str, Any]:
+        made = {}
+        for name, node in table.entries.items():
+            place, inner = self._place(table, name, path + "."), f"{path}.{name}"
+            check_variable_name(name, place)
+            self.origins[inner] = place
+            made[name] = self.record(key.inner, _table(key, node, place), inner, inner + ".")
+        return made
+
+    def _place(self, table: Table, name: str, prefix: str) -> str:
+        path = prefix + name
+        return f"{self.file}:{table.lines[name]}: {path if path.isprintable() and len(path) < 80 else shown(path)}"
+
+
+def check_limits(key: Key, value: Any, place: str) -> None:
+    """What a value of the right type may still get wrong."""
+    if key.minimum is not None and value is not None and value < key.minimum:
+        unit = " s" if key.kind == "duration" else ""
+        raise Problem(f"{place}: must be at least {key.minimum}{unit}, got {value}{unit}")
+    if key.allowed and value not in key.allowed:
+        raise Problem(f"{place}: {shown(value)} is not one of {', '.join(key.allowed)}{near(value, key.allowed)}")
+
+
+def check_variable_name(name: str, place: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _table(key: Key, node: Node, place: str) -> Table:
+    return node if isinstance(node, Table) else _wrong(key, node, place)
+
+
+def _text(key: Key, node: Node, place: str) -> str:
+    return node.value if isinstance(node, Text) and not node.missing else _wrong(key, node, place)
+
+
+def _filled(key: Key, node: Node, place: str) -> str:
+    return _text(key, node, place) or _wrong(key, node, place)
+
+
+def _name(key: Key, node: Node, place: str) -> str:
+    text = _text(key, node, place)
+    return text if _NAME.fullmatch(text) else _wrong(key, node, place)
+
+
+def _command(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    if isinstance(node, Items):
+        words = _words(key, node, place)
+    else:
+        try:
+            words = tuple(shlex.split(_text(key, node, place)))
+        except ValueError as error:
+            raise Problem(f"{place}: cannot be split into words: {str(error).lower()}") from None
+    if not words or not words[0]:
+        raise Problem(f"{place}: is empty; expected {KINDS[key.kind]} (example: {key.example})")
+    return words
+
+
+def _words(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    if not isinstance(node, Items):
+        _wrong(key, node, place)
+    return tuple(_text(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
+
+
+def _number(key: Key, node: Node, place: str) -> int:
+    text = _text(key, node, place)
+    return int(text) if _WHOLE.fullmatch(text) else _wrong(key, node, place)
+
+
+def _numbers(key: Key, node: Node, place: str) -> Tuple[int, ...]:
+    if not isinstance(node, Items) or not node.values:
+        _wrong(key, node, place)
+    numbers = tuple(_number(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
+    if min(numbers) < 0:
+        raise Problem(f"{place}: must be at least 0, got {min(numbers)}")
+    return numbers
+
+
+def _duration(key: Key, node: Node, place: str) -> int:
+    text = _text(key, node, place)
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise Problem(f"{place}: {error}, got {shown(text)}") from None
+
+
+def _switch(key: Key, node: Node, place: str) -> bool:
+    text = _text(key, node, place).lower()
+    return _SWITCH[text] if text in _SWITCH else _wrong(key, node, place)
+
+
+def _wrong(key: Key, node: Node, place: str) -> NoReturn:
+    kind = "one of " + ", ".join(key.allowed) if key.allowed else KINDS[key.kind]
+    raise Problem(f"{place}: expected {kind}, got {kind_of(node)} (example: {key.example})")
+
+
+_READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
+    "name": _name,
+    "text": _filled,
+    "path": _filled,
+    "shell": _text,
+    "command": _command,
+    "choice": _text,
+    "number": _number,
+    "numbers": _numbers,
+    "words": _words,
+    "duration": _duration,
+    "switch": _switch,
+}

@@ -1,0 +1,87 @@
+"""The Job's fields as flags, made from the same descriptions. A flag wins over the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional
+
+from drumbeat.problem import Problem
+from drumbeat.spec.check import Checker
+from drumbeat.spec.expand import literal
+from drumbeat.spec.fields import Key, default_words, keys_of
+from drumbeat.spec.job import Job, job_from_file
+from drumbeat.spec.yamlfile import Text, shown_path
+
+_EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
+
+
+def add_job_flags(parser: Any) -> None:
+    """`[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="the job file; the flags win over what it says")
+    group = parser.add_argument_group("the job (each is also a key of the job file)")
+    for name, (field, key) in keys_of(Job).items():
+        if not key.flag:
+            continue
+        options: Dict[str, Any] = {"dest": f"job_{field}", "help": _help(key, field)}
+        if key.kind == "switch":
+            group.add_argument(f"--{name}", action="store_const", const="true", **options)
+        elif key.kind == "variables":
+            group.add_argument(f"--{name}", action="append", metavar=key.flag, **options)
+        else:
+            if key.allowed:
+                options["choices"] = key.allowed
+            else:
+                options["metavar"] = key.flag
+            group.add_argument(f"--{name}", **options)
+    parser.set_defaults(takes_command=True, after=None)
+    parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
+
+
+def load_job(path: Optional[str], args: Any) -> Job:
+    """The job of the file, if there is one, with the flags of `args` laid over it."""
+    return merge(_from_file(path) if path else Job(), args)
+
+
+def merge(job: Job, args: Any) -> Job:
+    checker = Checker()
+    changed: Dict[str, Any] = {}
+    for name, (field, key) in keys_of(Job).items():
+        given = getattr(args, f"job_{field}", None)
+        if given is None:
+            continue
+        if key.kind == "variables":
+            changed[field] = {**getattr(job, field), **_variables(checker, name, given)}
+        else:
+            text = literal(given) if key.kind in _EXPANDED else given
+            changed[field] = checker.value(key, Text(text, quoted=True), f"--{name}", name)
+    after = getattr(args, "after", None)
+    if after is not None:
+        if not after or not after[0]:
+            raise Problem("no command after '--'", "write -- python train.py")
+        changed["command"] = tuple(literal(word) for word in after)
+        checker.origins["command"] = "the command after '--'"
+    return dataclasses.replace(job, **changed, origins={**job.origins, **checker.origins})
+
+
+def _from_file(path: str) -> Job:
+    try:
+        return job_from_file(path)
+    except Problem as problem:
+        if path.endswith((".yaml", ".yml")):
+            raise
+        raise Problem(
+            problem.what, f"a job file is expected here; a command stands after '--': -- {shown_path(path)}"
+        ) from None
+
+
+def _variables(checker: Checker, flag: str, given: List[str]) -> Dict[str, Optional[str]]:
+    made = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        node = Text(literal(text), quoted=text != "pass") if equals else Text("pass")
+        made[name] = checker.variable(name, node, f"--{flag} {name}", f"{flag}.{name}")
+    return made
+
+
+def _help(key: Key, field: str) -> str:
+    return f"{key.help} Default: {default_words(Job, field, key)}.".replace("`", "").replace("%", "%%")

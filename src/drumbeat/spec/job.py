@@ -1,0 +1,166 @@
+"""Job: what the user asks. Each field's metadata is its only documentation (docs/job.md, --help and errors use it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+from drumbeat.spec.check import check
+from drumbeat.spec.fields import key, origins_field
+from drumbeat.spec.yamlfile import load_file, load_text, shown_path
+
+
+@dataclass(frozen=True)
+class JobWrap:
+    ranks: Tuple[int, ...] = key(
+        "numbers", "The ranks, counted over all nodes, whose command gets the prefix.", "[0, 3]"
+    )
+    command: Tuple[str, ...] = key(
+        "command",
+        "The prefix; `{rank}` and `{node}` are filled in on the node.",
+        "rocprofv3 --hip-trace --stats -o prof-{rank} --",
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    name: Optional[str] = key(
+        "name",
+        "What to call the job; its run's id begins with it.",
+        "llama3-8b",
+        None,
+        flag="X",
+        default_text="the command's script: train.py gives train",
+    )
+    command: Tuple[str, ...] = key(
+        "command",
+        "What every rank runs. A line is split into words as a shell would, but no shell ever sees it; a list is taken "
+        "word by word. On the command line it stands after `--`.",
+        "python train.py --epochs 3",
+        (),
+        default_text="none: it must be here or after `--`",
+    )
+    nodes: Optional[int] = key(
+        "number", "How many nodes.", "2", None, minimum=1, flag="N", default_text="the site's, else 1"
+    )
+    ranks_per_node: Optional[int] = key(
+        "number",
+        "How many ranks on each node.",
+        "4",
+        None,
+        minimum=1,
+        flag="M",
+        default_text="one a GPU where GPUs are known, else the site's, else 1",
+    )
+    gpus: Optional[int] = key(
+        "number", "How many GPUs of each node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
+    )
+    launcher: str = key(
+        "choice",
+        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), or nobody, because one process a "
+        "node is enough (once). auto reads the command, and the choice is printed with its reason.",
+        "ranks",
+        "auto",
+        allowed=("auto", "ranks", "torchrun", "once"),
+        flag="L",
+    )
+    site: Optional[str] = key(
+        "text",
+        "The cluster: the name of a profile, or the path of your own (./my.yaml).",
+        "localhost",
+        None,
+        flag="S",
+        default_text="detected from the cluster's or host's name, else localhost",
+    )
+    setup: str = key(
+        "shell",
+        "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
+        "source $VENV/bin/activate",
+        "",
+        flag="SHELL",
+        default_text="none",
+    )
+    env: Dict[str, Optional[str]] = key(
+        "variables",
+        "Variables for the ranks, as text exactly as written. The value `pass` hands yours on by name without writing "
+        "it anywhere; a variable that looks secret must be given that way. As a flag: `--env A=text` or, to hand "
+        "it on, `--env A`; repeatable.",
+        "{HF_HOME: $SCRATCH/hf, HF_TOKEN: pass}",
+        {},
+        flag="NAME=TEXT",
+        default_text="none",
+    )
+    workdir: Optional[str] = key(
+        "path",
+        "Where the command is started; a relative path counts from where you type.",
+        "$HOME/code",
+        None,
+        flag="DIR",
+        default_text="where you type",
+    )
+    runs: Optional[str] = key(
+        "path",
+        "The folder in which each run gets its own.",
+        "$SCRATCH/runs",
+        None,
+        flag="DIR",
+        default_text="the site's, else ./runs",
+    )
+    time: Optional[int] = key(
+        "duration",
+        "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or Slurm's "
+        "days-hours:minutes:seconds.",
+        "1h30m",
+        None,
+        minimum=1,
+        flag="TIME",
+        default_text="no limit of ours",
+    )
+    restarts: int = key(
+        "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
+    )
+    stop_grace: int = key(
+        "duration",
+        "How long ranks may go on saving after a stop signal before they are killed.",
+        "2m",
+        60,
+        minimum=1,
+        flag="TIME",
+        default_text="60s",
+    )
+    wrap: Optional[JobWrap] = key(
+        "table",
+        "A prefix (a profiler, a debugger) before the command of chosen ranks.",
+        '{ranks: [2], command: "nsys profile -o prof-{rank}"}',
+        None,
+        inner=JobWrap,
+        default_text="none",
+    )
+    trace: bool = key(
+        "switch",
+        "Turns on the logs of NCCL/RCCL, MIOpen and libfabric, one file a rank.",
+        "true",
+        False,
+        flag="switch",
+    )
+    oversubscribe: int = key(
+        "number",
+        "How many ranks a core may carry where nodes are emulated on one machine.",
+        "8",
+        4,
+        minimum=1,
+        flag="N",
+    )
+    origins: Dict[str, str] = origins_field()
+
+    def where(self, path: str) -> str:
+        """The beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
+        return self.origins.get(path, path)
+
+
+def job_from_file(path: str) -> Job:
+    return check(Job, load_file(path, "a job file"), shown_path(path), "the job")
+
+
+def job_from_text(text: str, file: str = "job.yaml") -> Job:
+    return check(Job, load_text(text, file, "a job file"), file, "the job")

@@ -1,0 +1,243 @@
+"""Job + Site + where we are -> Order. Pure: nothing is read, started or asked here."""
+
+from __future__ import annotations
+
+import hashlib
+import os.path
+import time
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from drumbeat.order import EnvVar, Order, Wrap
+from drumbeat.plan.argv import choose_launcher
+from drumbeat.problem import Problem
+from drumbeat.secret import looks_secret
+from drumbeat.spec.check import check_limits, check_variable_name
+from drumbeat.spec.expand import expand
+from drumbeat.spec.fields import keys_of
+from drumbeat.spec.job import Job
+from drumbeat.spec.names import default_name
+from drumbeat.spec.site import Site
+
+# Above the range 32768-60999 from which Linux hands out ports by itself.
+FIRST_PORT, LAST_PORT = 61000, 65535
+CANDIDATE_PORTS = 8
+
+
+@dataclass(frozen=True)
+class Here:
+    """What must be known of the place where the order is made."""
+
+    hostname: str
+    cwd: str
+    environ: Mapping[str, str]
+    cpus: int  # that this process may use
+    gpus: Optional[int]  # None: unknown
+    user: str
+    now: float  # seconds since 1970
+    entropy: str  # new for every run
+    job_id: Optional[str] = None  # the scheduler's
+    step_id: Optional[str] = None
+    hosts: Tuple[str, ...] = ()  # in the scheduler's order
+    master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
+
+
+def resolve(job: Job, site: Site, here: Here) -> Order:
+    for field, key in keys_of(Job).values():
+        check_limits(key, getattr(job, field), job.where(field.replace("_", "-")))
+    # Machines that are named are real ones, also on a site that would emulate them.
+    emulated = site.emulated and not here.hosts and not here.master
+    command = _command(job, here)
+    name = job.name or default_name(command)
+    run_id = _run_id(name, here)
+    launcher, launcher_why = choose_launcher(command, job.launcher)
+    nodes = job.nodes or len(here.hosts) or site.nodes or 1
+    ranks = _ranks_per_node(job, site, here)
+    _check_gpus(job, site, here)
+    if emulated:
+        _check_room(job, nodes, ranks, here)
+    hosts, master, port = _hosts(job, site, here, nodes, emulated)
+    env, passed = _environment(job, site, here, emulated)
+    runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
+    return Order(
+        run_id=run_id,
+        name=name,
+        created=here.now,
+        command=command,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        launcher=launcher,
+        launcher_why=launcher_why,
+        workdir=_absolute(_path(job.workdir, job.where("workdir"), here) or ".", here),
+        folder=_absolute(os.path.join(runs, run_id), here),
+        site=site.name,
+        backend=site.backend,
+        emulated=emulated,
+        gpus=job.gpus,
+        hosts=hosts,
+        master=master,
+        muster_ports=(port,) if port else muster_ports(_meeting(run_id, name, master, here)),
+        env=env,
+        passed=passed,
+        setup=job.setup,
+        wrap=_wrap(job, here, nodes * ranks),
+        trace=job.trace,
+        restarts=job.restarts,
+        stop_grace=float(job.stop_grace),
+        time_limit=None if job.time is None else float(job.time),
+    )
+
+
+def muster_ports(meeting: str) -> Tuple[int, ...]:
+    """Candidates that every node works out alike from what they share, in the order in which they are tried."""
+    ports: List[int] = []
+    count = 0
+    while len(ports) < CANDIDATE_PORTS:
+        digest = hashlib.sha256(f"{meeting}/{count}".encode()).digest()
+        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % (LAST_PORT - FIRST_PORT + 1)
+        if port not in ports:
+            ports.append(port)
+        count += 1
+    return tuple(ports)
+
+
+def _command(job: Job, here: Here) -> Tuple[str, ...]:
+    if not job.command:
+        raise Problem(
+            "the job has no command",
+            "write 'command: python train.py' in the job file, or '-- python train.py' at the end",
+        )
+    return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
+
+
+def _run_id(name: str, here: Here) -> str:
+    started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(here.now))
+    return f"{name}-{started}-{hashlib.sha256(here.entropy.encode()).hexdigest()[:4]}"
+
+
+def _meeting(run_id: str, name: str, master: str, here: Here) -> str:
+    """Typed by hand on each machine, a job has no id that all share: then it is who runs what, and where node 0 is."""
+    if here.job_id:
+        return f"{here.job_id}.{here.step_id or ''}"
+    return f"{here.user}/{name}/{master}" if here.master else run_id
+
+
+def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
+    if job.ranks_per_node:
+        return job.ranks_per_node
+    if job.launcher == "once":
+        return 1
+    gpus = here.gpus if job.gpus is None else job.gpus
+    return gpus or site.ranks_per_node or 1
+
+
+def _check_gpus(job: Job, site: Site, here: Here) -> None:
+    if site.backend == "local" and job.gpus and here.gpus is not None and job.gpus > here.gpus:
+        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but {here.hostname} has {here.gpus}")
+
+
+def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
+    asked, room = nodes * ranks, job.oversubscribe * here.cpus
+    if asked > room:
+        raise Problem(
+            f"{nodes} nodes x {ranks} ranks = {asked} ranks on this one machine; "
+            f"{here.cpus} cores x {job.oversubscribe} a core allow {room}",
+            f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
+        )
+
+
+def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tuple[Tuple[str, ...], str, Optional[int]]:
+    """The hosts, node 0 among them, and the port, where one was given."""
+    if emulated:
+        hosts = tuple(f"127.0.{number >> 8}.{number & 255}" for number in range(1, nodes + 1))
+        return hosts, hosts[0], None
+    if here.hosts and len(here.hosts) != nodes:
+        raise Problem(
+            f"{job.where('nodes')}: {nodes} nodes asked for, but the scheduler gave {len(here.hosts)}",
+            f"leave it out, or say {len(here.hosts)}",
+        )
+    master, port = _split_port(here.master)
+    master = master or (here.hosts[0] if here.hosts else "")
+    if nodes > 1 and (master == "localhost" or master.startswith("127.") or master == "::1"):
+        raise Problem(
+            f"{master} cannot be the master of {nodes} nodes: each of them would dial itself",
+            "name node 0 as the others see it: --master HOST",
+        )
+    if nodes > 1 and not master and site.backend == "local":
+        raise Problem(
+            f"{nodes} nodes, and nobody says which machine is node 0",
+            "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
+        )
+    return here.hosts, master or here.hostname, port
+
+
+def _split_port(master: str) -> Tuple[str, Optional[int]]:
+    """HOST, HOST:PORT, [ADDRESS]:PORT; a bare IPv6 address has no port."""
+    if master.startswith("["):
+        host, _, port = master[1:].partition("]")
+        port = port[1:] if port.startswith(":") else port
+    elif master.count(":") == 1:
+        host, port = master.split(":")
+    else:
+        host, port = master, ""
+        if "]" in master:
+            raise Problem(f"{master!r} is not HOST or HOST:PORT")
+    if master and not host:
+        raise Problem(f"{master!r} names no host", "write HOST or HOST:PORT")
+    if port == "" and not master.endswith(":"):
+        return host, None
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
+        raise Problem(f"{master!r}: {port!r} is not a port (1 to 65535)", "write HOST or HOST:PORT")
+    return host, int(port)
+
+
+def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
+    variables: Dict[str, EnvVar] = {}
+    # An emulating site's variables are about emulation.
+    for name, asked in site.env.items() if emulated == site.emulated else ():
+        value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
+        why = f"{asked.why} ({asked.source})" if asked.source else asked.why
+        variables[name] = EnvVar(name, value, why, "site")
+    passed = []
+    for name, text in job.env.items():
+        place = job.where(f"env.{name}")
+        check_variable_name(name, place)
+        overruled = variables.pop(name, None)
+        if text is None:
+            if name not in here.environ:
+                raise Problem(f"{place}: {name} is to be passed on, but it is not exported here", f"export {name}=...")
+            passed.append(name)
+        elif looks_secret(name):
+            raise Problem(
+                f"{place}: looks secret, and what stands here is written into the run folder",
+                f"export it, and write {name}: pass in the file, or --env {name}",
+            )
+        else:
+            value = expand(text, here.environ, place)
+            why = "as the job asks"
+            if overruled and overruled.value != value:
+                why += f"; site {site.name} would set {overruled.value}"
+            variables[name] = EnvVar(name, value, why, "user")
+    return tuple(variables.values()), tuple(passed)
+
+
+def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
+    if job.wrap is None:
+        return None
+    for rank in job.wrap.ranks:
+        if rank >= world:
+            raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank} among {world}, counted from 0")
+    place = job.where("wrap.command")
+    return Wrap(job.wrap.ranks, tuple(expand(word, here.environ, place) for word in job.wrap.command))
+
+
+def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:
+    if text is None:
+        return None
+    if text.startswith("~"):
+        raise Problem(f"{place}: '~' is not filled in here", "write $HOME")
+    return expand(text, here.environ, place)
+
+
+def _absolute(path: str, here: Here) -> str:
+    return os.path.normpath(os.path.join(here.cwd, path))

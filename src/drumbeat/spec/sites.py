@@ -1,0 +1,94 @@
+"""Finds a site's profile: the user's own wins over the built-in one of the same name; a cluster is data."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pkgutil
+from typing import Dict, List, Mapping, Optional
+
+from drumbeat.problem import Problem
+from drumbeat.spec.check import near
+from drumbeat.spec.site import Site, site_from_text
+from drumbeat.spec.yamlfile import read_file, shown, shown_path
+
+DEFAULT = "localhost"
+
+
+def find_site(
+    wanted: Optional[str],
+    environ: Mapping[str, str],
+    hostname: str,
+    cluster: Optional[str] = None,
+    place: str = "--site",
+) -> Site:
+    """The site that was asked for (a name, or the path of a profile), else the one detected, else localhost.
+
+    `place` says who asked, in a message about an unknown name: `job.where("site")`.
+    """
+    if wanted is None:
+        return detect(environ, hostname, cluster)
+    if os.sep in wanted or wanted.endswith((".yaml", ".yml")):
+        return site_from_path(wanted, place)
+    return load_site(wanted, environ, place)
+
+
+def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> Site:
+    own = user_profiles(environ)
+    if name in own:
+        return site_from_path(own[name])
+    if name in built_in():
+        data = pkgutil.get_data("drumbeat.sites", f"{name}.yaml")
+        assert data is not None
+        return site_from_text(data.decode(), name, f"sites/{name}.yaml")
+    known = site_names(environ)
+    raise Problem(
+        f"{place}: no site {shown(name)}{near(name, known)}",
+        f"known sites: {', '.join(known)}; your own goes to {user_folder(environ)}/NAME.yaml, or give its path",
+    )
+
+
+def site_from_path(path: str, place: str = "--site") -> Site:
+    if not os.path.exists(path):
+        raise Problem(f"{place}: no profile {shown_path(path)}")
+    name = os.path.splitext(os.path.basename(path))[0]
+    return site_from_text(read_file(path, "a site profile"), name, shown_path(path))
+
+
+def site_names(environ: Mapping[str, str]) -> List[str]:
+    return sorted({*built_in(), *user_profiles(environ)})
+
+
+def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
+    """By the cluster's name, then by the host's. Two sites that claim the same name are a Problem, not a guess."""
+    sites = [load_site(name, environ) for name in site_names(environ)]
+    by_cluster = [site for site in sites if cluster and cluster in site.detect.cluster]
+    by_host = [site for site in sites if any(fnmatch.fnmatchcase(hostname, each) for each in site.detect.hosts)]
+    for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
+        if len(found) > 1:
+            names = ", ".join(site.name for site in found)
+            raise Problem(f"{what} belongs to several sites: {names}", "choose one with --site")
+        if found:
+            return found[0]
+    return load_site(DEFAULT, environ)
+
+
+def built_in() -> List[str]:
+    from importlib import resources  # also reads out of a zip
+
+    names = (entry.name for entry in resources.files("drumbeat.sites").iterdir())
+    return sorted(name[: -len(".yaml")] for name in names if name.endswith(".yaml"))
+
+
+def user_folder(environ: Mapping[str, str]) -> str:
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
+    return os.path.join(config, "drumbeat", "sites")
+
+
+def user_profiles(environ: Mapping[str, str]) -> Dict[str, str]:
+    folder = user_folder(environ)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return {}
+    return {name[: -len(".yaml")]: os.path.join(folder, name) for name in names if name.endswith(".yaml")}

@@ -1,0 +1,77 @@
+"""Completion in a real bash; zsh and fish only where they are installed."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat.cli import COMMANDS
+from drumbeat.cli.completion import Offer, bash, fish, offers, zsh
+
+MADE_UP = {
+    "run": Offer("run it", {"--nodes": "How many. And more.", "--launcher": "who's that", "--trace": ""},
+                 {"--nodes": [], "--launcher": ["auto", "ranks"]}, []),
+    "site": Offer("sites", {"--json": ""}, {}, ["list", "show"]),
+}  # fmt: skip
+
+
+def complete(script, *words):
+    """What bash puts into COMPREPLY with the cursor at the end of the last word."""
+    code = f'{script}\nCOMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _drumbeat; printf \'%s\\n\' "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-uc", code, "bash", *words], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "words, offered",
+    [
+        (["drumbeat", ""], ["run", "site"]),
+        (["drumbeat", "r"], ["run"]),
+        (["drumbeat", "run", "--"], ["--nodes", "--launcher", "--trace"]),
+        (["drumbeat", "run", "--l"], ["--launcher"]),
+        (["drumbeat", "run", "--launcher", ""], ["auto", "ranks"]),
+        (["drumbeat", "run", "--launcher", "r"], ["ranks"]),
+        (["drumbeat", "run", "--nodes", ""], []),
+        (["drumbeat", "run", "j"], []),
+        (["drumbeat", "run", "--", "--n"], []),
+        (["drumbeat", "site", "s"], ["show"]),
+        (["drumbeat", "nonsense", "--"], []),
+    ],
+)
+def test_bash(words, offered):
+    assert complete(bash(MADE_UP), *words) == offered
+
+
+def test_bash_with_the_real_commands():
+    done = subprocess.run(
+        [sys.executable, "-m", "drumbeat", "completion", "bash"], capture_output=True, text=True, check=True
+    )
+    assert complete(done.stdout, "drumbeat", "") == list(COMMANDS)
+    assert complete(done.stdout, "drumbeat", "completion", "") == ["bash", "zsh", "fish"]
+    for name, offer in offers().items():
+        assert complete(done.stdout, "drumbeat", name, "--") == list(offer.options)
+    registered = subprocess.run(
+        ["bash", "-c", f"{done.stdout}\ncomplete -p drumbeat"], capture_output=True, text=True, check=True
+    )
+    assert registered.stdout == "complete -o default -F _drumbeat drumbeat\n"
+
+
+@pytest.mark.parametrize("shell, script", [("zsh", zsh), ("fish", fish)])
+def test_other_shells_read_it(shell, script):
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    for commands in (MADE_UP, offers()):
+        subprocess.run([shell, "-n", "/dev/stdin"], input=script(commands), text=True, check=True)
+
+
+def test_fish_quotes():
+    assert "-l launcher -x -a 'auto ranks' -d 'who\\'s that'" in fish(MADE_UP)
+
+
+def test_a_command_that_takes_none_after_the_dashes_says_so():
+    done = subprocess.run(
+        [sys.executable, "-m", "drumbeat", "completion", "bash", "--", "x"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("drumbeat completion: error: takes no command after '--'\n")
