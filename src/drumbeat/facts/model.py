@@ -21,7 +21,8 @@ class Gpu:
     module: Optional[int] = None  # the package it shares with others: MI250X has two GCDs
     integrated: bool = False  # an iGPU that a job must not see
     driver: Optional[str] = None
-    pci_path: Optional[str] = None  # from the host bridge down: pci0000:c0/0000:c0:01.1/0000:c1:00.0
+    pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
+    pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Interface:
     driver: Optional[str] = None
     pci: Optional[str] = None
     numa: Optional[int] = None
+    pci_path: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Limits:
     memlock: Optional[int] = None  # bytes; -1 is unlimited
     nofile: Optional[int] = None
     shm_bytes: Optional[int] = None
-    cgroup_memory_bytes: Optional[int] = None
+    cgroup_memory_bytes: Optional[int] = None  # -1 is unlimited
     cgroup_cpuset: Tuple[int, ...] = ()
 
 
@@ -115,6 +117,7 @@ class Library:
     version: Optional[str] = None
     loadable: Optional[bool] = None
     why_not: str = ""
+    digest: Optional[str] = None  # sha256 of an RDMA provider: host and container must have the same one
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,8 @@ def _together(binding: Binding, seen: Seen, first_rank: int) -> List[Finding]:
             Finding(
                 "per-task-device-group",
                 "warning",
-                "every rank is shown the same single device number, and each is another GPU: the scheduler fenced them off one by one",
-                "GPUs of a node cannot reach each other then; peer copies and RCCL fall back or fail",
+                "all ranks are shown one device of the same number, yet each is another GPU",
+                "the scheduler fenced them off one by one: GPUs of the node cannot reach each other, RCCL falls back or fails",
                 "drop --gpus-per-task and --gpu-bind, or add --gres-flags=allow-task-sharing",
                 tuple(Evidence(str(each)) for each in pci),
                 rank=ranks[0],

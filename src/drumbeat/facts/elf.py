@@ -1,0 +1,99 @@
+"""What a shared library says about itself: architecture, what it needs. Read with struct; nothing is ever loaded."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from drumbeat.facts.host import Host
+
+_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 3: "i386", 40: "arm"}
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH, _DT_STRSZ = 1, 5, 14, 15, 29, 10
+_TABLE_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Elf:
+    machine: str
+    soname: Optional[str]
+    needed: Tuple[str, ...]
+    runpath: Tuple[str, ...]
+    rodata: Tuple[int, int]  # where its constant texts are: start and size in the file
+
+
+def architecture(host: Host, path: str) -> Optional[str]:
+    head = host.data(path, 0, 20)
+    if not head or len(head) < 20 or head[:4] != b"\x7fELF":
+        return None
+    return _MACHINES.get(struct.unpack_from("<H", head, 18)[0], "unknown")
+
+
+def parse(host: Host, path: str) -> Optional[Elf]:
+    """None: not a 64-bit little-endian ELF file, or a damaged one."""
+    try:
+        return _parse(host, path)
+    except (struct.error, ValueError, IndexError, OverflowError):
+        return None
+
+
+def _parse(host: Host, path: str) -> Optional[Elf]:
+    head = host.data(path, 0, 64) or b""
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        return None
+    machine = _MACHINES.get(struct.unpack_from("<H", head, 18)[0], "unknown")
+    (table,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    if size < 56:
+        return None
+    headers = host.data(path, table, min(size * count, _TABLE_LIMIT)) or b""
+    loads: List[Tuple[int, int, int]] = []  # virtual address, place in the file, size
+    rodata = (0, 0)
+    dynamic = b""
+    for at in range(0, len(headers) - 55, size):
+        kind, flags, offset, address, _, length = struct.unpack_from("<IIQQQQ", headers, at)
+        if kind == _PT_LOAD:
+            loads.append((address, offset, length))
+            if flags & 0b11 == 0 and length > rodata[1]:  # neither written nor executed: the largest such piece
+                rodata = (offset, length)
+        elif kind == _PT_DYNAMIC:
+            dynamic = host.data(path, offset, min(length, _TABLE_LIMIT)) or b""
+    if rodata == (0, 0) and loads:  # old linkers put constants beside the code
+        rodata = loads[0][1:]
+    return _dynamic(host, path, machine, dynamic, loads, rodata)
+
+
+def _dynamic(
+    host: Host, path: str, machine: str, dynamic: bytes, loads: List[Tuple[int, int, int]], rodata: Tuple[int, int]
+) -> Elf:
+    entries: List[Tuple[int, int]] = []
+    for at in range(0, len(dynamic) - 15, 16):
+        tag, value = struct.unpack_from("<qQ", dynamic, at)
+        if tag == 0:
+            break
+        entries.append((tag, value))
+    last: Dict[int, int] = dict(entries)
+    strings = b""
+    if _DT_STRTAB in last:
+        place = _file_offset(last[_DT_STRTAB], loads)
+        strings = host.data(path, place, min(last.get(_DT_STRSZ, 0), _TABLE_LIMIT)) or b""
+
+    def text(offset: int) -> str:
+        return strings[offset : strings.find(b"\0", offset)].decode("utf-8", "replace") if offset < len(strings) else ""
+
+    paths = [text(value) for tag, value in entries if tag in (_DT_RPATH, _DT_RUNPATH)]
+    return Elf(
+        machine=machine,
+        soname=text(last[_DT_SONAME]) if _DT_SONAME in last else None,
+        needed=tuple(text(value) for tag, value in entries if tag == _DT_NEEDED),
+        runpath=tuple(part for path_list in paths for part in path_list.split(":") if part),
+        rodata=rodata,
+    )
+
+
+def _file_offset(address: int, loads: List[Tuple[int, int, int]]) -> int:
+    for start, offset, size in loads:
+        if start <= address < start + size:
+            return address - start + offset
+    raise ValueError("an address outside every segment")

@@ -1,0 +1,124 @@
+"""NVIDIA GPUs: nvidia-smi where it is, /proc/driver/nvidia where it is not, the PCI bus as the last word."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from typing import Dict, List, Optional, Tuple
+
+from drumbeat.facts.host import Host
+from drumbeat.facts.model import Gpu
+from drumbeat.facts.parse import integer, line, natural, pci_address
+
+_PROC = "/proc/driver/nvidia/gpus"
+_FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
+
+
+def read(host: Host, on_bus: List[str]) -> List[Gpu]:
+    if not on_bus and not host.list(_PROC) and host.resolve("/dev/nvidiactl") is None:
+        return []  # asking nvidia-smi for nothing costs half a second
+    gpus = _from_tool(host) or _from_proc(host)
+    if gpus:
+        return gpus
+    # Only the bus shows them: the driver is not loaded, or a container hides the rest. They are listed all the same.
+    return [Gpu(index, "nvidia", pci=address) for index, address in enumerate(on_bus)]
+
+
+def _from_tool(host: Host) -> List[Gpu]:
+    for fields in (_FIELDS, _FIELDS[:-1]):  # compute_cap is unknown to drivers before 470
+        text = host.command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+        if text:
+            users = _users(host)
+            return [_with_users(gpu, users) for gpu in parse_query(text)]
+    return []
+
+
+def parse_query(text: str) -> List[Gpu]:
+    """Rows of `--query-gpu` in the order of _FIELDS; `[N/A]` and its relatives are unknown."""
+    gpus: List[Gpu] = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        cells = [_known(cell) for cell in row] + [None] * len(_FIELDS)
+        index = integer(cells[0])
+        if index is None:
+            continue  # a warning line of the driver, not a GPU
+        memory = integer(cells[4])
+        capability = cells[6]
+        gpus.append(
+            Gpu(
+                index=index,
+                vendor="nvidia",
+                name=cells[1],
+                pci=pci_address(cells[3]),
+                uuid=cells[2],
+                memory_bytes=memory << 20 if memory else None,
+                arch=f"sm_{capability.replace('.', '')}" if capability else None,
+                driver=cells[5],
+            )
+        )
+    return gpus
+
+
+def _known(cell: str) -> Optional[str]:
+    cell = cell.strip()
+    return None if not cell or cell.startswith("[") or cell in ("N/A", "Unknown") else cell
+
+
+def _users(host: Host) -> Optional[Dict[str, Tuple[int, ...]]]:
+    text = host.command(["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"])
+    if text is None:
+        return None
+    found: Dict[str, Tuple[int, ...]] = {}
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        pid = integer(row[1]) if len(row) == 2 else None
+        if pid is not None:
+            found[row[0]] = (*found.get(row[0], ()), pid)
+    return found
+
+
+def _with_users(gpu: Gpu, users: Optional[Dict[str, Tuple[int, ...]]]) -> Gpu:
+    return gpu if users is None or gpu.uuid is None else dataclasses.replace(gpu, pids=users.get(gpu.uuid, ()))
+
+
+def _from_proc(host: Host) -> List[Gpu]:
+    gpus: List[Gpu] = []
+    for index, name in enumerate(sorted(host.list(_PROC), key=natural)):
+        about = {}
+        for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
+            key, colon, value = entry.partition(":")
+            if colon:
+                about[key.strip()] = _known(value)
+        uuid = about.get("GPU UUID")
+        gpus.append(
+            Gpu(
+                index=index,
+                vendor="nvidia",
+                name=about.get("Model"),
+                pci=pci_address(about.get("Bus Location")) or pci_address(name),
+                uuid=uuid if uuid and "?" not in uuid else None,
+                driver=driver_version(host),
+            )
+        )
+    return gpus
+
+
+def driver_version(host: Host) -> Optional[str]:
+    version = line(host, "/sys/module/nvidia/version")
+    if version:
+        return version
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s", host.read("/proc/driver/nvidia/version") or "")
+    return found.group(1) if found else None
+
+
+def cuda_version(host: Host) -> Optional[str]:
+    """Of the toolkit on this machine or in this image; the version torch was built with is torch's to say."""
+    for home in (host.environ.get("CUDA_HOME"), host.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        text = host.read(f"{home}/version.json") if home else None
+        try:
+            version = json.loads(text or "{}")["cuda"]["version"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(version, str):
+            return version
+    return None
