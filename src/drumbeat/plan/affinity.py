@@ -128,7 +128,7 @@ def _together(binding: Binding, seen: Seen, first_rank: int) -> List[Finding]:
                 "per-task-device-group",
                 "warning",
                 "all ranks are shown one device of the same number, yet each is another GPU",
-                "the scheduler fenced them off one by one: GPUs of the node cannot reach each other, RCCL falls back or fails",
+                "the scheduler fenced them off: GPUs of the node cannot reach each other, and RCCL falls back or fails",
                 "drop --gpus-per-task and --gpu-bind, or add --gres-flags=allow-task-sharing",
                 tuple(Evidence(str(each)) for each in pci),
                 rank=ranks[0],
