@@ -129,6 +129,7 @@ class Order:
             "muster_ports",
             "env",
             "passed",
+            "user",
         )
         shared = {key: value for key, value in to_plain(self).items() if key not in own}
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
