@@ -1,8 +1,8 @@
 """The one call for training scripts: `from drumbeat import metrics; metrics.report(step=3, loss=1.2, tokens=4096)`.
 
 Outside drumbeat it does nothing. Inside, each call appends one JSON line to the file named in $DRUMBEAT_METRICS, which
-the ranks of a node share: a single O_APPEND write of a short line is not torn on a local disk. Only the standard library is
-imported, nothing is buffered, and a full disk never stops a training step.
+the ranks of a node share: a single O_APPEND write of a short line is not torn on a local disk. Only the standard library
+is imported, nothing is buffered, and a full disk never stops a training step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def report(
 
     `tokens` and `samples` are what this rank processed since its last report; drumbeat adds the ranks up. `steps` is
     the total that is planned, if known: it gives the time left. `kind` is free: `step`, `validation`, `checkpoint`.
-    Values must be plain numbers or strings: reading a GPU tensor would cost a synchronisation, so that stays the caller's choice.
+    Values must be plain numbers or strings: reading a GPU tensor would cost a synchronisation, so that stays the
+    caller's choice.
     """
     path = os.environ.get("DRUMBEAT_METRICS")
     if not path:

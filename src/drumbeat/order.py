@@ -115,24 +115,13 @@ class Order:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    def terms(self) -> Dict[str, Any]:
+        """What all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
+        shared = ("command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "time_limit")
+        return {key: to_plain(getattr(self, key)) for key in shared}
+
     def digest(self) -> str:
-        """Of what all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
-        own = (
-            "run_id",
-            "created",
-            "folder",
-            "workdir",
-            "schema",
-            "timing",
-            "hosts",
-            "master",
-            "muster_ports",
-            "env",
-            "passed",
-            "user",
-        )
-        shared = {key: value for key, value in to_plain(self).items() if key not in own}
-        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.terms(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def dump_order(order: Order) -> str:

@@ -13,7 +13,7 @@ from drumbeat.agent.wire import Channel, WireError
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to prove that it is our lead
 
 
-def dial(host: str, ports: "tuple[int, ...]", token: str, seconds: float, beat: Callable[[], None]) -> Channel:
+def dial(host: str, ports: tuple[int, ...], token: str, seconds: float, beat: Callable[[], None]) -> Channel:
     """An opened channel to the lead. `beat` is called while we wait, so that the guard does not lose patience."""
     deadline = time.monotonic() + seconds
     stranger = ""

@@ -1,6 +1,6 @@
-"""The guard: starts the agent, passes signals on, and cleans up after it. It does nothing else, so that it does not fail.
+"""The guard: starts the agent, passes signals on, and cleans up after it. Nothing else, so that it does not fail.
 
-Agent killed: the guard kills and reaps all that the agent owned. Guard killed: the agent is told by the kernel and ends.
+Agent killed: the guard kills and reaps all that the agent owned. Guard killed: the kernel tells the agent, which ends.
 Agent stopped or hung: it no longer beats, and the guard's own deadline acts.
 """
 

@@ -132,7 +132,13 @@ class Lead:
         finding = from_plain(Finding, message["finding"]) if message.get("finding") else None
         offset = self.peers[node].clock_offset
         end = RankEnd(
-            message["rank"], node, message["exit_code"], message["signal"], message["t"] + offset, finding, message["by_us"]
+            message["rank"],
+            node,
+            message["exit_code"],
+            message["signal"],
+            message["t"] + offset,
+            finding,
+            message["by_us"],
         )
         attempt.ends.append(end)
         if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
@@ -248,7 +254,9 @@ class Lead:
         if self.stop_outcome:
             if any(end.exit_code == EXIT_REQUEUE for end in attempt.ends):
                 return Outcome(REQUEUE, EXIT_REQUEUE)
-            return Outcome(self.stop_outcome, EXIT_TIME_LIMIT if self.stop_outcome == TIME_LIMIT else 128 + self.stop_signal)
+            return Outcome(
+                self.stop_outcome, EXIT_TIME_LIMIT if self.stop_outcome == TIME_LIMIT else 128 + self.stop_signal
+            )
         if attempt.finding:
             lost = len(self.lost)
             return Outcome(FAILED, EXIT_MUSTER if lost else 1, attempt.finding, lost)
@@ -257,7 +265,9 @@ class Lead:
             return Outcome(FINISHED, 0)
         if first.exit_code == EXIT_REQUEUE:
             return Outcome(REQUEUE, EXIT_REQUEUE)
-        finding = first.finding or Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
+        finding = first.finding or Finding(
+            "unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank
+        )
         return Outcome(FAILED, first.code, finding)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, one selector, one reaper. It carries messages between the node, the lead and the network."""
+"""The agent's loop: one thread, one selector, one reaper; messages between the node, the lead and the network."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Agent:
         }  # fmt: skip
         self.run_events.write("run-started", started)
         if order.nodes > 1:
-            # All addresses, unless the nodes are emulated: members come by whichever network the scheduler's name means.
+            # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
             self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
             self.selector.register(self.listener, selectors.EVENT_READ)
         address = resolve(order.master, self._beat) if order.nodes > 1 else None

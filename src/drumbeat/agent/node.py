@@ -44,9 +44,22 @@ class Node:
     """`tell` sends a message to the lead."""
 
     def __init__(
-        self, order: Order, node: int, facts: Facts, folder: NodeFolder, bundle: str, tell: Callable[[Dict[str, Any]], None]
+        self,
+        order: Order,
+        node: int,
+        facts: Facts,
+        folder: NodeFolder,
+        bundle: str,
+        tell: Callable[[Dict[str, Any]], None],
     ) -> None:
-        self.order, self.node, self.facts, self.folder, self.bundle, self.tell = order, node, facts, folder, bundle, tell
+        self.order, self.node, self.facts, self.folder, self.bundle, self.tell = (
+            order,
+            node,
+            facts,
+            folder,
+            bundle,
+            tell,
+        )
         os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, node)
         self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{node}-")  # node-local: many small writes
@@ -123,7 +136,11 @@ class Node:
     def close(self, seconds: float) -> None:
         self._ship_metrics(final=True)
         times = os.times()
-        spent = {"cpu_seconds": round(times.user + times.system, 3), "seconds": round(seconds, 3), "reaped": self.reaped}
+        spent = {
+            "cpu_seconds": round(times.user + times.system, 3),
+            "seconds": round(seconds, 3),
+            "reaped": self.reaped,
+        }
         self.events.write("agent-ended", spent)
         self.events.close()
         shutil.rmtree(self.local, ignore_errors=True)
@@ -164,7 +181,7 @@ class Node:
             return os.path.join(self.folder.attempt(self.attempt), f"torchrun.{stream}")
         return self.folder.log(self.attempt, rank, stream)
 
-    def _torchrun_ends(self) -> "List[tuple[int, Optional[int], Optional[int], float]]":
+    def _torchrun_ends(self) -> List[tuple[int, Optional[int], Optional[int], float]]:
         try:
             with open(os.path.join(self.folder.attempt(self.attempt), "failures.json"), encoding="utf-8") as file:
                 failures = json.load(file)

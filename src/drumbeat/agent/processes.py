@@ -1,4 +1,4 @@
-"""Owning processes: whoever is a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
+"""Owning processes: a subreaper gets every orphan below it as a direct child, and can prove that none is left."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def start_time(pid: int) -> Optional[str]:
     return stat[stat.rindex(b")") + 2 :].split()[19].decode()
 
 
-def sweep(
-    keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
-) -> int:
+def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None) -> int:
     """Kill direct children and reap until there are none but `keep`; how many were reaped.
 
     Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
@@ -89,7 +87,7 @@ def sweep(
                 raise TimeoutError(f"processes {left} do not die (uninterruptible?)")
 
 
-def _wait(pid: int, deadline: float) -> "tuple[bool, int]":
+def _wait(pid: int, deadline: float) -> tuple[bool, int]:
     while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)

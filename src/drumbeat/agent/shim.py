@@ -13,7 +13,7 @@ from drumbeat.plan.argv import LOCAL_RANK_LATER, wrapped
 from drumbeat.record import from_plain
 
 
-def shim_argv(bundle: str, attempt_folder: str, wrap: "Wrap | None", cpus: "List[List[int]]", node: int) -> "List[str]":
+def shim_argv(bundle: str, attempt_folder: str, wrap: Wrap | None, cpus: List[List[int]], node: int) -> List[str]:
     from drumbeat.record import to_plain
 
     settings = {"folder": attempt_folder, "wrap": to_plain(wrap), "cpus": cpus, "node": node}

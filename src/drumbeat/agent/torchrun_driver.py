@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def main():
+def main() -> int:
     failures_file, arguments = sys.argv[1], sys.argv[2:]
     # Agents of a later attempt must not meet the store of an earlier one.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -16,10 +16,10 @@ def main():
         from torch.distributed import run
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     except ImportError as error:
-        print("drumbeat: torchrun needs torch in %s: %s" % (sys.executable, error), file=sys.stderr)
+        print(f"drumbeat: torchrun needs torch in {sys.executable}: {error}", file=sys.stderr)
         return 127
     try:
-        run.run(run.parse_args(arguments))
+        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         failures = [
             {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "t": failure.timestamp}

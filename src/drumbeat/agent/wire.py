@@ -126,7 +126,7 @@ def _parse(line: bytes) -> Message:
     return message
 
 
-def listen(address: str, ports: "tuple[int, ...]") -> socket.socket:
+def listen(address: str, ports: tuple[int, ...]) -> socket.socket:
     """Listen on the first candidate port that is free; a taken one costs nothing but the try."""
     last: Optional[OSError] = None
     for port in ports:
@@ -145,7 +145,7 @@ def listen(address: str, ports: "tuple[int, ...]") -> socket.socket:
     raise WireError(f"none of the ports {', '.join(map(str, ports))} is free on {address}: {last}")
 
 
-def free_port(address: str, avoid: "set[int]") -> int:
+def free_port(address: str, avoid: set[int]) -> int:
     """A port that nobody holds now, outside the ephemeral range, so that no outgoing connection takes it meanwhile."""
     start = 61000 + secrets.randbelow(4000)
     for port in list(range(start, 65536)) + list(range(61000, start)):

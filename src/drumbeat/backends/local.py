@@ -24,7 +24,7 @@ def render(order: Order, bundle: str, order_file: str) -> Request:
 
 def start_agents(
     bundle: str, order_file: str, nodes: Iterable[int], token: str, environ: Mapping[str, str], report_fd: int = -1
-) -> Dict[int, "subprocess.Popen[bytes]"]:
+) -> Dict[int, subprocess.Popen[bytes]]:
     """Node -> its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes it on."""
     env = {**environ, "DRUMBEAT_TOKEN": token}
     started: Dict[int, subprocess.Popen[bytes]] = {}

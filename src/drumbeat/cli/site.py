@@ -92,7 +92,7 @@ def _check(args: Any) -> int:
 
     site = site_from_path(args.site)
     host = _host(args.root)
-    found = {name: (expand_pattern(host, path.pattern) or [None])[0] for name, path in site.paths.items()}
+    found = {name: next(iter(expand_pattern(host, path.pattern)), None) for name, path in site.paths.items()}
     missing = [name for name, path in found.items() if path is None]
     if args.json:
         print(json.dumps({"site": site.name, "paths": found}, indent=2))

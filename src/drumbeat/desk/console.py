@@ -73,7 +73,9 @@ class Console:
             kind = event.get("kind")
             if kind == "mustered":
                 at = f"{event['master_addr']}:{event['master_port']}"
-                self.say("muster", f"{_count(self.order.nodes, 'node')} in {event['seconds']:.1f} s; ranks meet at {at}")
+                self.say(
+                    "muster", f"{_count(self.order.nodes, 'node')} in {event['seconds']:.1f} s; ranks meet at {at}"
+                )
             elif kind == "decided" and event.get("action") == "restart":
                 self.say("restart", str(event.get("why")))
             elif kind == "failed" and self.order.restarts:
@@ -216,7 +218,9 @@ def _failure_lines(
     if failure.get("cause"):
         lines.append(("cause", failure["cause"]))
     if rank is not None:
-        log = next((e["file"] for e in failure.get("evidence") or [] if e.get("file")), None) or _error_log(folder, failure)
+        log = next((e["file"] for e in failure.get("evidence") or [] if e.get("file")), None) or _error_log(
+            folder, failure
+        )
         if log:
             from drumbeat.agent.rank_logs import tail
 
@@ -237,7 +241,9 @@ def _error_log(folder: RunFolder, failure: Dict[str, Any]) -> Optional[str]:
     attempts = folder.node(int(failure.get("node") or 0)).attempts()
     if not attempts:
         return None
-    return os.path.relpath(folder.node(int(failure["node"])).log(attempts[-1], int(failure["rank"]), "err"), folder.path)
+    return os.path.relpath(
+        folder.node(int(failure["node"])).log(attempts[-1], int(failure["rank"]), "err"), folder.path
+    )
 
 
 def duration(seconds: float) -> str:

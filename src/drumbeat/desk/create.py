@@ -25,7 +25,9 @@ def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapp
         os.makedirs(os.path.dirname(folder.path), exist_ok=True)
         os.mkdir(folder.path)
     except OSError as error:
-        raise Problem(f"cannot make the run folder {folder.path}: {error.strerror}", "say another place with --runs") from None
+        raise Problem(
+            f"cannot make the run folder {folder.path}: {error.strerror}", "say another place with --runs"
+        ) from None
     try:
         replace(folder.order, dump_order(order))
         if job_file:
@@ -37,7 +39,9 @@ def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapp
         replace_json(folder.run_json, _run_record(order))  # last: a folder with a run.json is whole
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
-        raise Problem(f"cannot write the run folder {folder.path}: {error.strerror}", "say another place with --runs") from None
+        raise Problem(
+            f"cannot write the run folder {folder.path}: {error.strerror}", "say another place with --runs"
+        ) from None
     _index(order, environ)
     return folder
 

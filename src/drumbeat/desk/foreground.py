@@ -13,7 +13,9 @@ from typing import Any, Dict, Iterable, Mapping, Optional
 from drumbeat.agent.processes import become_subreaper, sweep
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
+from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
+from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace_json
@@ -42,13 +44,17 @@ class Foreground:
         self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
         os.close(report_fd)
         codes: Dict[int, int] = {}
+        lead_gone: Optional[float] = None
         while len(codes) < len(self.guards):
             self._read_reports(reports)
             self.console.poll(self.folder)
             for node, guard in self.guards.items():
                 if node not in codes and guard.poll() is not None:
                     codes[node] = guard.returncode
+                    lead_gone = time.monotonic() if node == 0 else lead_gone
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
+            if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
+                self._end_guards()  # a node that never found its lead would go on looking for it
             time.sleep(0.1)
         sweep()
         self._read_reports(reports)
@@ -56,6 +62,11 @@ class Foreground:
         summary = self._summary(codes)
         self.console.end(self.folder, summary)
         return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
+
+    def _end_guards(self) -> None:
+        for guard in self.guards.values():
+            if guard.poll() is None:
+                guard.send_signal(signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.stopped_by = number
@@ -84,15 +95,10 @@ class Foreground:
             return summary
         code = codes[0]
         number = code - 128 if code > 128 else -code if code < 0 else 0
-        how = f"was killed by {signal.Signals(number).name}" if number else f"ended with {code}"
-        finding = {
-            "code": "lead-lost", "severity": "error", "title": f"the lead's agent {how} before the run ended",
-            "cause": "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
-            "fix": "look at the machine's kernel log for 'Out of memory'; start the run again", "evidence": [],
-        }  # fmt: skip
+        finding = _lead_lost(number, code)
         summary = {
             "schema": "1.0", "run_id": self.order.run_id, "outcome": "failed",
-            "exit_code": 128 + number if number else code or 1, "failure": finding, "consequences": [],
+            "exit_code": 128 + number if number else code or 1, "failure": to_plain(finding), "consequences": [],
             "seconds": round(time.time() - self.order.created, 3), "nodes": self.order.nodes,
         }  # fmt: skip
         try:
@@ -100,3 +106,16 @@ class Foreground:
         except OSError as error:
             print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
         return summary
+
+
+def _lead_lost(number: int, code: int) -> Finding:
+    if number:
+        return Finding(
+            "lead-lost", ERROR, f"the lead's agent was killed by {signal.Signals(number).name} before the run ended",
+            "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+            "look at the machine's kernel log for 'Out of memory'; start the run again",
+        )  # fmt: skip
+    return Finding(
+        "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
+        "it says why above, or it has a fault", "mend what it names; if it names nothing, report the traceback",
+    )  # fmt: skip

@@ -28,11 +28,15 @@ def users_token(environ: Mapping[str, str]) -> str:
     except FileExistsError:
         pass
     except OSError as error:
-        raise Problem(f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes") from None
+        raise Problem(
+            f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
+        ) from None
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         raise Problem(f"{path} can be read by others", f"chmod 600 {path}")
     with open(path, encoding="ascii", errors="replace") as file:
         token = file.read().strip()
     if len(token) < 16:
-        raise Problem(f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}")
+        raise Problem(
+            f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}"
+        )
     return token

@@ -47,9 +47,9 @@ class RecordingHost:
         self._keep("data", f"{path}@{start}+{size}", None if answer is None else base64.b64encode(answer).decode())
         return answer
 
-    def search(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        answer = self.host.search(path, text, start, size)
-        self._keep("search", f"{path}@{start}+{size} {text}", answer)
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        answer = self.host.version_in(path, text, start, size)
+        self._keep("version_in", f"{path}@{start}+{size} {text}", answer)
         return answer
 
     def digest(self, path: str) -> Optional[str]:

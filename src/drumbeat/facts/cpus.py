@@ -17,6 +17,7 @@ def read(host: Host) -> Cpus:
     online = cpulist(line(host, f"{_CPU}/online")) or _listed(host)
     allowed = host.affinity()
     l3 = _groups(online, lambda cpu: _l3(host, cpu))
+    siblings = _groups(online, lambda cpu: _siblings(host, cpu))
     isolated = cpulist(line(host, f"{_CPU}/isolated")) or ()
     return Cpus(
         model=_model(host),
@@ -24,19 +25,21 @@ def read(host: Host) -> Cpus:
         allowed=allowed,
         numa=_numa(host),
         l3=l3,
-        siblings=_groups(online, lambda cpu: _siblings(host, cpu)),
-        reserved=tuple(sorted(set(isolated) | set(held_back(l3, allowed)))),
+        siblings=siblings,
+        reserved=tuple(sorted(set(isolated) | set(held_back(l3, siblings, allowed)))),
     )
 
 
-def held_back(l3: Tuple[Group, ...], allowed: Group) -> Group:
+def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group) -> Group:
     """Cores that a scheduler keeps for the system show as the same few places missing from every cache group (LUMI: the
     first core of each). Any other missing core only belongs to someone else."""
     mine = set(allowed)
-    missing = [tuple(place for place, cpu in enumerate(group) if cpu not in mine) for group in l3]
-    if len(l3) < 2 or len(set(missing)) != 1 or not missing[0] or 2 * len(missing[0]) >= len(l3[0]):
+    threads = {core[0]: core for core in siblings}
+    cores = [[cpu for cpu in group if cpu in threads] for group in l3]
+    missing = [tuple(place for place, cpu in enumerate(group) if mine.isdisjoint(threads[cpu])) for group in cores]
+    if len(l3) < 2 or len(set(missing)) != 1 or not missing[0] or 2 * len(missing[0]) >= len(cores[0]):
         return ()
-    return tuple(group[place] for group in l3 for place in missing[0])
+    return tuple(thread for group in cores for place in missing[0] for thread in threads[group[place]])
 
 
 def _listed(host: Host) -> Group:

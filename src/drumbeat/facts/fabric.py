@@ -176,10 +176,9 @@ def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
     for start, comment in _COMMENTS.items():
         about = loader.elf(path) if name.startswith(start) else None
         if about:
-            text = loader.host.search(path, comment, *about.rodata)
-            found = _VERSION.match(text or "")
-            if found:
-                return found.group()
+            version = loader.host.version_in(path, comment, *about.rodata)
+            if version:
+                return version
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import resource
 import selectors
 import signal
@@ -27,8 +28,8 @@ class Host(Protocol):
     def data(self, path: str, start: int, size: int) -> Optional[bytes]:
         """A piece of a binary file; shorter where the file ends."""
 
-    def search(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        """The printable characters that follow the first `text` in a piece of a (large) binary file."""
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        """The version number (1.2 or 1.2.3) that follows `text` in a piece of a (large) binary file."""
 
     def digest(self, path: str) -> Optional[str]:
         """sha256 of a file that is not large."""
@@ -70,8 +71,8 @@ class LiveHost:
     def data(self, path: str, start: int, size: int) -> Optional[bytes]:
         return read_piece(path, start, size)
 
-    def search(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        return search_piece(path, text, start, size)
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        return version_in_piece(path, text, start, size)
 
     def digest(self, path: str) -> Optional[str]:
         return digest_of(path)
@@ -159,20 +160,18 @@ def digest_of(path: str) -> Optional[str]:
     return hashlib.sha256(data).hexdigest() if data and len(data) <= DIGEST_LIMIT else None
 
 
-def search_piece(path: str, text: str, start: int, size: int, follow: int = 80) -> Optional[str]:
-    """Read in blocks, so that a library of 300 MB costs one block of memory."""
-    wanted = text.encode()
-    block = 4 << 20
+def version_in_piece(path: str, text: str, start: int, size: int) -> Optional[str]:
+    """Read in blocks that overlap a little, so that a library of 300 MB costs one block of memory."""
+    wanted = re.compile(re.escape(text.encode()) + rb"(?:: )?(\d{1,4}(?:\.\d{1,6}){1,3})")
+    block, overlap = 4 << 20, len(text) + 40
     end = start + min(size, SEARCH_LIMIT)
     while start < end:
-        piece = read_piece(path, start, min(block, end - start) + len(wanted) + follow)
+        piece = read_piece(path, start, min(block, end - start) + overlap)
         if not piece:
             return None
-        found = piece.find(wanted)
-        if 0 <= found < block:
-            rest = piece[found + len(wanted) : found + len(wanted) + follow]
-            printable = bytes(rest).split(b"\0")[0].decode("ascii", "replace")
-            return "".join(c for c in printable if c.isprintable() and c != "\ufffd")
+        found = wanted.search(piece)
+        if found:
+            return found.group(1).decode()
         start += block
     return None
 

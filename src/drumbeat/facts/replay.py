@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.host import READ_LIMIT, Host, digest_of, read_piece, search_piece
+from drumbeat.facts.host import READ_LIMIT, Host, digest_of, read_piece, version_in_piece
 from drumbeat.problem import Problem
 
 CAPTURE_NAME = "capture.json"
@@ -32,7 +32,9 @@ def open_host(place: str) -> Host:
         return FolderHost(place)
     if os.path.isfile(place):
         return CaptureHost(place)
-    raise Problem(f"{place}: no such folder or capture", "make one on a node with: drumbeat facts --capture FILE.tar.gz")
+    raise Problem(
+        f"{place}: no such folder or capture", "make one on a node with: drumbeat facts --capture FILE.tar.gz"
+    )
 
 
 class _Told:
@@ -98,9 +100,9 @@ class FolderHost(_Told):
         place = self._place(path)
         return None if place is None else read_piece(self.root + place, start, size)
 
-    def search(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
         place = self._place(path)
-        return None if place is None else search_piece(self.root + place, text, start, size)
+        return None if place is None else version_in_piece(self.root + place, text, start, size)
 
     def digest(self, path: str) -> Optional[str]:
         place = self._place(path)
@@ -167,8 +169,8 @@ class CaptureHost(_Told):
         except (ValueError, binascii.Error):
             return None
 
-    def search(self, path: str, text: str, start: int, size: int) -> Optional[str]:
-        return _text(self._table("search").get(f"{path}@{start}+{size} {text}"))
+    def version_in(self, path: str, text: str, start: int, size: int) -> Optional[str]:
+        return _text(self._table("version_in").get(f"{path}@{start}+{size} {text}"))
 
     def digest(self, path: str) -> Optional[str]:
         return _text(self._table("digest").get(path))
@@ -192,7 +194,9 @@ def _capture_text(path: str) -> str:
                     if file:
                         return file.read(_CAPTURE_LIMIT).decode("utf-8", "replace")
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
-        raise Problem(f"{path}: not a capture: {error}", "make one with: drumbeat facts --capture FILE.tar.gz") from None
+        raise Problem(
+            f"{path}: not a capture: {error}", "make one with: drumbeat facts --capture FILE.tar.gz"
+        ) from None
     raise Problem(f"{path}: has no {CAPTURE_NAME} in it", "make one with: drumbeat facts --capture FILE.tar.gz")
 
 

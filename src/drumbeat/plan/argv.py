@@ -17,7 +17,7 @@ LOCAL_RANK_LATER = "{local_rank}"
 
 @dataclass(frozen=True)
 class Process:
-    """One process the agent starts. Under `ranks` it is one rank; else it is a launcher that starts this node's ranks."""
+    """One process the agent starts: one rank under `ranks`, else a launcher that starts this node's ranks."""
 
     rank: int  # names its log; the node rank under `once`
     local_rank: int
@@ -88,7 +88,7 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
 
 
 def _torchrun(order: Order, found: Optional[Found], peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
-    """torch.distributed.run of the command's own interpreter, through our driver, with everything said and nothing guessed."""
+    """torch.distributed.run of the command's own interpreter, through our driver; all is said, nothing guessed."""
     if found:
         python = found.python or "python3"
         kept, script = found.kept, found.script
@@ -131,8 +131,8 @@ def _deepspeed(found: Found, peers: Peers, node: int) -> Tuple[str, ...]:
         f"--world_info={info}", f"--node_rank={node}", f"--master_addr={peers.master_addr}",
         f"--master_port={peers.master_port}",
     )  # fmt: skip
-    module, script = ("--module",), found.script[1:]
-    if found.script[:1] != ("-m",):
-        module, script = (), found.script
+    is_module = found.script[:1] == ("-m",)
+    module: Tuple[str, ...] = ("--module",) if is_module else ()
+    script = found.script[1:] if is_module else found.script
     shape = tuple(flag for flag in ("--no_python",) if "--no-python" in found.flags)
     return (found.python or "python3", "-m", "deepspeed.launcher.launch", *ours, *found.kept, *shape, *module, *script)

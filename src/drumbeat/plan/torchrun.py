@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 # Options of each launcher that take no value; every other option takes one. Names with '-' for '_'.
 _BARE = {
@@ -102,7 +102,9 @@ def _beside(program: str) -> str:
 def _split(kind: str, words: str, python: str, rest: Sequence[str]) -> Found:
     grammar = "torchrun" if kind == "launch" else kind
     bare, ours = _BARE[grammar], _REPLACED[grammar]
-    kept, replaced, flags = [], {}, {}
+    kept: List[str] = []
+    replaced: Dict[str, str] = {}
+    flags: Dict[str, str] = {}
     index = 0
     while index < len(rest) and rest[index].startswith("-") and rest[index] != "--":
         option, equals, value = rest[index].partition("=")

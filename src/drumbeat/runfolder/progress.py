@@ -88,7 +88,7 @@ class Progress:
     def seconds(self) -> float:
         return max(0.0, (self.last_t or 0.0) - (self.first_t or 0.0))
 
-    def rate(self) -> "tuple[float, str] | None":
+    def rate(self) -> tuple[float, str] | None:
         """Throughput of all ranks together, with its unit."""
         if self.seconds > 0:
             if self.tokens:

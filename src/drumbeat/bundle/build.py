@@ -1,0 +1,100 @@
+"""Builds drumbeat.pyz: the node world and PyYAML's pure part in one file, the same bytes for the same sources."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import sys
+import zipfile
+from typing import Dict, Mapping, Optional
+
+import drumbeat
+from drumbeat.problem import Problem
+
+# Rooms that stay at the desk: they need torch, numpy or a terminal library.
+_LEFT_OUT = ("train", "tune", "watch", "report", "predict", "verify")
+
+# Parsed by whatever Python is called `python3` there, so it must be valid Python 2.7 up to the version check.
+_MAIN = b"""import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write(
+        "drumbeat needs Python 3.9 or newer; this is %d.%d (%s).\\n"
+        "  Load one (module load python), or name it: python3.11 drumbeat.pyz ...\\n"
+        % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )
+    sys.exit(2)
+
+from drumbeat.bundle.entry import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def bundle_bytes() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in sorted(_sources().items()):
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # no clock, no user: reproducible
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return b"#!/usr/bin/env python3\n" + buffer.getvalue()
+
+
+def _sources() -> Dict[str, bytes]:
+    found = {"__main__.py": _MAIN}
+    root = os.path.dirname(os.path.abspath(drumbeat.__file__))
+    for base, folders, names in os.walk(root):
+        place = os.path.relpath(base, root)
+        if place == ".":
+            folders[:] = [folder for folder in folders if folder not in _LEFT_OUT]
+        for name in names:
+            if name.endswith((".py", ".yaml", ".sh")):
+                found[os.path.normpath(os.path.join("drumbeat", place, name))] = _read(os.path.join(base, name))
+    spec = importlib.util.find_spec("yaml")
+    if spec is None or not spec.submodule_search_locations:
+        raise Problem("PyYAML is not installed here, and it belongs into the bundle", "pip install PyYAML")
+    yaml = spec.submodule_search_locations[0]
+    for name in os.listdir(yaml):
+        if name.endswith(".py") and name != "cyaml.py":  # the compiled part would tie the file to one machine
+            found[f"yaml/{name}"] = _read(os.path.join(yaml, name))
+    return found
+
+
+def running_bundle() -> Optional[str]:
+    """The .pyz we run from, or None."""
+    archive = getattr(drumbeat.__loader__, "archive", None)
+    return os.path.abspath(archive) if archive else None
+
+
+def cached_bundle(environ: Mapping[str, str]) -> str:
+    """The bundle of this very code: the file we run from, or one built now and kept."""
+    running = running_bundle()
+    if running:
+        return running
+    data = bundle_bytes()
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "."), ".cache")
+    path = os.path.join(cache, "drumbeat", f"drumbeat-{hashlib.sha256(data).hexdigest()[:16]}.pyz")
+    if not os.path.exists(path):
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(f"{path}.{os.getpid()}", "wb") as file:
+                file.write(data)
+            os.replace(f"{path}.{os.getpid()}", path)
+        except OSError as error:
+            raise Problem(f"cannot keep {path}: {error.strerror}", "export XDG_CACHE_HOME=/another/place") from None
+    return path
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "wb") as target:
+        target.write(bundle_bytes())
+    os.chmod(sys.argv[1], 0o755)  # noqa: S103 - it is a program for everybody

@@ -1,0 +1,19 @@
+"""Where drumbeat.pyz begins: the commands a person types, and two that only agents call."""
+
+from __future__ import annotations
+
+from typing import List
+
+
+def main(arguments: List[str]) -> int:
+    if arguments[:1] == ["_agent"]:
+        from drumbeat.agent.main import run_agent
+
+        return run_agent(arguments[1:])
+    if arguments[:1] == ["_shim"]:
+        from drumbeat.agent.shim import run_shim
+
+        return run_shim(arguments[1:])
+    from drumbeat import cli
+
+    return cli.main(arguments)

@@ -1,0 +1,25 @@
+"""drumbeat run: start a job here, or be one node of a run that is typed on several machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_arguments(parser: Any) -> None:
+    from drumbeat.spec.flags import add_job_flags
+
+    add_job_flags(parser)
+    group = parser.add_argument_group("without a scheduler, typed once on each machine")
+    group.add_argument("--node-rank", type=int, metavar="K", help="which node this machine is, from 0")
+    group.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
+
+
+def run(args: Any) -> int:
+    from drumbeat.desk.run import run_job
+    from drumbeat.problem import Problem
+    from drumbeat.spec.flags import load_job
+
+    if args.node_rank is not None and args.node_rank < 0:
+        raise Problem(f"--node-rank {args.node_rank}: node ranks count from 0")
+    job = load_job(args.job, args)
+    return run_job(job, args.job, args.node_rank, args.master, job.nodes)
