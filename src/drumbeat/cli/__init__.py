@@ -10,7 +10,9 @@ import sys
 from typing import List, Optional
 
 # A command stands here when it works.
-COMMANDS = {}  # type: dict[str, str]
+COMMANDS = {
+    "facts": "what this node has; --capture packs it for a support person",
+}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
