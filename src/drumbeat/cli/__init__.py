@@ -12,6 +12,7 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
+    "facts": "what this node has; --capture packs it for a support person",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }

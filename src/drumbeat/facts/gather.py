@@ -95,9 +95,10 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
     if not facts.interfaces:
         holes.append("interfaces: /sys/class/net says nothing")
     for gpu in facts.gpus:
+        numa = 0 if len(facts.cpus.numa) == 1 else gpu.numa  # with one node, firmware need not say which
         missing = [
             word
-            for word, value in (("PCI address", gpu.pci), ("memory", gpu.memory_bytes), ("NUMA node", gpu.numa))
+            for word, value in (("PCI address", gpu.pci), ("memory", gpu.memory_bytes), ("NUMA node", numa))
             if value is None
         ]
         if missing and not gpu.integrated:
