@@ -62,7 +62,7 @@ def _show(args: Any) -> int:
 
     path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
     path = path or user_profiles(os.environ).get(args.site)
-    site = site_from_path(path) if path else load_site(args.site, os.environ)
+    site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
     if args.source:
         built_in = None if path else pkgutil.get_data("drumbeat.sites", f"{args.site}.yaml")
         print(built_in.decode() if built_in else read_file(path or "", "a site profile"), end="")
@@ -90,7 +90,7 @@ def _check(args: Any) -> int:
     from drumbeat.spec.paths import expand_pattern
     from drumbeat.spec.sites import site_from_path
 
-    site = site_from_path(args.site)
+    site = site_from_path(args.site, "site check")
     host = _host(args.root)
     found = {name: next(iter(expand_pattern(host, path.pattern)), None) for name, path in site.paths.items()}
     missing = [name for name, path in found.items() if path is None]

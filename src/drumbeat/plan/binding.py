@@ -153,20 +153,54 @@ def _cpus(
         return nothing, 1, "the cores this job may use are not known, so no affinity is set and one thread is safe", []
     if len(cores) < total:
         words = f"{total} ranks on {len(cores)} usable core{'s' if len(cores) > 1 else ''}: they share, none is bound"
-        return nothing, fair, words, []
+        return nothing, fair, words, [] if order.emulated else [_few(facts, words)]
     numas = [group[0].numa if group and (group[0].numa or 0) >= 0 else None for group in groups]
     turns = [group[0].index if group else rank for rank, group in enumerate(groups)]
     shares, beside = place(numas, turns, cores)
+    findings = _part_of_node(facts, groups, cores)
     sets = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares]
     threads = min(len(share) for share in shares)
     if any(groups) and not beside:
-        return sets, threads, "an equal share of the cores, not all beside the GPU", [_not_beside(facts, numas, cores)]
-    return sets, threads, "the cores beside the rank's GPU" if any(groups) else "an equal share of the cores", []
+        return (
+            sets,
+            threads,
+            "an equal share of the cores, not all beside the GPU",
+            [
+                *findings,
+                _not_beside(facts, numas, cores),
+            ],
+        )
+    if any(groups) and len({core.numa for core in cores}) > 1:
+        return sets, threads, "the cores beside the rank's GPU", findings
+    return sets, threads, "an equal share of the usable cores", findings
 
 
 def _count_cores(cpus: Sequence[int], cores: Sequence[Core]) -> int:
     mine = set(cpus)
     return sum(1 for core in cores if mine & set(core.cpus))
+
+
+def _few(facts: Facts, words: str) -> Finding:
+    return Finding(
+        "ranks-share-cores",
+        "warning",
+        words,
+        "ranks that wait for each other's core slow the whole job down",
+        "ask the scheduler for all cores of the node: --cpus-per-task, or --exclusive",
+        (Evidence(f"cpus this job may use: {masks.ranges(facts.cpus.allowed) or 'unknown'}"),),
+        host=facts.host,
+    )
+
+
+def _part_of_node(facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: Sequence[Core]) -> List[Finding]:
+    """All GPUs of the node, but less than half of its cores: a task was given too few."""
+    driven = {gpu.index for group in groups for gpu in group}
+    everything = len(facts.cpus.siblings) or len(facts.cpus.online)
+    if not driven or len(driven) < len([gpu for gpu in facts.gpus if not gpu.integrated]):
+        return []
+    if len(cores) * 2 >= everything:
+        return []
+    return [_few(facts, f"the job drives all GPUs of the node, but may use {len(cores)} of its {everything} cores")]
 
 
 def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Core]) -> Finding:

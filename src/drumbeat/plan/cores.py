@@ -70,13 +70,13 @@ def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[
             members = sorted((turns[rank], rank) for rank, where in enumerate(homes) if where == home)
             for (_, rank), share in zip(members, divide(pools[home], len(members))):
                 shares[rank] = share
-        return shares, True
+        return shares, all(numa is None or str(numa) == home or home == "" for numa, home in zip(numas, homes))
     by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
     order = sorted(range(len(numas)), key=lambda rank: (_or_last(numas[rank]), turns[rank], rank))
     shares = [[] for _ in numas]
     for rank, share in zip(order, _chunks(by_numa, len(numas))):
         shares[rank] = share
-    return shares, homes is not None and len(pools) == 1
+    return shares, False
 
 
 def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[str]]:

@@ -58,8 +58,9 @@ def choose(order: Order, facts: Facts) -> Chosen:
     else:
         picked, why = closest(usable, wanted)
     variables: Tuple[EnvVar, ...] = ()
-    if not exported and picked and picked != seen[: len(picked)]:
-        variables = _show(vendor, picked, why if len(usable) == len(seen) else "hides the integrated GPU")
+    hides = len(usable) < len(seen)
+    if not exported and picked and (hides or picked != seen[: len(picked)]):
+        variables = _show(vendor, picked, "hides the integrated GPU" if hides else why)
     return Chosen(tuple(picked), variables, tuple(findings), why)
 
 

@@ -113,6 +113,8 @@ def common_gid_index(nics: ComputeNics) -> Tuple[Optional[int], str]:
 
 def nearest(gpu: Gpu, names: Sequence[Tuple[str, Optional[str], Optional[int]]]) -> List[str]:
     """Of NICs given as (name, PCI path, NUMA node), the ones no other is nearer than; empty when nothing is known."""
+    if len(names) == 1:
+        return [names[0][0]]
     scores = {name: _closeness(gpu, path, numa) for name, path, numa in names}
     best = max(scores.values(), default=0)
     return [name for name, _, _ in names if scores[name] == best] if best > 0 else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-HPE = "HPE Slingshot guide for NCCL and RCCL (shs-ccl-docs)"
+HPE = "HPE shs-ccl-docs"
 OLIVIA = "Sigma2, Olivia NCCL page"
 NCCL = "NCCL environment page"
 ROCM = "ROCm, RCCL usage tips"
