@@ -13,6 +13,7 @@ from typing import List, Optional
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
     "facts": "what this node has; --capture packs it for a support person",
+    "doctor": "look at this node and say what is wrong and how to mend it",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",

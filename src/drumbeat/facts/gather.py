@@ -6,6 +6,7 @@ import dataclasses
 from typing import Callable, Dict, List, Optional, Tuple, TypeVar
 
 from drumbeat.facts import (
+    board,
     container,
     cpus,
     cxi,
@@ -79,6 +80,8 @@ def gather(host: Host) -> Facts:
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: environment.read(host.environ), {}),
+        default_route=ask("default route", lambda: board.default_route(host), None),
+        nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 

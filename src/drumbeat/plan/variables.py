@@ -324,6 +324,13 @@ COMPUTED: Tuple[Computed, ...] = (
         "CUDA programming guide",
     ),
     Computed(
+        "CUDA_DEVICE_ORDER",
+        "`PCI_BUS_ID`",
+        "with CUDA_VISIBLE_DEVICES",
+        "CUDA counts as nvidia-smi does, not fastest first",
+        "CUDA programming guide",
+    ),
+    Computed(
         "HIP_VISIBLE_DEVICES",
         "the rank's GPU, counted within ROCR_VISIBLE_DEVICES",
         "AMD with visibility: own, one value a rank",
