@@ -1,4 +1,4 @@
-"""Builds a folder laid out like a machine's `/`: sysfs with its real shape (links into /sys/devices), /proc, libraries."""
+"""Builds a folder laid out like a machine's `/`: sysfs in its real shape (links to /sys/devices), /proc, libraries."""
 
 import ipaddress
 import json

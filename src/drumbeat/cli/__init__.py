@@ -16,6 +16,10 @@ COMMANDS = {
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
+    "facts": "what this node has; --capture packs it for a support person",
+    "doctor": "look at this node and say what is wrong and how to mend it",
+    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
+    "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 
