@@ -17,6 +17,7 @@ class Tree:
     def __init__(self, root, hostname, arch="x86_64"):
         self.root = Path(root)
         self.arch = arch
+        self.folders = set()
         self.nvidia = []
         self.kfd = 0
         self.told = {
@@ -42,15 +43,20 @@ class Tree:
         self.address("lo", "127.0.0.1/8")
 
     def file(self, path, content):
-        place = self.root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        with open(self._made(path), "wb") as file:
+            file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
+
+    def _made(self, path):
+        """The place of a file, its folder made; a big machine has a thousand files in few folders."""
+        folder = os.path.dirname(path)
+        if folder not in self.folders:
+            os.makedirs(f"{self.root}{folder}", exist_ok=True)
+            self.folders.add(folder)
+        return f"{self.root}{path}"
 
     def link(self, path, target):
         """A relative link, as sysfs has them."""
-        place = self.root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(os.path.relpath(target, os.path.dirname(path)))
+        os.symlink(os.path.relpath(target, os.path.dirname(path)), self._made(path))
 
     def done(self):
         if self.nvidia:
