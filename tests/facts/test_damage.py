@@ -50,13 +50,14 @@ DAMAGE = {
 }
 
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # thousands of small files are made and moved
 MACHINES = {}  # name -> its folder and what is in it
 
 
 @pytest.fixture(scope="module", autouse=True)
 def machines():
     """Of our own: these are damaged, and mended again after each example."""
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
     for name in ("lumi-g", "dgx-h100", "rcp-pod", "workstation"):
         build(name, folder / name)
         MACHINES[name] = (folder / name, sorted(places(folder / name)))
@@ -117,7 +118,9 @@ def check(facts):
 
 def test_the_same_wound_everywhere():
     root, paths = MACHINES["dgx-h100"]
-    files = [path for path in paths if (root / path).is_file() and not (root / path).is_symlink()]
+    files = [
+        path for path in paths if (root / path).is_file() and not (root / path).is_symlink() and "/cpu/" not in path
+    ]
     for kind in sorted(DAMAGE.keys() - {"huge"}):  # that alone would be a gigabyte
         with damaged(root, [(path, kind) for path in files]):
             check(gather(FolderHost(str(root))))
@@ -162,7 +165,7 @@ def test_a_host_json_that_is_none_is_said(text, tmp_path):
 
 def test_files_that_may_not_be_read():
     """As an ordinary user, where every second file or folder is closed to us."""
-    root = Path(tempfile.mkdtemp())
+    root = Path(tempfile.mkdtemp(dir=IN_MEMORY))
     try:
         build("dgx-h100", root)
         for index, path in enumerate(sorted(places(root))):
