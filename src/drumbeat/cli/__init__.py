@@ -10,7 +10,9 @@ import sys
 from typing import List, Optional
 
 # A command stands here when it works.
-COMMANDS = {}  # type: dict[str, str]
+COMMANDS = {
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
+}  # type: dict[str, str]
 
 
 def main(argv: Optional[List[str]] = None) -> int:

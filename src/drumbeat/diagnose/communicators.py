@@ -38,7 +38,7 @@ EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
 class Member:
     """One rank's part in one communicator."""
 
-    process: "Process"
+    process: Process
     comm: str
     rank: int = -1
     nranks: int = 0

@@ -18,6 +18,7 @@ class FirstFailure:
     host: str
     exit_code: Optional[int]
     evidence: Evidence
+    who: str = "torchrun"  # says so
 
 
 class ElasticSummary:

@@ -43,6 +43,7 @@ class Events:
         self.kept: List[Event] = []
         self.counts: Dict[str, int] = {}  # rule id -> lines
         self.marks: Set[str] = set()
+        self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
         self._per_source: Dict[Tuple[str, str, Optional[int], str], int] = {}
 
     def add_match(
@@ -54,25 +55,29 @@ class Events:
         rank = int(named) if named.isdigit() else line.rank
         host = match.groups.get("host", "").strip() or host or line.host or ""
         if self._room(rule.id, evidence.file or "", rank, host):
-            rank = rank if rank is not None else rank_of_file(evidence.file or "")
-            event = Event(sequence, evidence, match, rank=rank, host=host or None, pid=pid, time=line.time)
+            owner = self._owner(evidence.file or "")
+            rank = rank if rank is not None else owner[0]
+            event = Event(sequence, evidence, match, rank=rank, host=host or owner[1], pid=pid, time=line.time)
             self.kept.append(event)
 
     def add_exception(self, sequence: int, text: str, raised_at: str, line: Line, evidence: Evidence) -> None:
         name = text.split(":")[0]
         if self._room(name, evidence.file or "", line.rank, ""):
-            rank = line.rank if line.rank is not None else rank_of_file(evidence.file or "")
+            owner = self._owner(evidence.file or "")
             self.kept.append(
                 Event(
                     sequence,
                     evidence,
                     exception=text[:300],
                     raised_at=raised_at,
-                    rank=rank,
-                    host=line.host,
+                    rank=line.rank if line.rank is not None else owner[0],
+                    host=line.host or owner[1],
                     time=line.time,
                 )
             )
+
+    def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
+        return self.owners.get(file) or (rank_of_file(file), None)
 
     def _room(self, name: str, file: str, rank: Optional[int], host: str) -> bool:
         if len(self.kept) >= MAX_EVENTS:

@@ -138,7 +138,7 @@ def _of_symptoms(
         confidence="likely",
         rule=rule.id if rule else "",
         source=rule.source if rule else "",
-        finding=_place_first(finding, first),
+        finding=_blame(_place_first(finding, first), extra),
         why_first=why,
         others=tuple(extra) + _merge([e for e in symptoms if _code(e) != finding.code], rank_of) + rest.others,
     )
@@ -149,6 +149,12 @@ def _place_first(finding: Finding, first: Optional[FirstFailure]) -> Finding:
     if first is None or finding.rank is not None or finding.host is not None:
         return finding
     return replace(finding, rank=first.rank, host=first.host or None)
+
+
+def _blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
+    """The rank that many lines together point to, where the line itself points to none."""
+    ranks = {item.rank for item in extra if item.rank is not None}
+    return replace(finding, rank=ranks.pop()) if finding.rank is None and len(ranks) == 1 else finding
 
 
 # They end a process whatever happened before, so any other symptom says more.
@@ -162,7 +168,7 @@ def _earliest(
     if first is not None and first.rank is not None:
         named = [event for event in events if _rank(event, rank_of) == first.rank]
         if named and len(named) < len(events):
-            return min(named, key=_place), f"torchrun saw rank {first.rank} fail first", True
+            return min(named, key=_place), f"{first.who} saw rank {first.rank} fail first", True
     if len(events) > 1 and all(event.time is not None for event in events):
         event = min(events, key=lambda event: (event.time or 0.0, event.sequence))
         return event, "earliest by its time", True
@@ -221,9 +227,11 @@ def _finding(event: Event, rank_of: Dict[Tuple[str, int], int]) -> Finding:
     rule = event.match.rule
     severity = rule.severity if rule.role != CONSEQUENCE else INFO
     severity = WARNING if rule.role == NOTE and severity == ERROR else severity
-    return Finding(
-        rule.code, severity, event.match.title, rule.cause, rule.fix, (event.evidence,), host=event.host, rank=rank
-    )
+    finding = Finding(rule.code, severity, event.match.title, rule.cause, rule.fix, (event.evidence,))
+    if rule.blames == "self":
+        return replace(finding, host=event.host, rank=rank)
+    seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
+    return replace(finding, title=f"{finding.title}, seen by {seen_by}") if seen_by else finding
 
 
 def _with_evidence(finding: Finding, events: List[Event]) -> Finding:

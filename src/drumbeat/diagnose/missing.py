@@ -57,7 +57,7 @@ def lone_worlds(state: Communicators) -> List[Finding]:
             "lone-worlds",
             WARNING,
             f"{len(worlds)} processes on {len(hosts)} hosts, each alone in a communicator of 1 rank",
-            "the program does not see the launcher's ranks (nccl-tests built without MPI=1, or RANK and WORLD_SIZE not set)",
+            "the program does not see the launcher's ranks (nccl-tests without MPI=1, RANK and WORLD_SIZE not set)",
             "build with MPI=1, or start it so that rank and world size reach it",
             tuple(item for item in evidence if isinstance(item, Evidence)),
         )

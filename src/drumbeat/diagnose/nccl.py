@@ -164,7 +164,8 @@ _INIT = re.compile(
 _SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
 _RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? (?:\[(send|receive)\] )?via (\S.*)"
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? "
+    r"(?:\[(send|receive)\] )?via (\S.*)"
 )
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
 _NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
@@ -176,7 +177,8 @@ _SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
 _OOB = re.compile(r"OOB ([\w.@-]+?):")
 _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.@-]+?):")
 _VERSION = re.compile(
-    r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
+    r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)"
+    r"(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
 )
 _PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
 _SETTING = re.compile(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
@@ -185,14 +187,17 @@ _ON_DEVICE = re.compile(r"on dev ([\w.+-]+?):\d+")
 _HCA = re.compile(r"\bhca ([\w.+-]+)")
 
 # First word of a message -> is it worth parsing? Everything else is passed over unread.
-HEADS = frozenset(
-    """Channel Ring CollNet comm ncclCommInitRank ncclCommInitRankConfig ncclCommInitAll ncclCommSplit ncclCommShrink
-    ncclCommGrow ncclCommInitRankScalable ncclCommInitRank_impl ncclCommInitRankConfig_impl ncclCommInitAll_impl
-    ncclCommSplit_impl ncclCommInitRankFunc [Rank NCCL RCCL Using Initialized Assigned NET/IB NET/IB: NET/Socket
-    NET/Socket: NET/OFI Bootstrap Bootstrap: GPU Connected GDRDMA P2P Call AllReduce: Broadcast: AllGather:
-    ReduceScatter: Reduce: Send: Recv: AlltoAll: AllToAll: NET/Plugin: NET/Plugin ANP NET/IBext NET/SHARP
-    NET/RCCL-ANP""".split()
-)
+# fmt: off
+HEADS = frozenset((
+    "Channel", "Ring", "CollNet", "comm", "ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitAll",
+    "ncclCommSplit", "ncclCommShrink", "ncclCommGrow", "ncclCommInitRankScalable", "ncclCommInitRank_impl",
+    "ncclCommInitRankConfig_impl", "ncclCommInitAll_impl", "ncclCommSplit_impl", "ncclCommInitRankFunc", "[Rank",
+    "NCCL", "RCCL", "Using", "Initialized", "Assigned", "NET/IB", "NET/IB:", "NET/Socket", "NET/Socket:",
+    "NET/OFI", "Bootstrap", "Bootstrap:", "GPU", "Connected", "GDRDMA", "P2P", "Call", "AllReduce:", "Broadcast:",
+    "AllGather:", "ReduceScatter:", "Reduce:", "Send:", "Recv:", "AlltoAll:", "AllToAll:", "NET/Plugin:",
+    "NET/Plugin", "ANP", "NET/IBext", "NET/SHARP", "NET/RCCL-ANP",
+))
+# fmt: on
 
 
 def worth(message: bytes) -> bool:
@@ -217,7 +222,7 @@ def observe(record: Record) -> Optional[Observation]:
     return _network(message)
 
 
-def version_of(match: "re.Match[str]") -> Version:
+def version_of(match: re.Match[str]) -> Version:
     return Version(match["library"].lower(), match["version"] + (match["build"] or ""))
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Dict, Iterable, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from drumbeat.diagnose import nccl
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Events, Tracebacks
+from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.report import Report, make_report
@@ -42,11 +43,22 @@ class Reader:
         self.events = Events()
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
+        self.dumps: List[Dump] = []
         self.lines = 0
         self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE])
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._collectives = 0
         self._warning: Tuple[str, int, bytes] = ("", 0, b"")  # the last NCCL WARN, which may go on in the next line
+
+    def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
+        """Whose log this file is, where the caller knows it better than its name tells."""
+        if len(self.events.owners) < MAX_FILES:
+            self.events.owners[file] = (rank, host)
+
+    def add_dump(self, dump: Dump) -> None:
+        """A flight-recorder dump of one rank."""
+        if len(self.dumps) < MAX_FILES:
+            self.dumps.append(dump)
 
     def feed_all(self, lines: Iterable[Tuple[str, int, bytes]]) -> None:
         for file, number, raw in lines:
@@ -85,7 +97,7 @@ class Reader:
     def report(self) -> Report:
         state = copy.deepcopy(self.communicators) if self.lines < 100_000 else self.communicators
         state.finish()
-        return make_report(self.lines, state, self.events, self.timeouts, self.elastic)
+        return make_report(self.lines, state, self.events, self.timeouts, self.elastic, tuple(compare(self.dumps)))
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         interesting = self._prefilter(raw)

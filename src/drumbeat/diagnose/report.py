@@ -15,6 +15,8 @@ from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Finding
 
+SCHEMA = "1.0"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -23,6 +25,7 @@ class Report:
     failure: Failure
     environment: Tuple[Finding, ...] = ()
     dropped: int = 0  # observations beyond the bounds of memory
+    schema: str = SCHEMA
 
 
 def make_report(

@@ -45,6 +45,7 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
+    blames: str = "self"  # or other: who prints the line is not the one to look at
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
     reference: str = ""
@@ -171,10 +172,15 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if missing:
         raise RuleError(f"{where}: lacks {', '.join(missing)}")
     rule = Rule(**values)
-    if rule.role not in ROLES or rule.severity not in SEVERITIES or rule.confidence not in ("certain", "likely"):
+    if (
+        rule.role not in ROLES
+        or rule.severity not in SEVERITIES
+        or rule.confidence not in ("certain", "likely")
+        or rule.blames not in ("self", "other")
+    ):
         raise RuleError(
             f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
-            "confidence certain or likely"
+            "confidence certain or likely, blames self or other"
         )
     short = [literal for literal in rule.find + rule.seen + rule.unseen if len(key_of(literal)) < GRAM]
     if short:

@@ -98,6 +98,8 @@ def judge(state: Communicators) -> Transport:
     processes = list(state.processes.values())
     groups = group(processes)
     communicators = [_communicator(members) for members in groups]
+    if len(communicators) > 1:  # a torn line's leftover is not a communicator
+        communicators = [one for one in communicators if one.nranks or one.path.answer != UNKNOWN] or communicators[:1]
     pairs = _pairs(groups)
     world = max(groups, key=_size, default=[])
     path = _overall(communicators, pairs, processes)

@@ -40,9 +40,8 @@ class Timeouts:
     def feed(self, line: Line, evidence: Evidence) -> None:
         if "SeqNum=" not in line.text and "last enqueued" not in line.text:
             return
-        named = None
-        for named in _GROUP.finditer(line.text.split("Watchdog caught")[0]):
-            pass  # the one nearest to the message: older torch repeats it in longer words
+        # The one nearest to the message: older torch repeats it in longer words.
+        named = next(iter(list(_GROUP.finditer(line.text.split("Watchdog caught")[0]))[-1:]), None)
         rank = int(named[3] or named[4]) if named else line.rank
         if rank is None or self._count >= MAX_TIMEOUTS:
             return
@@ -93,8 +92,8 @@ def _judge(timeouts: Dict[int, Timeout], nranks: Optional[int], enqueued: Dict[i
     if not silent:
         return None
     (sequence, operation) = next(iter(operations))
-    title = f"{ranks(silent)} did not take part in {operation} SeqNum {sequence}; the others waited"
-    cause = "late, stuck or dead: no timeout of its own, or it never called this collective"
+    title = f"no timeout from {ranks(silent)} in {operation} SeqNum {sequence}, which the others waited for"
+    cause = "late, stuck or dead; or ended by the launcher before it could say so"
     fix = f"look at the log and the stack (py-spy dump) of {ranks(silent)}"
     return Finding("rank-absent", ERROR, title, cause, fix, evidence, rank=_only(silent))
 
