@@ -22,6 +22,8 @@ COMMANDS = {
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
+}  # type: dict[str, str]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
