@@ -12,18 +12,17 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
+    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
+    "doctor": "look at this node and say what is wrong and how to mend it",
+    "facts": "what this node has; --capture packs it for a support person",
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "list": "the runs you started here",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
-    "facts": "what this node has; --capture packs it for a support person",
-    "doctor": "look at this node and say what is wrong and how to mend it",
-    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
-    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
-}  # type: dict[str, str]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
