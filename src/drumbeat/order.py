@@ -29,6 +29,8 @@ STOP_SIGNAL = signal.SIGTERM
 PREEMPT_SIGNAL = signal.SIGUSR2
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
+TRANSPORTS = ("any", "rdma", "roce", "ib", "ofi", "tcp")
+CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
 
@@ -51,6 +53,17 @@ class Wrap:
 
     ranks: Tuple[int, ...]
     command: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Which network must carry the traffic between nodes."""
+
+    transport: str = "any"  # one of TRANSPORTS; rdma also takes libfabric over a provider that is not TCP
+    gdr: Optional[bool] = None  # GPU memory straight to the NIC; none: not said
+
+    def __post_init__(self) -> None:
+        assert self.transport in TRANSPORTS, self.transport
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,9 @@ class Order:
     restarts: int = 0
     stop_grace: float = 60.0
     time_limit: Optional[float] = None
+    expect: Expect = field(default_factory=Expect)
+    checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
+    brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA
 

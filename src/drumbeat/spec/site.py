@@ -7,6 +7,7 @@ from typing import Dict, Optional, Tuple
 
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
+from drumbeat.spec.job import JobExpect
 from drumbeat.spec.yamlfile import load_text
 
 
@@ -15,6 +16,15 @@ class SiteVariable:
     value: str = key("text", "The value; `$NAME` is filled in from the user's environment.", "hsn0,hsn1")
     why: str = key("text", "Why ranks here need it; shown wherever the variable is.", "the only routed interfaces")
     source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/nccl", None)
+
+
+@dataclass(frozen=True)
+class SiteFloor:
+    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", minimum=1)
+    nodes: Optional[int] = key(
+        "number", "The number of nodes it was measured with.", "2", None, minimum=1, default_text="any number"
+    )
+    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May", None)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,23 @@ class Site:
         "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
         {},
         inner=SiteVariable,
+        default_text="none",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network carries the traffic between nodes here. A job that says nothing itself is warned, never stopped.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="any",
+    )
+    floors: Dict[str, SiteFloor] = key(
+        "tables",
+        "What `drumbeat verify` must at least measure here at its largest size, by operation: all_reduce, all_gather, "
+        "reduce_scatter, all_to_all, broadcast, send_recv.",
+        "{all_reduce: {busbw: 340, nodes: 2}}",
+        {},
+        inner=SiteFloor,
         default_text="none",
     )
     detect: Detect = key(
