@@ -17,7 +17,9 @@ from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
 from drumbeat.agent.summary import summarize
 from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
+from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EXIT_MUSTER, Order, dump_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
@@ -116,8 +118,15 @@ class Agent:
     def _introduction(self, facts: Facts, address: str) -> Message:
         return {
             "say": "hello", "node": self.number, "host": facts.host, "address": address, "terms": self.order.terms(),
-            "run_id": self.order.run_id, "facts": to_plain(facts), "findings": [], "t": time.time(),
+            "run_id": self.order.run_id, "facts": to_plain(facts), "t": time.time(),
+            "findings": to_plain(self._preflight(facts)),
         }  # fmt: skip
+
+    def _preflight(self, facts: Facts) -> List[Finding]:
+        if self.order.checks.get("preflight") == "off":
+            return []
+        found = preflight(self.order, facts, node=self.number)
+        return [finding for finding in found if finding.severity in (WARNING, ERROR)]
 
     def _hello(self, message: Message) -> List[Act]:
         assert self.lead
@@ -333,6 +342,13 @@ class Agent:
             self.first_step = float(message["t"]) + lead.peers[node].clock_offset
             assert self.run_events
             self.run_events.write("first-step", {"seconds": round(self.first_step - self.order.created, 3)})
+        elif say == "verdict":
+            assert self.run_events
+            self.run_events.write("verdict", {"verdict": message["verdict"], "peer": node})
+        elif say == "finding":
+            self._do([Record("finding", {"finding": message["finding"]})])
+            if message["stop"]:
+                self._do(lead.watcher_stop(from_plain(Finding, message["finding"]), now))
         elif say == "file":
             take(self.folder.node(node), message)
 

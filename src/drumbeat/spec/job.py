@@ -40,6 +40,20 @@ class JobExpect:
 
 @dataclass(frozen=True)
 class JobChecks:
+    preflight: str = key(
+        "choice",
+        "What follows when a node would fail this job: looked at on every node before ranks are started.",
+        "warn",
+        "stop",
+        allowed=CHECK_LEVELS,
+    )
+    affinity: str = key(
+        "choice",
+        "What follows when ranks do not sit on the cores, or do not see the devices, that the plan gave them.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
     transport: Optional[str] = key(
         "choice",
         "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "

@@ -99,7 +99,11 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         local_dir=_local_dir(site, here),
         cache_dir=_cache_dir(job, site, here),
         expect=_expect(job, site),
-        checks={"transport": job.checks.transport or ("stop" if job.expect else "warn")},
+        checks={
+            "preflight": job.checks.preflight,
+            "affinity": job.checks.affinity,
+            "transport": job.checks.transport or ("stop" if job.expect else "warn"),
+        },
     )
 
 
