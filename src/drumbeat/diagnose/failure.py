@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
-from drumbeat.diagnose.events import Event, Events
+from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.finding import ERROR, INFO, WARNING, Evidence, Finding, Verdict
 
@@ -44,10 +44,10 @@ class Failure:
 
 
 def judge(
-    events: Events, seen: Whole, state: Communicators, first: Optional[FirstFailure], extra: Sequence[Finding]
+    events: Sequence[Event], seen: Whole, state: Communicators, first: Optional[FirstFailure], extra: Sequence[Finding]
 ) -> Failure:
     """`extra` are findings that rest on many lines: absent ranks, desync, flight recorders."""
-    live = [event for event in events.kept if event.match is None or holds(event.match.rule, seen)]
+    live = [event for event in events if event.match is None or holds(event.match.rule, seen)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     return replace(_judge(_most_specific(live), _ranks(state), first, extra), rules=rules)
 
@@ -187,7 +187,7 @@ def _most_specific(events: List[Event]) -> List[Event]:
     """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
     by_line: Dict[int, List[Event]] = {}
     for event in events:
-        by_line.setdefault(event.sequence, []).append(event)
+        by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log
     kept: List[Event] = []
     for together in by_line.values():
         weaker = {rule_id for event in together if event.match for rule_id in event.match.rule.over}

@@ -15,7 +15,7 @@ from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Events, Tracebacks
 from drumbeat.diagnose.flight import Dump, compare
-from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns
+from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
@@ -97,28 +97,29 @@ class Reader:
     def report(self) -> Report:
         state = copy.deepcopy(self.communicators) if self.lines < 100_000 else self.communicators
         state.finish()
-        return make_report(self.lines, state, self.events, self.timeouts, self.elastic, tuple(compare(self.dumps)))
+        dumps = tuple(compare(self.dumps))
+        return make_report(self.rules, self.lines, state, self.events, self.timeouts, self.elastic, dumps)
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
-        interesting = self._prefilter(raw)
-        if interesting or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
-            self._read(file, number, raw, interesting)
+        found = self._prefilter(raw)
+        if found or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+            self._read(file, number, raw, found)
         if b"CCL" in raw:
             self._nccl(file, number, raw)
 
-    def _read(self, file: str, number: int, raw: bytes, interesting: bool) -> None:
+    def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
         line = clean(decode(raw))
         text = line.text
         evidence = Evidence(text[:MAX_TEXT], file, number)
         matched = False
-        if interesting:
+        if found:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid = (record.host, record.pid) if record else ("", 0)
-            for match in self.rules.match(text):
+            for match in self.rules.match(text, found):
                 matched = True
                 self.events.add_match(self.lines, match, line, evidence, host, pid)
-            self.events.marks.update(self.rules.marks_in(text))
+            self.events.marks.update(self.rules.marks(text, found))
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
         self.elastic.feed(text, file, number)
@@ -144,7 +145,7 @@ class Reader:
                 self._collectives += 1
                 if self._collectives > MAX_COLLECTIVES:
                     return
-        text = clean(decode(raw)).text
+        text = without_colour(decode(raw))
         evidence: Optional[Evidence] = None
         found = False
         for record in nccl.records(text):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.prefilter import GRAM, Prefilter, key_of
+from drumbeat.diagnose.prefilter import SHORTEST, Prefilter, word_of
 from drumbeat.finding import ERROR, SEVERITIES
 
 # A cause explains; a symptom shows what went on but not why; a report is a launcher saying that somebody failed; a
@@ -77,26 +77,40 @@ class Match:
 class Rulebook:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
-        self._by_literal: List[Tuple[str, Rule]] = [(literal, rule) for rule in self.rules for literal in rule.find]
-        self.marks = tuple(sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen}))
-        self.literals = tuple(literal for literal, _ in self._by_literal) + self.marks
-        self.prefilter = Prefilter(self.literals)
+        literals = [(literal, rule) for rule in self.rules for literal in rule.find]
+        self._owners = [rule for _, rule in literals]
+        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen})
+        self.literals = tuple(literal for literal, _ in literals) + tuple(self._marks)
 
-    def match(self, text: str) -> List[Match]:
-        """Every rule that this line alone satisfies (conditions on the rest of the log are not looked at)."""
+    @functools.cached_property
+    def prefilter(self) -> Prefilter:
+        return Prefilter(self.literals)
+
+    def match(self, text: str, found: Optional[Sequence[int]] = None) -> List[Match]:
+        """Every rule that this line alone satisfies (conditions on the rest of the log are not looked at).
+
+        `found` are the numbers of the literals in it, as the prefilter said.
+        """
         text = text[:MAX_TEXT]
-        found: List[Match] = []
+        if found is None:
+            found = self.prefilter(text.encode("utf-8", "replace"))
+        matches: List[Match] = []
         tried = set()
-        for literal, rule in self._by_literal:
-            if literal in text and rule.id not in tried:
-                tried.add(rule.id)
-                groups = _apply(rule, text)
-                if groups is not None:
-                    found.append(Match(rule, groups))
-        return found
+        for number in found:
+            if number < len(self._owners):
+                rule = self._owners[number]
+                if rule.id not in tried and self.literals[number] in text:
+                    tried.add(rule.id)
+                    groups = _apply(rule, text)
+                    if groups is not None:
+                        matches.append(Match(rule, groups))
+        return matches
 
-    def marks_in(self, text: str) -> List[str]:
-        return [mark for mark in self.marks if mark in text]
+    def marks(self, text: str, found: Sequence[int]) -> List[str]:
+        """The substrings that conditions of rules ask for and that stand in this line."""
+        return [
+            self.literals[n] for n in found if len(self._owners) <= n < len(self.literals) and self.literals[n] in text
+        ]
 
 
 def _apply(rule: Rule, text: str) -> Optional[Dict[str, str]]:
@@ -182,9 +196,9 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
             f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
             "confidence certain or likely, blames self or other"
         )
-    short = [literal for literal in rule.find + rule.seen + rule.unseen if len(key_of(literal)) < GRAM]
+    short = [literal for literal in rule.find + rule.seen + rule.unseen if len(word_of(literal)) < SHORTEST]
     if short:
-        raise RuleError(f"{where}: '{short[0]}' needs {GRAM} characters in a row without a digit")
-    if not rule.find and not rule.needs:
-        raise RuleError(f"{where}: needs 'find', or 'needs' to say what a log cannot show")
+        raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
+    if not rule.find and not rule.needs and not rule.when:
+        raise RuleError(f"{where}: lacks 'find' (or 'when' alone, or 'needs' for what a log cannot show)")
     return rule
