@@ -2,7 +2,7 @@
 
     python bench/diagnose.py [--megabytes 300] [--kind mixed|nccl|random]
 
-mixed: NCCL's start-up of 64 ranks, then progress lines of all ranks, then a failure. nccl: Channel and tuning lines only.
+mixed: NCCL's start-up of 64 ranks, then progress lines of all ranks, then a failure. nccl: Channel and tuning lines.
 random: every line of another shape, so that no cache helps.
 """
 
@@ -22,13 +22,14 @@ def head(ranks):
         yield f"{at} NCCL version 2.21.5+cuda12.4"
         yield f"{at} NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.{rank}<0>"
         yield f"{at} Using network IB"
-        yield f"{at} comm 0x5{rank:04x} rank {rank} nranks {ranks} cudaDev {rank % 8} busId 1a000 commId 0x77 - Init START"
+        comm = f"comm 0x5{rank:04x} rank {rank} nranks {ranks} cudaDev {rank % 8} busId 1a000 commId 0x77"
+        yield f"{at} {comm} - Init START"
         for channel in range(16):
             peer = (rank + 1) % ranks
             via = "via NET/IB/0/GDRDMA" if peer // 8 != rank // 8 else "via P2P/CUMEM/read"
             side = "[send] " if "NET" in via else ""
             yield f"{at} Channel {channel:02d}/0 : {rank}[{rank % 8}] -> {peer}[{peer % 8}] {side}{via}"
-        yield f"{at} comm 0x5{rank:04x} rank {rank} nranks {ranks} cudaDev {rank % 8} busId 1a000 commId 0x77 - Init COMPLETE"
+        yield f"{at} {comm} - Init COMPLETE"
 
 
 def mixed(size, rng):
@@ -39,8 +40,8 @@ def mixed(size, rng):
         step += 1
         for rank in range(ranks):
             line = (
-                f"[rank{rank}]: 2026-01-02 03:{step // 60 % 60:02d}:{step % 60:02d},{rng.randrange(1000):03d} INFO train step "
-                f"{step} loss {rng.uniform(1, 9):.4f} lr 3.0e-04 tokens/s {rng.randrange(9000, 12000)} mem 61.{rank % 10} GiB"
+                f"[rank{rank}]: 2026-01-02 03:{step // 60 % 60:02d}:{step % 60:02d},{rng.randrange(1000):03d} INFO train "
+                f"step {step} loss {rng.uniform(1, 9):.4f} lr 3.0e-04 tokens/s {rng.randrange(9000, 12000)} mem 61.3 GiB"
             )
             written += len(line) + 1
             yield line
@@ -51,10 +52,10 @@ def mixed(size, rng):
     yield "[rank9]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def nccl(size, rng):
+def nccl(total, rng):
     yield from head(64)
     written = 0
-    while written < size:
+    while written < total:
         rank = rng.randrange(64)
         at = f"node{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}] NCCL INFO"
         if rng.random() < 0.3:

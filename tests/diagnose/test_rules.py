@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.reader import Reader
-from drumbeat.diagnose.rulebook import RuleError, Rulebook, parse, rulebook
+from drumbeat.diagnose.rulebook import Rulebook, RuleError, parse, rulebook
 
 RULES = rulebook().rules
 

@@ -17,8 +17,8 @@ MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
 MAX_FILES = 20_000
 # fmt: off
 SKIPPED = (
-    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip", ".tar",
-    ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
+    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
+    ".tar", ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
     ".distcp", ".ckpt", ".tfevents",
 )
 # fmt: on

@@ -20,7 +20,7 @@ _WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code
 
 def word_of(literal: str) -> str:
     """The word that is looked for first: an inner one if possible, because an outer one may be cut off or glued."""
-    words = re.findall(r"[A-Za-z]+", literal)
+    words: List[str] = re.findall(r"[A-Za-z]+", literal)
     inner = [word for word in words[1:-1] if len(word) >= SHORTEST]
     return max(inner or words or [""], key=len)
 
