@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.prefilter import SHORTEST, Prefilter, word_of
 from drumbeat.finding import ERROR, SEVERITIES
+from drumbeat.packaged import load, names
 
 # A cause explains; a symptom shows what went on but not why; a report is a launcher saying that somebody failed; a
 # consequence follows from another's failure; a note explains or advises, and nothing fails because of it.
@@ -136,11 +137,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 @functools.lru_cache(maxsize=1)
 def rulebook() -> Rulebook:
     """The rules that come with drumbeat."""
-    from importlib.resources import files
-
-    folder = files("drumbeat.diagnose.rules")
-    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
-    return Rulebook([rule for name in names for rule in parse(folder.joinpath(name).read_text("utf-8"), name)])
+    package = "drumbeat.diagnose.rules"
+    return Rulebook([rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")])
 
 
 def parse(text: str, file: str) -> List[Rule]:
@@ -151,6 +149,11 @@ def parse(text: str, file: str) -> List[Rule]:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RuleError(f"{file}: not YAML: {error}") from None
+    return check(entries, file)
+
+
+def check(entries: Any, file: str) -> List[Rule]:
+    """What a rule file holds, every key checked."""
     if not isinstance(entries, list):
         raise RuleError(f"{file}: expected a list of rules")
     return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
