@@ -275,6 +275,26 @@ def test_an_interface_that_does_not_report_its_state(tree):
     assert {card.name: card.up for card in interfaces.read(host(tree))}["tun0"] is False
 
 
+# RDMA
+
+
+@pytest.mark.parametrize(
+    "module,driver",
+    [("ionic", "ionic_rdma"), ("hfi1", "hfi1"), ("efa", "efa"), ("mlx5_core", "mlx5_core"), ("ice", "irdma")],
+)
+def test_rdma_drivers(module, driver, tree):
+    tree.rdma("rdma0", "pci0000:10/0000:10:01.0/0000:11:00.0", 0, driver=module)
+    assert [one.driver for one in rdma.read(host(tree))] == [driver]
+
+
+def test_software_roce_names_the_interface_below_it(tree):
+    for path, text in (("parent", "eth0"), ("ports/1/state", "4: ACTIVE"), ("ports/1/link_layer", "Ethernet")):
+        tree.file(f"/sys/devices/virtual/infiniband/rxe0/{path}", text)
+    tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
+    (one,) = rdma.read(host(tree))
+    assert (one.driver, one.pci, one.ports[0].state, one.ports[0].rate_gbps) == ("rxe", None, "ACTIVE", None)
+
+
 # CPUs
 
 
