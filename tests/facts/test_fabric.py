@@ -20,8 +20,9 @@ CXI = (CxiDevice("cxi0"),)
 
 
 def libraries(tree, **devices):
+    """By name; of several with one name the first, which is the one that would be loaded."""
     tree.done()
-    return {one.name: one for one in fabric.read(FolderHost(str(tree.root)), tree.arch, **devices)}
+    return {one.name: one for one in reversed(fabric.read(FolderHost(str(tree.root)), tree.arch, **devices))}
 
 
 @pytest.fixture
@@ -84,19 +85,44 @@ def tree_library(**about):
     return shared_library("x86_64", **about)
 
 
-def test_versions_from_texts_names_folders_and_wheels(tree):
+def test_versions_from_wheels_folders_and_pkgconfig(tree):
     site = "/home/u/venv/lib/python3.11/site-packages"
     tree.library(f"{site}/nvidia/nccl/lib/libnccl.so.2")
     tree.file(f"{site}/nvidia_nccl_cu12-2.27.3.dist-info/METADATA", "")
     tree.library("/opt/cray/libfabric/1.22.0/lib64/libfabric.so.1")
     tree.library("/opt/cray/libfabric/2.3.1/lib64/libfabric.so.1")
-    tree.library("/opt/rocm/lib/librccl.so.1.0.60204")
-    tree.link("/opt/rocm/lib/librccl.so.1", "/opt/rocm/lib/librccl.so.1.0.60204")
     tree.environ(VIRTUAL_ENV="/home/u/venv")
     found = libraries(tree)
     assert found["libnccl.so.2"].version == "2.27.3"
     assert found["libfabric.so.1"].version == "2.3.1", "the newest folder, by number"
-    assert found["librccl.so.1"].version == "1.0.60204"
+    tree.library("/usr/lib64/libfabric.so.1.20.0")
+    tree.link("/usr/lib64/libfabric.so.1", "/usr/lib64/libfabric.so.1.20.0")
+    assert libraries(tree)["libfabric.so.1"].version is None, (
+        "1.20.0 is its ABI; Debian's libfabric 1.17.0 has that name"
+    )
+    tree.file("/usr/lib64/pkgconfig/libfabric.pc", "Name: libfabric\nVersion: 1.17.0")
+    assert libraries(tree)["libfabric.so.1"].version == "1.17.0"
+
+
+def test_rccls_file_name_is_no_version(tree):
+    tree.library("/opt/rocm/lib/librccl.so.1.0.60204")
+    tree.link("/opt/rocm/lib/librccl.so.1", "/opt/rocm/lib/librccl.so.1.0.60204")
+    tree.link("/opt/rocm/lib/librccl.so", "/opt/rocm/lib/librccl.so.1")
+    (found,) = [one for one in libraries(tree).values() if "rccl" in one.path]
+    assert found.version is None
+
+
+def test_torchs_own_nccl_comes_before_the_systems(tree):
+    tree.file("/usr/lib64/libnccl.so.2.28.3", tree_library(soname="libnccl.so.2"))
+    tree.link("/usr/lib64/libnccl.so.2", "/usr/lib64/libnccl.so.2.28.3")
+    wheel = "/opt/torch/.venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"
+    tree.file(wheel, tree_library(soname="libnccl.so.2", comment="NCCL version 2.28.9+cuda13.0"))
+    tree.file("/opt/torch/.venv/bin/python3", "")
+    tree.environ(PATH="/nowhere:/opt/torch/.venv/bin:/usr/bin")
+    tree.done()
+    found = fabric.read(FolderHost(str(tree.root)), "x86_64")
+    assert [(one.name, one.version) for one in found] == [("libnccl.so.2", "2.28.9"), ("libnccl.so.2", "2.28.3")]
+    assert fabric.versions(found) == {"nccl": "2.28.9"}
 
 
 def test_a_broken_file_is_not_a_library(tree):

@@ -10,8 +10,9 @@ from drumbeat.facts.host import Host
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 3: "i386", 40: "arm"}
 _PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH, _DT_STRSZ = 1, 5, 14, 15, 29, 10
+_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 _TABLE_LIMIT = 1 << 20
+_NAME_LIMIT = 4096  # a run path can be long
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,12 @@ def _dynamic(
             break
         entries.append((tag, value))
     last: Dict[int, int] = dict(entries)
-    strings = b""
-    if _DT_STRTAB in last:
-        place = _file_offset(last[_DT_STRTAB], loads)
-        strings = host.data(path, place, min(last.get(_DT_STRSZ, 0), _TABLE_LIMIT)) or b""
+    strings = _file_offset(last[_DT_STRTAB], loads) if _DT_STRTAB in last else None
 
     def text(offset: int) -> str:
-        return strings[offset : strings.find(b"\0", offset)].decode("utf-8", "replace") if offset < len(strings) else ""
+        # One name at a time: the whole table of libstdc++ is 300 kB, and a capture would hold it.
+        piece = host.data(path, strings + offset, _NAME_LIMIT) if strings is not None else None
+        return (piece or b"").split(b"\0")[0].decode("utf-8", "replace")
 
     paths = [text(value) for tag, value in entries if tag in (_DT_RPATH, _DT_RUNPATH)]
     return Elf(

@@ -70,8 +70,8 @@ def parse_nvidia_csv(text: str) -> List[GpuSample]:
                 power=_number(cell.get("power.draw")),
                 power_cap=_number(cell.get("power.limit")),
                 temperature=_number(cell.get("temperature.gpu")),
-                clock=_number(cell.get("clocks.sm")),
-                memory_clock=_number(cell.get("clocks.mem")),
+                clock=_number(cell.get("clocks.current.sm", cell.get("clocks.sm"))),
+                memory_clock=_number(cell.get("clocks.current.memory", cell.get("clocks.mem"))),
                 name=cell.get("name"),
                 time=cell.get("timestamp"),
             )
