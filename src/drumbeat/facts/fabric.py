@@ -97,7 +97,7 @@ def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: b
             path = f"{folder}/{name}"
             real = loader.host.resolve(path) or path
             if real not in found and len(found) < 16:
-                about = loader.elf(path) if by_soname else None
+                about = loader.about(path) if by_soname else None
                 found[real] = _library(loader, about.soname if about and about.soname else name, path)
     return list(found.values())
 
@@ -123,7 +123,7 @@ def _version(loader: Loader, name: str, path: str) -> Optional[str]:
 
 def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
     for start, comment in _COMMENTS.items():
-        about = loader.elf(path) if name.startswith(start) else None
+        about = loader.about(path) if name.startswith(start) else None
         if about:
             return loader.host.version_in(path, comment, *about.rodata)
     return None
