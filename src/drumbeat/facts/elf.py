@@ -49,7 +49,7 @@ def parse(host: Host, path: str) -> Optional[Elf]:
     """None: not a 64-bit little-endian ELF file, or a damaged one."""
     try:
         return _parse(host, path)
-    except (struct.error, ValueError, IndexError, OverflowError):
+    except (struct.error, ValueError, LookupError, OverflowError):
         return None
 
 
