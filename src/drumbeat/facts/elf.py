@@ -14,6 +14,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 _DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 _TABLE_LIMIT = 1 << 20
+_DYNAMIC_LIMIT = 1 << 14  # a thousand entries
 NAME_LIMIT = 128
 _RUNPATH_LIMIT = 4096
 
@@ -73,7 +74,7 @@ def _parse(host: Host, path: str) -> Optional[Elf]:
             if flags & 0b11 == 0 and length > rodata[1]:  # neither written nor executed: the largest such piece
                 rodata = (offset, length)
         elif kind == _PT_DYNAMIC:
-            dynamic = host.data(path, offset, min(length, _TABLE_LIMIT)) or b""
+            dynamic = host.data(path, offset, min(length, _DYNAMIC_LIMIT)) or b""
     if rodata == (0, 0) and loads:  # old linkers put constants beside the code
         rodata = loads[0][1:]
     return _dynamic(host, path, machine, dynamic, loads, rodata)
