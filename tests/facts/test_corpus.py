@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from corpus import corpus
-from drumbeat.facts import gpus_amd, gpus_nvidia, identity, interfaces, rdma, telemetry
+from drumbeat.facts import amd_tools, gpus_nvidia, identity, interfaces, rdma, telemetry
 from drumbeat.facts.loader import parse_cache
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, natural, pci_address, properties
@@ -12,7 +12,8 @@ from drumbeat.hostlist import HostlistError, expand
 
 PARSERS = (
     gpus_nvidia.parse_query,
-    gpus_amd.parse_rocm_smi,
+    amd_tools.parse_rocm_smi,
+    amd_tools.parse_amd_smi,
     interfaces.parse_fib_trie,
     interfaces.parse_routes,
     interfaces.parse_if_inet6,

@@ -10,7 +10,19 @@ import time
 
 import pytest
 
-from drumbeat.facts import container, cpus, gpus, gpus_amd, gpus_nvidia, interfaces, kernel, limits, netlink, rdma
+from drumbeat.facts import (
+    amd_tools,
+    container,
+    cpus,
+    gpus,
+    gpus_amd,
+    gpus_nvidia,
+    interfaces,
+    kernel,
+    limits,
+    netlink,
+    rdma,
+)
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, cpulist_text, natural, pci_address
@@ -194,7 +206,28 @@ def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
     tree.told["commands"][command] = json.dumps(cards)
     (gpu,) = gpus.read(host(tree))
     assert (gpu.name, gpu.memory_bytes, gpu.vendor) == ("AMD Radeon VII", 17163091968, "amd")
-    assert gpus_amd.parse_rocm_smi("WARNING: no GPU") == gpus_amd.parse_rocm_smi("[1]") == {}
+    del tree.told["commands"][command]
+    card = {"gpu": 0, "bus": {"bdf": "0000:11:00.0"}, "asic": {"market_name": "MI50"}, "vram": {"size": "16368 MB"}}
+    tree.told["commands"]["amd-smi static --bus --asic --vram --json"] = json.dumps({"gpu_data": [card]})
+    (gpu,) = gpus.read(host(tree))
+    assert (gpu.name, gpu.memory_bytes) == ("MI50", 16368 << 20)
+
+
+@pytest.mark.parametrize(
+    "text", ["WARNING: no GPU", "[1]", "{}", "null", "[" * 99999, '{"a": 1}', '[{"bus": 3}, {"bus": {"bdf": 7}}]']
+)
+def test_tools_that_say_nothing_useful(text):
+    assert amd_tools.parse_rocm_smi(text) == amd_tools.parse_amd_smi(text) == {}
+
+
+def test_amd_smi_before_rocm_7():
+    card = {
+        "bus": {"bdf": "0000:C1:00.0"},
+        "asic": {"market_name": "N/A"},
+        "vram": {"size": {"value": 192, "unit": "GB"}},
+    }
+    (gpu,) = amd_tools.parse_amd_smi(json.dumps([card])).values()
+    assert (gpu.pci, gpu.name, gpu.memory_bytes) == ("0000:c1:00.0", None, 192 << 30)
 
 
 def test_a_management_display_is_no_gpu_and_intels_is_integrated(tree):

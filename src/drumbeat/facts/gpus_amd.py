@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Dict, List, Optional, Tuple
 
+from drumbeat.facts.amd_tools import AMD_SMI, ROCM_SMI, parse_amd_smi, parse_rocm_smi
 from drumbeat.facts.gpu_names import names
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
@@ -145,9 +145,8 @@ def _users(host: Host) -> Optional[Dict[str, Tuple[int, ...]]]:
 
 
 def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
-    """Names and memory from rocm-smi, where sysfs kept silent."""
-    text = host.command(["rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json"])
-    told = parse_rocm_smi(text or "")
+    """Names and memory from a tool, where sysfs kept silent; newer ROCm has only amd-smi."""
+    told = parse_rocm_smi(host.command(ROCM_SMI) or "") or parse_amd_smi(host.command(AMD_SMI) or "")
     return [
         dataclasses.replace(
             gpu, name=gpu.name or told[gpu.pci].name, memory_bytes=gpu.memory_bytes or told[gpu.pci].memory_bytes
@@ -156,25 +155,6 @@ def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
         else gpu
         for gpu in gpus
     ]
-
-
-def parse_rocm_smi(text: str) -> Dict[Optional[str], Gpu]:
-    """`rocm-smi --json`: {"card0": {"PCI Bus": "0000:C1:00.0", ...}}; keys changed their spelling over the years."""
-    try:
-        cards = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    found: Dict[Optional[str], Gpu] = {}
-    for card in cards.values() if isinstance(cards, dict) else ():
-        if not isinstance(card, dict):
-            continue
-        about = {str(key).lower(): str(value) for key, value in card.items()}
-        pci = pci_address(about.get("pci bus"))
-        name = about.get("card series") or about.get("card model")
-        if pci:
-            memory = integer(about.get("vram total memory (b)"))
-            found[pci] = Gpu(len(found), "amd", None if name in ("N/A", "") else name, pci, memory_bytes=memory)
-    return found
 
 
 def rocm_version(host: Host) -> Optional[str]:
