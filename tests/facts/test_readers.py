@@ -23,6 +23,7 @@ from drumbeat.facts import (
     netlink,
     rdma,
 )
+from drumbeat.facts.gather import gather
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, cpulist_text, natural, pci_address
@@ -140,26 +141,47 @@ def test_nvidia_rows_with_holes():
     assert (two.index, two.name, two.memory_bytes, two.arch) == (2, "Name, with comma", 24564 << 20, None)
 
 
+INFORMATION = (
+    "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-{minor}\nBus Location: \t 0000:{bus}:00.0\nDevice Minor: \t {minor}\n"
+)
+
+
 def test_nvidia_without_its_tool(tree):
     path = "pci0000:10/0000:10:01.0/0000:11:00.0"
-    tree.nvidia_gpu(path, 1, "NVIDIA H100 80GB HBM3", 81559)
+    tree.nvidia_gpu(path, 1, "NVIDIA H200", 143771)
     tree.nvidia = []  # no nvidia-smi in this image
+    tree.file("/proc/driver/nvidia/gpus/0000:11:00.0/information", INFORMATION.format(minor=0, bus=11))
     (gpu,) = gpus.read(host(tree))
-    assert (gpu.name, gpu.numa, gpu.memory_bytes, gpu.pci_path) == ("NVIDIA H100 80GB HBM3", 1, None, path)
-    information = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-1234\nBus Location: \t 0000:11:00.0\n"
-    tree.file("/proc/driver/nvidia/gpus/0000:11:00.0/information", information)
-    (gpu,) = gpus.read(host(tree))
-    assert (gpu.name, gpu.uuid, gpu.pci, gpu.driver, gpu.pids) == (
-        "NVIDIA H200",
-        "GPU-1234",
-        "0000:11:00.0",
-        "550.54.15",
-        None,
-    )
+    assert (gpu.name, gpu.uuid, gpu.pci, gpu.driver) == ("NVIDIA H200", "GPU-0", "0000:11:00.0", "550.54.15")
+    assert (gpu.numa, gpu.memory_bytes, gpu.pci_path, gpu.pids) == (1, None, path, None)
+
+
+def test_a_container_has_the_gpus_whose_device_files_it_has(tree):
+    for minor, bus in enumerate((11, 21)):
+        tree.nvidia_gpu(f"pci0000:{bus - 1}/0000:{bus - 1}:01.0/0000:{bus}:00.0", 0, "NVIDIA H200", 143771)
+        tree.file(f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information", INFORMATION.format(minor=minor, bus=bus))
+    tree.nvidia = []
+    tree.file("/dev/nvidia1", "")
+    assert [(gpu.index, gpu.pci) for gpu in gpus.read(host(tree))] == [(0, "0000:21:00.0")]
+    os.rename(tree.root / "dev/nvidia1", tree.root / "dev/null")
+    facts = gather(host(tree))
+    assert facts.gpus == () and facts.gpus_on_bus == {"nvidia": 2}
+    assert any("none of 2 nvidia GPUs on the bus is open to us" in note for note in facts.unknown)
+
+
+def test_a_container_without_kfd_has_no_amd_gpu(tree):
+    for bus in ("11", "21"):
+        tree.amd_gpu(f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0/0000:{bus}:00.0", 0, "0x74a1", 90402, 192)
+    tree.file("/dev/null", "")
+    assert gpus.read(host(tree)) == () and gpus.on_bus(host(tree)) == {"amd": 2}
+    tree.file("/dev/kfd", "")
+    tree.file("/dev/dri/renderD129", "")
+    assert [gpu.pci for gpu in gpus.read(host(tree))] == ["0000:21:00.0"]
 
 
 def test_an_older_driver_does_not_know_the_last_column(tree):
     tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x10de", "0x1db5", "0x030200", 0, "nvidia")
+    tree.file("/sys/module/nvidia/version", "418.87.00")
     query = (
         "nvidia-smi --query-gpu=index,name,uuid,pci.bus_id,memory.total,driver_version --format=csv,noheader,nounits"
     )
@@ -198,7 +220,9 @@ def test_gcds_pair_up_on_kernels_without_link_speeds(tree):
 
 
 def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
-    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x1002", "0x66a1", "0x038000", 0, "amdgpu")
+    tree.amd_gpu("pci0000:10/0000:10:01.0/0000:11:00.0", 0, "0x66a1", 90006, 16)
+    os.unlink(tree.root / "sys/class/kfd/kfd/topology/nodes/0/mem_banks/0/properties")
+    os.unlink(tree.root / "sys/bus/pci/devices/0000:11:00.0/mem_info_vram_total")
     cards = {
         "card0": {"PCI Bus": "0000:11:00.0", "Card Series": "AMD Radeon VII", "VRAM Total Memory (B)": "17163091968"}
     }

@@ -18,10 +18,8 @@ _PCI = "/sys/bus/pci/devices"
 _WITHIN_MODULE_MBPS = 200_000
 
 
-def read(host: Host, on_bus: List[str]) -> List[Gpu]:
+def read(host: Host) -> List[Gpu]:
     gpus, links = _from_topology(host)
-    if not gpus:
-        gpus = [_from_bus(host, index, address) for index, address in enumerate(on_bus)]
     if any(gpu.memory_bytes is None or gpu.name is None for gpu in gpus):
         gpus = _asked(host, gpus)
     return _with_modules(host, gpus, links)
@@ -32,10 +30,16 @@ def _from_topology(host: Host) -> Tuple[List[Gpu], Dict[int, List[int]]]:
     gpus: List[Gpu] = []
     index_of: Dict[str, int] = {}
     users = _users(host)
+    device_files = host.list("/dev")
+    if device_files and "kfd" not in device_files:
+        return [], {}  # a container without it
+    render_files = host.list("/dev/dri")
     for node in sorted(host.list(_NODES), key=natural):
         about = properties(host.read(f"{_NODES}/{node}/properties"))
         # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us cannot be read at all: it is not ours.
         if not integer(about.get("simd_count")):
+            continue
+        if device_files and f"renderD{about.get('drm_render_minor')}" not in render_files:
             continue
         identity = line(host, f"{_NODES}/{node}/gpu_id") or ""
         index_of[node] = len(gpus)
@@ -117,17 +121,6 @@ def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> L
         dataclasses.replace(gpu, module=numbers[module_of[gpu.index]]) if gpu.index in module_of else gpu
         for gpu in gpus
     ]
-
-
-def _from_bus(host: Host, index: int, address: str) -> Gpu:
-    base = f"{_PCI}/{address}"
-    return Gpu(
-        index=index,
-        vendor="amd",
-        name=line(host, f"{base}/product_name"),
-        pci=address,
-        memory_bytes=number(host, f"{base}/mem_info_vram_total"),
-    )
 
 
 def _users(host: Host) -> Optional[Dict[str, Tuple[int, ...]]]:
