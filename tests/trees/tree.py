@@ -143,6 +143,7 @@ class Tree:
             "location_id": int(bus, 16) << 8,
             "domain": int(domain, 16),
             "unique_id": 1000 + self.kfd,
+            "drm_render_minor": 128 + self.kfd,
         }
         self.file(f"{node}/gpu_id", 40000 + self.kfd)
         self.file(f"{node}/properties", "\n".join(f"{key} {value}" for key, value in about.items()))
