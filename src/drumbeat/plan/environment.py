@@ -61,6 +61,8 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     ]
     if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
+    if here.vendor and here.fabric == "ethernet":
+        left.append(Left("NCCL_P2P_DISABLE", "only where a check of copies between the GPUs has failed"))
     bound = bound or binding(order, facts, node)
     proposals += bound.variables
     proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
