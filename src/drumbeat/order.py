@@ -30,6 +30,8 @@ PREEMPT_SIGNAL = signal.SIGUSR2
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")
+TRANSPORTS = ("any", "rdma", "roce", "ib", "ofi", "tcp")
+CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
 
@@ -61,6 +63,17 @@ class HostPath:
     name: str
     pattern: str
     why: str
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Which network must carry the traffic between nodes."""
+
+    transport: str = "any"  # one of TRANSPORTS; rdma also takes libfabric over a provider that is not TCP
+    gdr: Optional[bool] = None  # GPU memory straight to the NIC; none: not said
+
+    def __post_init__(self) -> None:
+        assert self.transport in TRANSPORTS, self.transport
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,9 @@ class Order:
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
     host_paths: Tuple[HostPath, ...] = ()
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
+    expect: Expect = field(default_factory=Expect)
+    checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
+    brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA
 

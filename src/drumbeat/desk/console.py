@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.agent.rank_logs import tail
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail, read_json, read_lines
+from drumbeat.runfolder.read import Tail, read_json
 
 _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
 
@@ -33,7 +35,7 @@ class Console:
 
     def begin(self) -> None:
         order = self.order
-        ranks = f"{order.ranks_per_node} ranks" if order.ranks_per_node else "one rank a GPU"
+        ranks = _count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank a GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         self.say("drumbeat", f"{order.run_id}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
         self.say("launch", f"{order.launcher}: {order.launcher_why}")
@@ -64,7 +66,7 @@ class Console:
 
     def say(self, label: str, text: str) -> None:
         self._clear()
-        print(f"{label:<9} {text}", file=sys.stderr, flush=True)
+        print(f"{label:<10} {text}", file=sys.stderr, flush=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -82,6 +84,10 @@ class Console:
                 self.say("failed", str(event["finding"]["title"]))
             elif kind == "node-lost":
                 self.say("lost", f"node {event['peer']} ({event['peer_host']}): {event['why']}")
+            elif kind == "verdict" and (event.get("peer") == 0 or event["verdict"]["answer"] == "mismatch"):
+                verdict = event["verdict"]
+                label = {"affinity": "cpu", "transport": "net"}.get(verdict["check"], verdict["check"])
+                self.say(label, f"{verdict['answer']}: {verdict['summary']}")
             elif kind == "finding":
                 finding = event["finding"]
                 self.say(str(finding["severity"]), f"{finding['title']}: {finding['fix']}")
@@ -89,8 +95,6 @@ class Console:
             self._say_environment(folder)
 
     def _new_events(self, folder: RunFolder) -> List[Dict[str, Any]]:
-        import json
-
         if self._events is None or self._events.path != folder.events:
             self._events = Tail(folder.events)
         found = []
@@ -133,8 +137,6 @@ class Console:
             target.flush()
 
     def _read_metrics(self, folder: RunFolder, final: bool) -> None:
-        import json
-
         for node in folder.nodes():
             tail = self._metrics.setdefault(node.node, Tail(node.metrics))
             for line in tail.lines(final):
@@ -222,10 +224,8 @@ def _failure_lines(
             folder, failure
         )
         if log:
-            from drumbeat.agent.rank_logs import tail
-
             last = [line for line in tail(folder.at(log), 40) if line.strip()][-8:]
-            lines.append(("log", f"the end of {log}:"))
+            lines.append(("log", f"the end of {log}:" if last else f"{log} is empty"))
             lines += [("", line) for line in last]
     if failure.get("fix"):
         lines.append(("fix", failure["fix"]))
@@ -233,7 +233,7 @@ def _failure_lines(
         said: Dict[str, List[str]] = {}
         for each in consequences:
             said.setdefault(str(each["what"]), []).append(str(each["rank"]))
-        lines.append(("then", "; ".join(f"ranks {', '.join(ranks)}: {what}" for what, ranks in said.items())))
+        lines.append(("then", "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in said.items())))
     return lines
 
 
@@ -257,10 +257,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def _ranks(ranks: List[str]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+
+
 def _near(path: str) -> str:
     """A path as short as it can be said from here."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
-
-
-__all__ = ["Console", "closing_lines", "duration", "progress_line", "read_lines"]

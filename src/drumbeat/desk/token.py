@@ -22,11 +22,8 @@ def users_token(environ: Mapping[str, str]) -> str:
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
     path = os.path.join(config, "drumbeat", "token")
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(fresh_token() + "\n")
-    except FileExistsError:
-        pass
+        if not os.path.exists(path):
+            _make(path)
     except OSError as error:
         raise Problem(
             f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
@@ -40,3 +37,17 @@ def users_token(environ: Mapping[str, str]) -> str:
             f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}"
         )
     return token
+
+
+def _make(path: str) -> None:
+    """Two nodes with one home may do this at the same time: the first link wins, and nobody sees half a file."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    own = f"{path}.{secrets.token_hex(4)}"
+    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(fresh_token() + "\n")
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(own)

@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.order import EnvVar, HostPath, Order, Wrap
+from drumbeat.order import EnvVar, Expect, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.secret import looks_secret
 from drumbeat.spec.check import check_limits, check_variable_name
@@ -53,8 +54,9 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
     launcher, launcher_why = choose_launcher(command, job.launcher)
-    nodes = job.nodes or len(here.hosts) or site.nodes or 1
-    ranks = _ranks_per_node(job, site, here)
+    said = find_launcher(command)  # a launch command that exists already says how large it is meant to be
+    nodes = job.nodes or len(here.hosts) or (said and said.nodes) or site.nodes or 1
+    ranks = (not job.ranks_per_node and said and said.ranks_per_node) or _ranks_per_node(job, site, here)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
@@ -97,6 +99,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         local_dir=_local_dir(site, here),
         host_paths=tuple(HostPath(name, path.pattern, path.why) for name, path in site.paths.items()),
         cache_dir=_cache_dir(job, site, here),
+        expect=_expect(job, site),
+        checks={
+            "preflight": job.checks.preflight,
+            "affinity": job.checks.affinity,
+            "transport": job.checks.transport or ("stop" if job.expect else "warn"),
+        },
     )
 
 
@@ -276,6 +284,11 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
             raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank} among {world}, counted from 0")
     place = job.where("wrap.command")
     return Wrap(job.wrap.ranks, tuple(expand(word, here.environ, place) for word in job.wrap.command))
+
+
+def _expect(job: Job, site: Site) -> Expect:
+    said = job.expect or site.expect
+    return Expect(said.transport, said.gdr) if said else Expect()
 
 
 def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:
