@@ -29,7 +29,7 @@ SITES = {
     "no-ipv4-gid": "rcp",
     "dgx-h100": "dgx-h100",
     "twelve-mlx5": "dgx-h100",
-    "bond-only": "dgx-h100",
+    "bond-only": "rcp",
     "ib-and-roce": "dgx-h100",
     "workstation": "workstation",
 }

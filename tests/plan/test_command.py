@@ -7,7 +7,9 @@ import pytest
 from drumbeat.cli import main
 from drumbeat.facts.gather import gather
 from drumbeat.facts.replay import FolderHost
+from drumbeat.order import dump_order
 from drumbeat.record import to_json
+from plan.making import machine, order
 from trees.archetypes import build
 
 
@@ -71,6 +73,16 @@ def test_the_nodes_of_an_earlier_run(lumi, tmp_path, capsys):
     assert main(["plan", "--from-run", str(tmp_path), "--", "x"]) == 2
     assert "node 1 cannot be read" in capsys.readouterr().err
     assert main(["plan", "--from-run", str(tmp_path / "nothing"), "--", "x"]) == 2
+
+
+def test_a_run_that_was_emulated_is_planned_so_again(tmp_path, capsys):
+    for node in range(2):
+        (tmp_path / f"nodes/{node}").mkdir(parents=True)
+        (tmp_path / f"nodes/{node}/facts.json").write_text(to_json(machine(4)))
+    (tmp_path / "order.json").write_text(dump_order(order()))
+    assert main(["plan", "--from-run", str(tmp_path), "--", "x"]) == 0
+    out = capsys.readouterr().out
+    assert "2 emulated nodes" in out and "node 1 (here) differs in:" in out
 
 
 def test_an_error_in_the_plan_is_the_exit_code(lumi, capsys):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from drumbeat.facts.model import Facts, Interface, Library, Peer, Peers
-from drumbeat.order import EnvVar
+from drumbeat.order import EnvVar, Expect
 from drumbeat.plan.environment import decide, environment
 from plan.archetype import facts_of, order_of, peers_of
 from plan.making import machine, named, order, peers
@@ -179,3 +179,21 @@ def test_every_variable_is_there_once_in_order():
     facts = facts_of("olivia")
     names = [each.name for each in environment(order_of("olivia", facts), facts[0], peers_of(facts), 0)]
     assert names == sorted(set(names))
+
+
+def expecting(name, transport, level="warn", change=None):
+    plan = env(name, change, expect=Expect(transport), checks={"transport": level})
+    return plan, [(each.code, each.severity) for each in plan.findings if each.code == "expected-network-missing"]
+
+
+def test_a_network_that_is_expected_must_be_there():
+    assert expecting("lumi-g", "ofi")[1] == expecting("rcp-pod", "roce")[1] == expecting("dgx-h100", "rdma")[1] == []
+    assert expecting("dgx-h100", "roce")[1] == [("expected-network-missing", "warning")]
+    assert expecting("workstation", "rdma", "stop")[1] == [("expected-network-missing", "error")]
+    without = expecting("lumi-g", "ofi", "stop", lambda facts: {"libraries": ()})
+    assert without[1] == [("expected-network-missing", "error")]
+
+
+def test_a_job_that_expects_tcp_gets_it():
+    plan, findings = expecting("dgx-h100", "tcp")
+    assert values(plan)["NCCL_NET"] == "Socket" and findings == []

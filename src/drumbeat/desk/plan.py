@@ -12,7 +12,7 @@ from drumbeat.facts.gather import gather
 from drumbeat.facts.host import Host, LiveHost
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.facts.replay import open_host
-from drumbeat.order import Order
+from drumbeat.order import Order, load_order
 from drumbeat.plan.interfaces import address_of, candidates
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_json
@@ -34,7 +34,10 @@ class Ready:
 def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
     machines: List[Host] = [] if run else [open_host(root) for root in roots] or [LiveHost()]
     facts = facts_of_run(run) if run else [gather(machine) for machine in machines]
-    elsewhere = bool(roots or run)
+    if run and _was_emulated(run):  # all its nodes were one machine, and that machine is meant again
+        job = dataclasses.replace(job, nodes=job.nodes or len(facts))
+        facts = facts[:1]
+    elsewhere = bool(roots or run and not _was_emulated(run))
     if len(facts) > 1 and job.nodes is None:
         job = dataclasses.replace(job, nodes=len(facts))
     here = look_around(environ)
@@ -71,6 +74,14 @@ def facts_of_run(path: str) -> List[Facts]:
     if not found:
         raise Problem(f"{path} holds no facts of a node", f"a run folder has {folder.node(0).facts}")
     return found
+
+
+def _was_emulated(run: str) -> bool:
+    try:
+        with open(RunFolder(run).order, encoding="utf-8") as file:
+            return load_order(file.read()).emulated
+    except (OSError, RecordError, UnicodeDecodeError):
+        return False
 
 
 def _peers(facts: Sequence[Facts]) -> Peers:

@@ -51,6 +51,8 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
         for name, value in sorted(facts.environment.items())
         if name.startswith(FAMILIES)
     ]
+    if order.expect.transport == "tcp" and here.nodes == "many":
+        proposals.append(EnvVar("NCCL_NET", "Socket", "the job expects TCP", "user"))
     proposals += _interfaces(here, facts, peers, node, left, findings)
     proposals += _rdma(here, facts, left)
     proposals += _plugin(here, facts, left)
@@ -70,7 +72,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     variables, conflicts = settle(proposals)
     names = {variable.name for variable in variables}
     kept = tuple(item for item in left if item.name not in names)
-    return Decision(tuple(variables), kept, tuple(findings + conflicts))
+    return Decision(tuple(variables), kept, tuple(findings + conflicts + _expected(order, here)))
 
 
 def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
@@ -210,6 +212,30 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         why = "before ROCm 7.2.1 RCCL drives Pensando NICs through this plug-in"
         return [EnvVar("NCCL_NET_PLUGIN", "librccl-anp.so", why, "detected")]
     return []
+
+
+def _expected(order: Order, here: Scene) -> List[Finding]:
+    """Can this node carry the traffic by the network that the job or its site expects?"""
+    wanted = order.expect.transport
+    libfabric = here.fabric in ("slingshot", "efa") and here.ofi_plugin is not None
+    possible = {
+        "ib": here.fabric == "infiniband",
+        "roce": here.fabric == "roce",
+        "ofi": libfabric,
+        "rdma": here.fabric in ("infiniband", "roce") or libfabric,
+    }.get(wanted, True)
+    if possible or here.nodes == "one" or here.fabric in ("loopback", "unknown"):
+        return []
+    missing = "the libfabric plug-in was not found" if here.fabric in ("slingshot", "efa") else here.fabric_why
+    return [
+        Finding(
+            "expected-network-missing",
+            "error" if order.checks.get("transport") == "stop" else "warning",
+            f"{wanted} is expected between the nodes, and this one cannot do it: it has {here.fabric}",
+            missing,
+            "mend the node or its container, leave it out, or expect another network",
+        )
+    ]
 
 
 def _threads_why(bound: Binding) -> str:
