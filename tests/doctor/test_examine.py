@@ -172,6 +172,18 @@ def test_two_broadcom_libraries():
     assert ("bnxt-two-libraries", "warning") in said(dataclasses.replace(host, libraries=(*host.libraries, inbox)))
 
 
+def test_gpu_direct_on_nvidia():
+    old = change("dgx-h100", kernel={"nvidia_peermem": False, "release": "5.4.0-generic"})
+    assert ("peermem-missing", "warning") in said(old)
+    new = change("dgx-h100", kernel={"nvidia_peermem": False, "release": "6.8.0-generic"})
+    assert "peermem-missing" in [each.code for each in examine(new) if each.severity == "info"]
+    assert "peermem" in [each.code for each in examine(change("dgx-h100", kernel={"nvidia_peermem": True}))]
+    cloud = change("dgx-h100", virtual_machine=True)
+    assert "vm-without-topology" in [each.code for each in examine(cloud)]
+    told = change("dgx-h100", virtual_machine=True, environment={"NCCL_TOPO_FILE": "/opt/ndv5.xml"})
+    assert "vm-without-topology" not in [each.code for each in examine(told)]
+
+
 def test_no_way_out_suggests_to_stay_offline():
     lost = change("lumi-g", default_route="")
     assert "no-route-out" in [each.code for each in examine(lost)]

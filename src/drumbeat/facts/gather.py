@@ -82,6 +82,7 @@ def gather(host: Host) -> Facts:
         environment=ask("environment", lambda: environment.read(host.environ), {}),
         default_route=ask("default route", lambda: board.default_route(host), None),
         nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
+        virtual_machine=ask("virtual machine", lambda: board.virtual_machine(host), None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 
