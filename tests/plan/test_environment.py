@@ -197,3 +197,19 @@ def test_a_network_that_is_expected_must_be_there():
 def test_a_job_that_expects_tcp_gets_it():
     plan, findings = expecting("dgx-h100", "tcp")
     assert values(plan)["NCCL_NET"] == "Socket" and findings == []
+
+
+def test_an_interface_that_was_named_needs_none_to_be_found():
+    lone = Facts("a", interfaces=interfaces(("docker0", True, "172.17.0.1/16", 10)))
+    named_one = EnvVar("NCCL_SOCKET_IFNAME", "ib0", "as the job asks", "user")
+    plan = decide(order(emulated=False, env=(named_one,)), lone, Peers((Peer(0, "a", "", lone),), "", 0), 0)
+    assert [each.code for each in plan.findings] == []
+
+
+def test_a_value_against_a_default_is_kept_and_said():
+    def exported(facts):
+        return {"environment": {**facts.environment, "FI_MR_CACHE_MONITOR": "kdreg2"}}
+
+    plan = env("lumi-g", exported)
+    assert values(plan)["FI_MR_CACHE_MONITOR"] == "kdreg2"
+    assert any("userfaultfd" in each.title for each in plan.findings if each.code == "variable-overruled")

@@ -44,7 +44,6 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     """What is set, what is left alone, and where two sources disagree: the strongest wins and it is said."""
     here = scene(order, facts, peers)
     left: List[Left] = []
-    findings: List[Finding] = []
     proposals = list(order.env)
     proposals += [
         EnvVar(name, value, EXPORTED, "user")
@@ -53,7 +52,10 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     ]
     if order.expect.transport == "tcp" and here.nodes == "many":
         proposals.append(EnvVar("NCCL_NET", "Socket", "the job expects TCP", "user"))
-    proposals += _interfaces(here, facts, peers, node, left, findings)
+    about_interfaces: List[Finding] = []
+    chosen_already = any(each.name == "NCCL_SOCKET_IFNAME" for each in proposals)
+    proposals += _interfaces(here, facts, peers, node, left, about_interfaces)
+    findings = [] if chosen_already else about_interfaces
     proposals += _rdma(here, facts, left)
     proposals += _plugin(here, facts, left)
     proposals += [
@@ -86,7 +88,8 @@ def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
         winner = ranked[0]
         chosen.append(winner)
         other = next((variable for variable in ranked[1:] if variable.value != winner.value), None)
-        if other is not None and (winner.source in ("user", "site") and other.source != "default"):
+        # A site may well differ from our default; what a user sets against any reason of ours is said.
+        if other is not None and (winner.source == "user" or other.source == "detected"):
             conflicts.append(
                 Finding(
                     "variable-overruled",
