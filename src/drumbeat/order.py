@@ -57,6 +57,15 @@ class Wrap:
 
 
 @dataclass(frozen=True)
+class HostPath:
+    """A folder or file of the host that the job needs; the pattern is looked up on the node, the newest match counts."""
+
+    name: str
+    pattern: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Expect:
     """Which network must carry the traffic between nodes."""
 
@@ -116,6 +125,7 @@ class Order:
     reserved_cpus: Tuple[int, ...] = ()  # kept for the system, as the site says
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
+    host_paths: Tuple[HostPath, ...] = ()
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
     expect: Expect = field(default_factory=Expect)
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from archetype import plans_of, shown
 
+from plan.archetype import plans_of, shown
 from trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent / "golden"

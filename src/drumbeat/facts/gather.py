@@ -83,6 +83,7 @@ def gather(host: Host) -> Facts:
         gpus_on_bus=ask("gpus", lambda: gpus.on_bus(host), {}),
         default_route=ask("default route", lambda: board.default_route(host), None),
         nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
+        virtual_machine=ask("virtual machine", lambda: board.virtual_machine(host), None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 

@@ -155,6 +155,7 @@ class Kernel:
     iommu: Optional[str] = None  # pt, on, off as the command line says
     acs_enabled: Optional[bool] = None
     ephemeral_ports: Optional[Tuple[int, int]] = None
+    nvidia_peermem: Optional[bool] = None  # the module by which a NIC reaches an NVIDIA GPU's memory
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ class Facts:
     gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
     default_route: Optional[str] = None  # the interface that leads out; empty: none does
     nvme_disks: Optional[int] = None
+    virtual_machine: Optional[bool] = None
     schema: str = SCHEMA
 
 
