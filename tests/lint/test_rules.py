@@ -41,7 +41,10 @@ def test_every_check_has_a_rule_and_every_rule_its_check():
         ("- {id: a, title: t}", "lacks reason"),
         ("- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g}", "needs one of"),
         ("- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: '('}", "is no pattern"),
-        ("- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: x, severity: bad}", "severity is"),
+        (
+            "- {id: a, title: t, reason: r, fix: f, source: s, bad: b, good: g, command: x, severity: bad}",
+            "severity is",
+        ),
         ("- {id: 3}", "must be str"),
         ("[", "not YAML"),
     ],

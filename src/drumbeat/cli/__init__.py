@@ -12,6 +12,7 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
+    "lint": "what is wrong in a batch script or launch command that I already have",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 

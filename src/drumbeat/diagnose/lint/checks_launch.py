@@ -17,7 +17,9 @@ def _flags(command: Command) -> Dict[str, str]:
 
 
 def _launch_lines(context: Context) -> Iterator[Command]:
-    return (command for command in context.script.commands if _TORCHRUN.search(command.text))
+    for command in context.script.commands:
+        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(command.text):
+            yield command
 
 
 def port_fixed(context: Context) -> Iterator[Hit]:
@@ -45,6 +47,12 @@ def master_is_localhost(context: Context) -> Iterator[Hit]:
         for name in ("master-addr", "rdzv-endpoint"):
             if _LOCAL.match(flags.get(name, "")):
                 yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
+
+
+def localhost_after_failure(context: Context) -> Iterator[Hit]:
+    for command in context.script.commands:
+        if command.follows == "||" and re.fullmatch(r"echo (?:localhost|127\.0\.0\.1)", command.text):
+            yield Hit(command.line)
 
 
 def rendezvous_mixed(context: Context) -> Iterator[Hit]:
@@ -101,6 +109,7 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
 CHECKS = {
     "port-fixed": port_fixed,
     "master-is-localhost": master_is_localhost,
+    "localhost-after-failure": localhost_after_failure,
     "rendezvous-mixed": rendezvous_mixed,
     "rendezvous-missing": rendezvous_missing,
     "local-rank-missing": local_rank_missing,

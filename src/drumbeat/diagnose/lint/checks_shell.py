@@ -31,7 +31,9 @@ def _plain(fault: Fault, line: str) -> List[Edit]:
     """What the key was meant to be, where that is certain."""
     new = None
     if fault.text in _DASHES:
-        found = re.match(r"\s(-?)[%s](-?)(\w[\w-]*)" % _DASHES, line[max(fault.column - 1 - line[: fault.column].endswith("-"), 0) :])
+        found = re.match(
+            r"\s(-?)[%s](-?)(\w[\w-]*)" % _DASHES, line[max(fault.column - 1 - line[: fault.column].endswith("-"), 0) :]
+        )
         if found:
             before, after, name = found.groups()
             # One letter, perhaps with its number: -N, -n16. A long name had two dashes that an editor drew together.
@@ -89,7 +91,9 @@ def variable_as_command(context: Context) -> Iterator[Hit]:
                 if found and found.group(1) not in functions and place not in seen:
                     seen.add(place)
                     name = found.group(1)
-                    yield Hit(part.line, {"name": name}, (Edit(part.line, part.column - 2, part.raw, "${" + name + "}"),))
+                    yield Hit(
+                        part.line, {"name": name}, (Edit(part.line, part.column - 2, part.raw, "${" + name + "}"),)
+                    )
 
 
 def missing_semicolon(context: Context) -> Iterator[Hit]:
@@ -97,7 +101,9 @@ def missing_semicolon(context: Context) -> Iterator[Hit]:
         texts = [word.raw for word in command.words]
         for place, text in enumerate(texts[1:], 1):
             tested = texts[0] in ("[", "[[", "test") and texts[place - 1] in ("]", "]]")
-            if (text == "then" and tested) or (text == "do" and place == len(texts) - 1 and (tested or texts[0] == "for")):
+            if (text == "then" and tested) or (
+                text == "do" and place == len(texts) - 1 and (tested or texts[0] == "for")
+            ):
                 word, before = command.words[place], command.words[place - 1]
                 edits: Tuple[Edit, ...] = ()
                 if before.line == word.line:
@@ -182,8 +188,10 @@ def clone_then_cd(context: Context) -> Iterator[Hit]:
 def export_of_itself(context: Context) -> Iterator[Hit]:
     assigned = {each.name for each in context.script.assignments if each.how == "plain"}
     for each in context.script.assignments:
-        if each.how in ("export", "plain") and each.name == each.spelt and each.name not in assigned - (
-            {each.name} if each.how == "plain" else set()
+        if (
+            each.how in ("export", "plain")
+            and each.name == each.spelt
+            and each.name not in assigned - ({each.name} if each.how == "plain" else set())
         ):
             if re.fullmatch(r"\$\{?%s\}?" % re.escape(each.name), each.text):
                 yield Hit(each.line, {"name": each.name})
@@ -197,6 +205,26 @@ def export_of_prose(context: Context) -> Iterator[Hit]:
         bare = [text for text in texts if re.fullmatch(r"[A-Za-z]+", text)]
         if len(bare) > 1:
             yield Hit(command.line, {"shown": " ".join(bare)})
+
+
+def stops_all_containers(context: Context) -> Iterator[Hit]:
+    listing = re.compile(r"\s*(?:docker|podman) (?:ps|container ls)\b")
+    ending = re.compile(r"(?:.* )?(?:docker|podman) (?:container )?(?:stop|kill|rm)\b")
+    for pipeline in context.script.pipelines:
+        listed = False
+        for command in pipeline.commands:
+            if ending.match(command.text) and (
+                listed or any(listing.match(part.text) for word in command.words for part in word.parts)
+            ):
+                yield Hit(command.line)
+            listed = listed or bool(listing.match(command.text))
+
+
+def appended_to(context: Context) -> Iterator[Hit]:
+    for command in context.script.commands:
+        for token in command.redirects:
+            if token.text == ">>" and token.word and token.word.text in context.settings["files"]:
+                yield Hit(token.line, {"file": token.word.text})
 
 
 CHECKS = {
@@ -213,4 +241,6 @@ CHECKS = {
     "clone-then-cd": clone_then_cd,
     "export-of-itself": export_of_itself,
     "export-of-prose": export_of_prose,
+    "stops-all-containers": stops_all_containers,
+    "appended-to": appended_to,
 }

@@ -8,10 +8,11 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from drumbeat.diagnose.lint.context import Context, Hit
 from drumbeat.diagnose.lint.script import CONTAINER, FILE, SUBSTITUTION, TASK, Command, options, runtime_at
 from drumbeat.plan import masks
-from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.known import DEAD, DEBUGGING, SPELT
 
 _PER_TASK = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"}
 _STARTERS = ("srun", "mpirun", "mpiexec")
+_INHERITED = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", *SPELT, *DEAD, *DEBUGGING}
 _LAUNCHERS = re.compile(r"^(?:\S*/)?(?:torchrun|accelerate launch|deepspeed|python[\d.]*)(?:\s|$)")
 
 
@@ -121,22 +122,25 @@ def not_exported(context: Context) -> Iterator[Hit]:
     launches = [
         command.line
         for command in commands
-        if SUBSTITUTION not in command.within and (set(command.names) & set(_STARTERS) or _LAUNCHERS.match(command.text))
+        if SUBSTITUTION not in command.within
+        and (set(command.names) & set(_STARTERS) or _LAUNCHERS.match(command.text))
     ]
-    exported = {each.name for each in script.assignments if each.how in ("export", "option", "prefix")}
+    exported = {each.name for each in script.assignments if each.how in ("export", "option")}
     for command in commands:
         if command.name in ("export", "declare", "typeset"):
             exported |= {word.text for word in command.words[1:]}
-        exported |= set(re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export")))
+        exported |= set(
+            re.findall(r"\w+", " ".join(value for name, value in options(command.names) if name == "export"))
+        )
     used: Set[str] = set()
     for command in commands:
         for word in [*command.words, *(each.value for each in command.assignments)]:
             used |= set(word.active)
+        used |= {name for token in command.redirects if token.word for name in token.word.active}
     for each in script.assignments:
         if each.how != "plain" or each.name in exported or each.name in used or not launches:
             continue
-        matters = each.name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE") or each.name.startswith(FAMILIES)
-        if matters and max(launches) >= each.line:
+        if each.name in _INHERITED and max(launches) >= each.line:
             yield Hit(each.line, {"name": each.name})
 
 
@@ -144,9 +148,9 @@ def launched_on_one_node(context: Context) -> Iterator[Hit]:
     if not context.script.directives or (context.nodes or 1) < 2:
         return
     for command in context.script.commands:
-        if command.within or not re.search(r"\btorchrun\b|-m torch\.distributed\.run\b", command.text):
-            continue
-        if not set(command.names) & {*_STARTERS, "ssh", "pdsh", "clush", "parallel"}:
+        if not command.within and re.match(
+            r"(?:\S*/)?(?:torchrun|python[\d.]* -m torch\.distributed\.run)\b", command.text
+        ):
             yield Hit(command.line, {"nodes": str(context.nodes)})
 
 
@@ -181,7 +185,9 @@ def scontrol_in_container(context: Context) -> Iterator[Hit]:
         inside = CONTAINER in command.within
         begins = runtime_at(command)
         names = command.names
-        found = [name for place, name in enumerate(names) if name in tools and (inside and place == 0 or 0 <= begins < place)]
+        found = [
+            name for place, name in enumerate(names) if name in tools and (inside and place == 0 or 0 <= begins < place)
+        ]
         if found:
             yield Hit(command.line, {"name": found[0]})
 

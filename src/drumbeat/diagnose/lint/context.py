@@ -29,6 +29,7 @@ class Context(NamedTuple):
     script: Script
     whole: bool  # a whole script, not an excerpt in a page
     returns: bool  # its lines ended in \r\n
+    around: str  # the whole text that the script stands in
     settings: Mapping[str, Any]
 
     @property
@@ -38,8 +39,7 @@ class Context(NamedTuple):
     @property
     def slurm(self) -> bool:
         """Does it run under Slurm?"""
-        script = self.script
-        return bool(script.directives or script.late or re.search(r"\bSLURM_|\bsrun\b|\bsbatch\b", script.text))
+        return bool(re.search(r"\bSLURM_|\bsrun\b|\bsbatch\b|^#SBATCH", self.around, re.MULTILINE))
 
     @property
     def batch(self) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.lint import checks_launch, checks_shell, checks_slurm, checks_variables, python_code
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
 from drumbeat.diagnose.lint.document import PYTHON, SHELL, Block, blocks, is_document
 from drumbeat.diagnose.lint.redact import redact
 from drumbeat.diagnose.lint.rules import Rule, compiled, rules
-from drumbeat.diagnose.lint.script import MAX_TEXT, Script, read
+from drumbeat.diagnose.lint.script import MAX_TEXT, Command, Script, read
 from drumbeat.finding import Evidence, Finding
 
 CHECKS = {**checks_shell.CHECKS, **checks_slurm.CHECKS, **checks_launch.CHECKS, **checks_variables.CHECKS}
 MAX_SHOWN = 160
+Words = Dict[str, str]
 
 
 class Review(NamedTuple):
@@ -33,7 +34,7 @@ def lint(text: str, name: str = "-") -> Review:
     found: List[Tuple[Rule, Hit]] = []
     edits: List[Edit] = []
     for block in blocks(text, name):
-        for rule, hit in _judge(block, not document, returns):
+        for rule, hit in _judge(block, text, not document, returns):
             if not any(rule is other and hit.line == before.line for other, before in found):
                 found.append((rule, hit))
             if rule.mends:
@@ -42,19 +43,19 @@ def lint(text: str, name: str = "-") -> Review:
     return Review(text, document, tuple(_finding(rule, hit, lines, name) for rule, hit in found), tuple(edits))
 
 
-def _judge(block: Block, whole: bool, returns: bool) -> Iterator[Tuple[Rule, Hit]]:
+def _judge(block: Block, around: str, whole: bool, returns: bool) -> Iterator[Tuple[Rule, Hit]]:
     if block.kind == PYTHON:
         yield from _python(block.text, block.line)
         return
     script = read(block.text, block.line)
-    context = Context(script, whole, returns, {})
+    context = Context(script, whole, returns, around, {})
     for rule in rules():
-        if (rule.whole and not whole) or not _wanted(rule, block.text):
+        if rule.python or (rule.whole and not whole) or not _wanted(rule, block.text):
             continue
         if rule.check in CHECKS:
             for hit in CHECKS[rule.check](context._replace(settings=rule.settings)):
                 yield rule, hit
-        else:
+        elif not rule.check:
             for line, words in _matches(rule, script):
                 yield rule, Hit(line, words)
     for piece in script.python:
@@ -81,46 +82,58 @@ def _python(text: str, first: int) -> Iterator[Tuple[Rule, Hit]]:
                     yield rule, Hit(line, words)
 
 
-def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, dict]]:  # type: ignore[type-arg]
-    for line, text, value in _subjects(rule, script):
-        pattern = compiled(rule.command or rule.pipeline or rule.assign or rule.sbatch or rule.line)
-        words = _match(rule, pattern, text, value)
+def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, Words]]:
+    if rule.command or rule.pipeline:
+        groups = [[each] for each in script.commands] if rule.command else [each.commands for each in script.pipelines]
+        for commands in groups:
+            text = " | ".join(command.text for command in commands)[:MAX_TEXT]
+            found = compiled(rule.command or rule.pipeline).search(text)
+            if found and not (rule.unless and compiled(rule.unless).search(text)):
+                yield _line_at(commands, found.end()), _named(found)
+        return
+    subjects: Iterator[Tuple[int, str, Optional[str]]]
+    if rule.assign:
+        subjects = ((each.line, each.name, each.text[:MAX_TEXT]) for each in script.assignments)
+    elif rule.sbatch:
+        subjects = ((each.line, each.name, each.value) for each in script.directives)
+    else:
+        printed = re.compile(r"\s*(?:echo|printf)\s")
+        subjects = ((line, text, None) for line, text in script.code_lines() if not printed.match(text))
+    for line, text, value in subjects:
+        words = _match(rule, compiled(rule.assign or rule.sbatch or rule.line), text, value)
         if words is not None:
             yield line, words
 
 
-def _subjects(rule: Rule, script: Script) -> Iterator[Tuple[int, str, Optional[str]]]:
-    """(line, text, value or None) of everything that the rule looks at."""
-    if rule.command:
-        for command in script.commands:
-            yield command.line, command.text, None
-    elif rule.pipeline:
-        for pipeline in script.pipelines:
-            yield pipeline.line, pipeline.text, None
-    elif rule.assign:
-        for each in script.assignments:
-            yield each.line, each.name, each.text[:MAX_TEXT]
-    elif rule.sbatch:
-        for directive in script.directives:
-            yield directive.line, directive.name, directive.value
-    elif rule.line:
-        for line, text in script.code_lines():
-            yield line, text[:MAX_TEXT], None
+def _line_at(commands: Sequence[Command], end: int) -> int:
+    """The line of the word where a match ends: a command often goes over many lines."""
+    at, line = 0, commands[0].line
+    for command in commands:
+        for word in command.shown():
+            if at >= end:
+                return line
+            at, line = at + len(word.nested) + 1, word.line
+        at += 2  # the bar between two commands
+    return line
 
 
-def _match(rule: Rule, pattern: "re.Pattern[str]", text: str, value: Optional[str] = None) -> Optional[dict]:  # type: ignore[type-arg]
+def _named(found: "re.Match[str]") -> Words:
+    return {name: word or "" for name, word in found.groupdict().items()}
+
+
+def _match(rule: Rule, pattern: "re.Pattern[str]", text: str, value: Optional[str] = None) -> Optional[Words]:
     found = pattern.search(text[:MAX_TEXT])
     if not found:
         return None
-    words = {"name": text[:80], "value": (value or "")[:80], **found.groupdict()}
+    words = {"name": text[:80], "value": (value or "")[:80], **_named(found)}
     if rule.value:
         inner = compiled(rule.value).search(value or "")
         if not inner:
             return None
-        words.update(inner.groupdict())
+        words.update(_named(inner))
     if rule.unless and compiled(rule.unless).search(f"{text}={value}" if value is not None else text):
         return None
-    return {name: word or "" for name, word in words.items()}
+    return words
 
 
 def _moved(edit: Edit, block: Block) -> Edit:

@@ -17,6 +17,9 @@ TYPOGRAPHIC = "‐‑‒–—―−“”„‟‘’‚‛«»…\u00a0\u200b\
 _OPERATOR = re.compile(r"\|\||&&|;;&?|\|&|&>>?|<<<|<<-?|<>|>>|>&|<&|>\||[|&;()<>]")
 _REDIRECTS = frozenset(("&>", "&>>", "<<<", "<<", "<<-", "<>", ">>", ">&", "<&", ">|", "<", ">"))
 _BROKEN_CONTINUATION = re.compile(r"\\[ \t]+(#[^\n]*)?(?=\n|\Z)")
+_PLACEHOLDER = re.compile(
+    r"<[A-Za-z/][\w/.-]*>(?=[\s\"';|&)]|\Z)"
+)  # <num_nodes>: meant for the reader, not for the shell
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
@@ -110,7 +113,7 @@ class Lexer:
             end = self._line_end(at)
             self.tokens.append(Token("comment", text[at:end], self.place(at)[0]))
             return end
-        if char in "<>" and text.startswith("(", at + 1):
+        if self._process(at) or self._placeholder(at):
             return self._word(at)
         operator = _OPERATOR.match(text, at)
         if operator:
@@ -164,7 +167,7 @@ class Lexer:
         at = start
         while at < len(self.text):
             char = self.text[at]
-            if char in " \t\n\r|&;" or (char in "<>()" and not self._process(at)):
+            if char in " \t\n\r|&;" or (char in "<>()" and not self._process(at) and not self._placeholder(at)):
                 if char == "(" and self.depth < MAX_DEPTH and _ARRAY.match(self.text[start:at]):
                     end = self._paren(at, 0)
                     if end:
@@ -178,16 +181,24 @@ class Lexer:
                 if at > start:
                     break
             before = at
+            end = self._placeholder(at)
+            if end:
+                shown.append(self.text[at:end])
+                nested.append(self.text[at:end])
+                at = end
+                continue
             at = self._piece(at, shown, nested)
             if at == before:  # a bracket that stands by itself
                 break
         at = max(at, start + 1)
         raw = self.text[start:at]
-        word = Word(
-            "".join(shown), raw, *self.place(start), tuple(self._parts), tuple(self._active), "".join(nested)
-        )
+        word = Word("".join(shown), raw, *self.place(start), tuple(self._parts), tuple(self._active), "".join(nested))
         self.tokens.append(Token("word", word.text, word.line, word))
         return at
+
+    def _placeholder(self, at: int) -> int:
+        found = _PLACEHOLDER.match(self.text, at) if self.text[at] == "<" else None
+        return found.end() if found else 0
 
     def _process(self, at: int) -> bool:
         return self.text[at] in "<>" and self.text.startswith("(", at + 1)

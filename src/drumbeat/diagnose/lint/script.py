@@ -54,9 +54,14 @@ class Command:
 
     @property
     def text(self) -> str:
+        return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
+
+    def shown(self) -> Tuple[Word, ...]:
         """Its words, without what other commands in it say: those stand for themselves."""
         inner = shell_text(self)
-        return " ".join("..." if inner and word is inner[0] else word.nested for word in self.words)[:MAX_TEXT]
+        if not inner:
+            return self.words
+        return tuple(word._replace(nested="...") if word is inner[0] else word for word in self.words)
 
     @property
     def name(self) -> str:
@@ -181,7 +186,9 @@ def _descend(script: Script, command: Command, heredocs: Mapping[int, Heredoc], 
         if re.fullmatch(r"python[\d.]*", name) and names[place + 1] == "-c":
             word = command.words[place + 2]
             script.python.append(Heredoc(word.nested, word.line, True, command.line))
-    for heredoc in (heredocs[token.line] for token in command.redirects if token.text[:2] == "<<" and token.line in heredocs):
+    for heredoc in (
+        heredocs[token.line] for token in command.redirects if token.text[:2] == "<<" and token.line in heredocs
+    ):
         target = " ".join(token.word.text for token in command.redirects if token.word and token.text[0] == ">")
         text = heredoc.text if heredoc.literal else heredoc.text.replace("\\$", "$").replace("\\`", "`")
         if any(re.fullmatch(r"python[\d.]*", name) for name in names) or target.endswith(".py"):
