@@ -102,7 +102,7 @@ def missing_semicolon(context: Context) -> Iterator[Hit]:
         for place, text in enumerate(texts[1:], 1):
             tested = texts[0] in ("[", "[[", "test") and texts[place - 1] in ("]", "]]")
             if (text == "then" and tested) or (
-                text == "do" and place == len(texts) - 1 and (tested or texts[0] == "for")
+                text == "do" and place == len(texts) - 1 and (tested or texts[2:3] == ["in"])
             ):
                 word, before = command.words[place], command.words[place - 1]
                 edits: Tuple[Edit, ...] = ()
@@ -166,10 +166,9 @@ def dollar_escaped(context: Context) -> Iterator[Hit]:
 
 
 def placeholder(context: Context) -> Iterator[Hit]:
-    for line, text in context.script.code_lines():
-        found = _PLACEHOLDER.search(text)
-        if found:
-            yield Hit(line, {"shown": found.group()})
+    for fault in context.script.faults:
+        if fault.kind == "placeholder":
+            yield Hit(fault.line, {"shown": fault.text})
     for directive in context.script.directives:
         found = _PLACEHOLDER.search(directive.value)
         if found:

@@ -8,8 +8,8 @@ from typing import List, NamedTuple, Sequence, Tuple
 SHELL, PYTHON, OTHER = "shell", "python", "other"
 
 _LANGUAGES = {
-    **dict.fromkeys("bash sh shell zsh console shell-session sh-session terminal slurm sbatch".split(), SHELL),
-    **dict.fromkeys("python python3 py pycon ipython".split(), PYTHON),
+    **dict.fromkeys(["bash", "sh", "shell", "zsh", "console", "shell-session", "sh-session", "terminal", "slurm", "sbatch"], SHELL),
+    **dict.fromkeys(["python", "python3", "py", "pycon", "ipython"], PYTHON),
 }
 _FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})([^`]*)$")
 _RST = re.compile(r"^([ \t]*)\.\. (?:code-block|code|sourcecode)::[ \t]*(\S*)[ \t]*$")

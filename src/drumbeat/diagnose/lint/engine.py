@@ -84,9 +84,12 @@ def _python(text: str, first: int) -> Iterator[Tuple[Rule, Hit]]:
 
 def _matches(rule: Rule, script: Script) -> Iterator[Tuple[int, Words]]:
     if rule.command or rule.pipeline:
-        groups = [[each] for each in script.commands] if rule.command else [each.commands for each in script.pipelines]
-        for commands in groups:
-            text = " | ".join(command.text for command in commands)[:MAX_TEXT]
+        groups = (
+            [((each,), each.text) for each in script.commands]
+            if rule.command
+            else [(each.commands, each.text) for each in script.pipelines]
+        )
+        for commands, text in groups:
             found = compiled(rule.command or rule.pipeline).search(text)
             if found and not (rule.unless and compiled(rule.unless).search(text)):
                 yield _line_at(commands, found.end()), _named(found)
@@ -117,11 +120,11 @@ def _line_at(commands: Sequence[Command], end: int) -> int:
     return line
 
 
-def _named(found: "re.Match[str]") -> Words:
+def _named(found: re.Match[str]) -> Words:
     return {name: word or "" for name, word in found.groupdict().items()}
 
 
-def _match(rule: Rule, pattern: "re.Pattern[str]", text: str, value: Optional[str] = None) -> Optional[Words]:
+def _match(rule: Rule, pattern: re.Pattern[str], text: str, value: Optional[str] = None) -> Optional[Words]:
     found = pattern.search(text[:MAX_TEXT])
     if not found:
         return None

@@ -78,7 +78,7 @@ class Lexer:
         self._active: List[str] = []
         self._waiting: List[Tuple[str, bool, bool, int]] = []  # heredocs: mark, literal, tabs stripped, owner
 
-    def run(self) -> "Lexer":
+    def run(self) -> Lexer:
         position, size = 0, len(self.text)
         while position < size:
             position = self._step(position)
@@ -183,6 +183,7 @@ class Lexer:
             before = at
             end = self._placeholder(at)
             if end:
+                self._fault("placeholder", at, self.text[at:end])
                 shown.append(self.text[at:end])
                 nested.append(self.text[at:end])
                 at = end
@@ -274,9 +275,8 @@ class Lexer:
         elif text.startswith("$((", at):
             end = self._paren(at + 1, 0) or end
         elif text[at] == "`":
-            close = text.find("`", at + 1)
-            if close > 0:
-                end = close + 1
+            end = self._backtick(at) or end
+            if end > at + 1:
                 return self._hidden(at, at + 1, end, shown, nested)
         elif text.startswith("(", at + 1):  # $( <( >(
             end = self._paren(at + 1, 0) or end
@@ -289,12 +289,14 @@ class Lexer:
     def _hidden(self, at: int, first: int, end: int, shown: List[str], nested: List[str]) -> int:
         """A substitution: a script of its own, of which the word around it only sees the outcome."""
         raw = self.text[at:end]
-        self._parts.append(Part(self.text[first : end - 1], *self.place(first), raw))
+        inner = self.text[first : end - 1]
+        inner = inner.replace("\\`", "`") if raw[0] == "`" else inner
+        self._parts.append(Part(inner, *self.place(first), raw))
         shown.append(raw)
         nested.append("_" + "\n" * raw.count("\n"))
         return end
 
-    # The three that look for an end: position after it, or 0 when there is none.
+    # Those that look for an end: position after it, or 0 when there is none.
 
     def _paren(self, at: int, depth: int) -> int:
         """From an opening bracket."""
@@ -317,6 +319,9 @@ class Lexer:
                 if not at:
                     break
                 continue
+            if char == "`":
+                at = self._backtick(at) or at + 1
+                continue
             if char == "#" and text[at - 1] in " \t\n;(" and at > start:
                 at = self._line_end(at)
                 continue
@@ -325,6 +330,15 @@ class Lexer:
             if not level:
                 return at
         self._unclosed += 1
+        return 0
+
+    def _backtick(self, at: int) -> int:
+        while self._unclosed < MAX_UNCLOSED:
+            at = self.text.find("`", at + 1)
+            if at < 0:
+                self._unclosed += 1
+            elif self.text[at - 1] != "\\":
+                return at + 1
         return 0
 
     def _quoted(self, at: int, depth: int) -> int:
@@ -340,6 +354,8 @@ class Lexer:
                 at += 2
             elif self.text.startswith("$(", at):
                 at = self._paren(at + 1, depth + 1) or at + 2
+            elif char == "`":
+                at = self._backtick(at) or at + 1
             else:
                 at += 1
         return 0

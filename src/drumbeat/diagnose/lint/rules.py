@@ -104,6 +104,6 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     return rule
 
 
-@functools.lru_cache(maxsize=None)
-def compiled(pattern: str) -> "re.Pattern[str]":
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -14,7 +15,7 @@ SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file
 MAX_COMMANDS = 50_000
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
-_RESERVED = frozenset("if then else elif fi do done while until ! { } time esac".split())
+_RESERVED = frozenset(["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "esac"])
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
 _DECLARE = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
@@ -52,7 +53,7 @@ class Command:
     follows: str = ""  # the operator before it: || && | ; or a line's end
     ended_by: str = "\n"
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         return " ".join(word.nested for word in self.shown())[:MAX_TEXT]
 
@@ -67,7 +68,7 @@ class Command:
     def name(self) -> str:
         return self.words[0].text.rsplit("/", 1)[-1] if self.words else ""
 
-    @property
+    @functools.cached_property
     def names(self) -> List[str]:
         """Its words without folders, as far as they can matter to what it starts."""
         return [word.text.rsplit("/", 1)[-1] for word in self.words[:MAX_WORDS]]
@@ -81,7 +82,7 @@ class Pipeline:
     def line(self) -> int:
         return self.commands[0].line
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         return " | ".join(command.text for command in self.commands)[:MAX_TEXT]
 
@@ -107,15 +108,13 @@ class Script:
     comments: List[Token] = field(default_factory=list)
     python: List[Heredoc] = field(default_factory=list)  # Python inside: heredocs and -c
 
-    @property
-    def commands(self) -> Iterator[Command]:
-        for pipeline in self.pipelines:
-            yield from pipeline.commands
+    @functools.cached_property
+    def commands(self) -> Tuple[Command, ...]:
+        return tuple(command for pipeline in self.pipelines for command in pipeline.commands)
 
-    @property
-    def assignments(self) -> Iterator[Assignment]:
-        for command in self.commands:
-            yield from command.assignments
+    @functools.cached_property
+    def assignments(self) -> Tuple[Assignment, ...]:
+        return tuple(each for command in self.commands for each in command.assignments)
 
     def code_lines(self) -> Iterator[Tuple[int, str]]:
         """Lines without their comments."""
