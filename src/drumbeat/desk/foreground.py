@@ -43,8 +43,8 @@ class Foreground:
         self.console.begin()
         self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
         os.close(report_fd)
-        for number in self.signals:  # those that came before there was anybody to pass them on to
-            self._signal_guards(number)
+        for early in self.signals:  # those that came before there was anybody to pass them on to
+            self._signal_guards(early)
         codes: Dict[int, int] = {}
         lead_gone: Optional[float] = None
         while len(codes) < len(self.guards):

@@ -8,7 +8,9 @@ from typing import List, NamedTuple, Sequence, Tuple
 SHELL, PYTHON, OTHER = "shell", "python", "other"
 
 _LANGUAGES = {
-    **dict.fromkeys(["bash", "sh", "shell", "zsh", "console", "shell-session", "sh-session", "terminal", "slurm", "sbatch"], SHELL),
+    **dict.fromkeys(
+        ["bash", "sh", "shell", "zsh", "console", "shell-session", "sh-session", "terminal", "slurm", "sbatch"], SHELL
+    ),
     **dict.fromkeys(["python", "python3", "py", "pycon", "ipython"], PYTHON),
 }
 _FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})([^`]*)$")

@@ -15,7 +15,9 @@ SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file
 MAX_COMMANDS = 50_000
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
-_RESERVED = frozenset(["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "esac"])
+_RESERVED = frozenset(
+    ["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "esac"]
+)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
 _DECLARE = frozenset(("export", "declare", "typeset", "readonly", "local"))
 _CONTAINER_ENV = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(?=\w)")
