@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from corpus import corpus
+from tests.corpus import corpus
 from drumbeat.facts import amd_tools, gpus_nvidia, identity, interfaces, rdma, telemetry
 from drumbeat.facts.loader import parse_cache
 from drumbeat.facts.model import Gpu, RdmaDevice

@@ -17,7 +17,7 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.loader import Loader, parse_cache
 from drumbeat.facts.model import CxiDevice, RdmaDevice
 from drumbeat.facts.replay import FolderHost
-from trees.tree import Tree
+from tests.trees.tree import Tree
 
 CXI = (CxiDevice("cxi0"),)
 
@@ -83,7 +83,7 @@ def test_run_paths_and_origin(tree):
 
 
 def tree_library(**about):
-    from trees.elf import shared_library
+    from tests.trees.elf import shared_library
 
     return shared_library("x86_64", **about)
 

@@ -29,7 +29,7 @@ from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, cpulist_text, natural, pci_address
 from drumbeat.facts.replay import FolderHost
 from drumbeat.facts.topology import distance, nearest
-from trees.tree import Tree
+from tests.trees.tree import Tree
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from drumbeat.facts import gpus, telemetry
 from drumbeat.facts.replay import FolderHost
-from trees.tree import Tree
+from tests.trees.tree import Tree
 
 # As LUMI prints it: the second GCD of each module has no power reading, and a cap of 0.0W.
 LUMI = """

@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from trees.elf import shared_library
+from tests.trees.elf import shared_library
 
 QUERY = "index,name,uuid,pci.bus_id,memory.total,driver_version,compute_cap"
 DRIVER_OF_RDMA = {"bnxt_re": "bnxt_en", "ionic_rdma": "ionic"}  # the PCI function belongs to the Ethernet driver
