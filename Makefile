@@ -20,6 +20,7 @@ demo: $(VENV)/.cpu
 test: $(VENV)/.dev check
 	@sh tests/system-packages.sh
 	$(BIN)/python -m pytest
+	@sh tests/oldest-python.sh
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
