@@ -63,7 +63,8 @@ def nccl(total, rng):
                 f"{at} Channel {rng.randrange(32):02d}/0 : {rank}[1] -> {(rank + 8) % 64}[1] [send] via NET/IB/0/GDRDMA"
             )
         else:
-            line = f"{at} {rng.randrange(1 << 30)} Bytes -> Algo {rng.randrange(6)} proto {rng.randrange(3)} time {rng.random():f}"
+            cost = f"Algo {rng.randrange(6)} proto {rng.randrange(3)} time {rng.random():f}"
+            line = f"{at} {rng.randrange(1 << 30)} Bytes -> {cost}"
         written += len(line) + 1
         yield line
 
@@ -94,9 +95,8 @@ def main():
         subprocess.run([sys.executable, "-m", "drumbeat", "diagnose", log.name], check=True)
         seconds = time.monotonic() - start
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(
-        f"\n{args.kind}: {size / 1e6:.0f} MB, {count:,} lines: {seconds:.1f} s ({size / 1e6 / seconds:.0f} MB/s), peak {peak:.0f} MB"
-    )
+    rate = size / 1e6 / seconds
+    print(f"\n{args.kind}: {size / 1e6:.0f} MB, {count:,} lines: {seconds:.1f} s ({rate:.0f} MB/s), peak {peak:.0f} MB")
 
 
 if __name__ == "__main__":

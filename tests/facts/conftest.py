@@ -2,7 +2,7 @@ import pytest
 
 from drumbeat.facts.gather import gather
 from drumbeat.facts.replay import FolderHost
-from trees.archetypes import build
+from tests.trees.archetypes import build
 
 
 @pytest.fixture(scope="session")

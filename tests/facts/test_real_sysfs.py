@@ -64,7 +64,7 @@ def summary(device):
 def parse_ibstat(text):
     devices = {}
     for block in re.split(r"^CA '", text, flags=re.MULTILINE)[1:]:
-        fields = {key: value for key, value in re.findall(r"^\s*([A-Z][\w ]*): (.*)$", block, re.MULTILINE)}
+        fields = dict(re.findall(r"^\s*([A-Z][\w ]*): (.*)$", block, re.MULTILINE))
         devices[block.split("'")[0]] = {
             "firmware": fields["Firmware version"],
             "state": fields["State"],

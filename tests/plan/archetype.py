@@ -12,7 +12,7 @@ from drumbeat.plan.node import plan_node
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site
-from trees.archetypes import build
+from tests.trees.archetypes import build
 
 SITES = {
     "lumi-g": "lumi",

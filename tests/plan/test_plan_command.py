@@ -10,7 +10,7 @@ from drumbeat.facts.replay import FolderHost
 from drumbeat.order import dump_order
 from drumbeat.record import to_json
 from plan.making import machine, order
-from trees.archetypes import build
+from tests.trees.archetypes import build
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plan.archetype import plans_of, shown
-from trees.archetypes import NAMES
+from tests.trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -30,7 +30,7 @@ if sys.version_info < (3, 9):
     )
     sys.exit(2)
 
-from drumbeat.bundle.entry import main
+from drumbeat.cli.entry import main
 
 sys.exit(main(sys.argv[1:]))
 """

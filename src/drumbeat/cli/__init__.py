@@ -13,6 +13,7 @@ from typing import List, Optional
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
+    "lint": "what is wrong in a batch script or launch command that I already have",
     "doctor": "look at this node and say what is wrong and how to mend it",
     "facts": "what this node has; --capture packs it for a support person",
     "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",

@@ -13,6 +13,7 @@ from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Tuple
 from drumbeat.problem import Problem
 
 BLOCK = 1 << 20
+GZIP = b"\x1f\x8b"
 MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
 MAX_FILES = 20_000
 # fmt: off
@@ -123,7 +124,7 @@ def _blocks(path: str) -> Iterator[bytes]:
     try:
         with open_binary(path) as file:
             while True:
-                block = file.read(BLOCK)
+                block = file.read1(BLOCK)  # type: ignore[attr-defined]
                 if not block:
                     return
                 yield block
@@ -136,9 +137,10 @@ def _blocks(path: str) -> Iterator[bytes]:
 
 def open_binary(path: str) -> IO[bytes]:
     if path == "-":
-        return sys.stdin.buffer
+        packed = sys.stdin.buffer.peek(2)[:2] == GZIP if hasattr(sys.stdin.buffer, "peek") else False
+        return gzip.GzipFile(fileobj=sys.stdin.buffer) if packed else sys.stdin.buffer  # type: ignore[return-value]
     with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+        packed = file.read(2) == GZIP
     return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
 
 

@@ -26,11 +26,8 @@ from drumbeat.finding import Evidence
 _INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_TRACEBACK, _ROOT_CAUSE, _TEST_TABLE = (
-    "Traceback (most recent call last)",
-    "Root Cause (first observed failure)",
-    " Pid ",
-)
+_TRACEBACK, _ROOT_CAUSE = "Traceback (most recent call last)", "Root Cause (first observed failure)"
+_TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 MAX_TEXT = 400  # of an evidence line
 MAX_FILES = 100_000
 MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
@@ -45,7 +42,7 @@ class Reader:
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
         self.lines = 0
-        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE])
+        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED])
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._collectives = 0
         self._channels: Set[bytes] = set()

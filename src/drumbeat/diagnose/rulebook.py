@@ -146,7 +146,8 @@ def parse(text: str, file: str) -> List[Rule]:
     import yaml
 
     try:
-        entries = yaml.safe_load(text)
+        # The compiled loader where there is one: ten times faster. The pyz has only the other.
+        entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except yaml.YAMLError as error:
         raise RuleError(f"{file}: not YAML: {error}") from None
     return check(entries, file)

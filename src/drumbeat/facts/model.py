@@ -167,7 +167,7 @@ class Facts:
     python: Optional[str] = None
     memory_bytes: Optional[int] = None
     cpus: Cpus = field(default_factory=Cpus)
-    gpus: Tuple[Gpu, ...] = ()
+    gpus: Tuple[Gpu, ...] = ()  # those that this process can open
     rdma: Tuple[RdmaDevice, ...] = ()
     cxi: Tuple[CxiDevice, ...] = ()
     interfaces: Tuple[Interface, ...] = ()
@@ -181,6 +181,7 @@ class Facts:
         default_factory=dict
     )  # variables that matter to a job; secrets are not among them
     unknown: Tuple[str, ...] = ()  # what could not be read, and why
+    gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
     default_route: Optional[str] = None  # the interface that leads out; empty: none does
     nvme_disks: Optional[int] = None
     virtual_machine: Optional[bool] = None

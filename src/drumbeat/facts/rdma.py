@@ -22,8 +22,8 @@ def read(host: Host) -> Tuple[RdmaDevice, ...]:
 
 def _device(host: Host, name: str) -> RdmaDevice:
     base = f"{_CLASS}/{name}"
-    numbers = [(integer(entry), entry) for entry in host.list(f"{base}/ports")]
-    ports = tuple(_port(host, f"{base}/ports/{entry}", port) for port, entry in sorted(numbers, key=str) if port)
+    numbers = sorted(port for port in map(integer, host.list(f"{base}/ports")) if port)
+    ports = tuple(_port(host, f"{base}/ports/{port}", port) for port in numbers)
     netdevs = set(host.list(f"{base}/device/net"))
     netdevs.update(gid.netdev for port in ports for gid in port.gids if gid.netdev)
     path = pci_path(host, f"{base}/device")
