@@ -2,6 +2,7 @@
 
 import pytest
 
+from drumbeat.facts import rdma
 from drumbeat.facts.board import default_route, nvme_disks, pci_link, virtual_machine
 from drumbeat.facts.model import PciLink
 from drumbeat.facts.replay import FolderHost
@@ -49,3 +50,10 @@ def test_disks_and_virtual_machines(put):
     assert virtual_machine(put("/x", "")) is None
     assert virtual_machine(put("/proc/cpuinfo", "processor: 0\nflags\t\t: fpu vme hypervisor sse\n")) is True
     assert virtual_machine(put("/proc/cpuinfo", "processor: 0\nflags\t\t: fpu vme\n")) is False
+
+
+def test_a_device_whose_file_is_not_in_the_container(put):
+    host = put("/sys/class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/dev", "231:192")
+    assert rdma.read(host)[0].openable is None, "no /dev at all: not a running machine"
+    assert rdma.read(put("/dev/null", ""))[0].openable is False
+    assert rdma.read(put("/dev/infiniband/uverbs0", ""))[0].openable is True

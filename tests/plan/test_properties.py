@@ -18,7 +18,7 @@ NAMES = ("lumi-g", "mi300x-thor2", "rcp-pod", "dgx-h100", "workstation")
 KNOWN = {entry.name for entry in (*SETTINGS, *COMPUTED)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 10**9), st.sampled_from((0.02, 0.2, 0.6)))
 def test_a_plan_comes_out_of_partial_facts(name, seed, chance):
     rng = random.Random(seed)
@@ -57,7 +57,7 @@ def machines(draw):
     return Facts("m", cpus=Cpus(online=online, allowed=allowed, numa=numa, l3=l3, siblings=siblings), gpus=gpus)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(machines(), st.integers(1, 8), st.integers(1, 3), st.booleans())
 def test_no_two_ranks_share_a_core(facts, ranks, nodes, emulated):
     job = order(ranks_per_node=ranks, nodes=nodes, emulated=emulated)

@@ -37,6 +37,8 @@ def said(name, exported, **more):
         ("lumi-g", {"FI_MR_CACHE_MONITOR": "memhooks"}, ("memhooks", "warning")),
         ("lumi-g", {"NCCL_SOCKET_IFNAME": "nmn0"}, ("interface-not-fast", "warning")),
         ("lumi-g", {"NCCL_SOCKET_IFNAME": "eth7"}, ("interface-missing", "error")),
+        ("lumi-g", {"GLOO_SOCKET_IFNAME": "hsn"}, ("interface-missing", "error")),
+        ("workstation", {"GLOO_SOCKET_IFNAME": "=enp5s0"}, ("interface-missing", "error")),
         ("lumi-g", {"NCCL_NET": "AWS Libfabric", "NCCL_NET_PLUGIN": "ofi"}, ("ofi-named-twice", "warning")),
         ("lumi-g", {"NCCL_NET": "IB"}, ("ib-without-device", "error")),
         ("lumi-g", {"NCCL_P2P_DISABLE": "1"}, ("p2p-off", "warning")),

@@ -44,7 +44,7 @@ LISTS = st.lists(st.sampled_from(["0", "1", "2", "3", " 4", "5gpu", "-1", "x", "
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), LISTS)))
 def test_torch_itself_sees_the_same(environment):
     torch_cuda = pytest.importorskip("torch.cuda")

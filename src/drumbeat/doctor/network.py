@@ -21,6 +21,7 @@ SLOW_MBPS = 10_000
 def check(case: Case) -> Iterator[Finding]:
     yield from _fabric(case)
     yield from _ports(case)
+    yield from _hidden(case)
     yield from _gids(case)
     yield from _mtu(case)
     yield from _verbs_libraries(case)
@@ -88,6 +89,19 @@ def _ports(case: Case) -> Iterator[Finding]:
     rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
     rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
     yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+
+
+def _hidden(case: Case) -> Iterator[Finding]:
+    """A container sees the host's devices in /sys, whether it was given them or not."""
+    hidden = [device.name for device in case.here.nics.devices if device.openable is False]
+    if hidden:
+        yield bad(
+            "rdma-device-hidden",
+            case.breaking,
+            f"{', '.join(hidden)} cannot be opened: /dev/infiniband is not in this container",
+            "NCCL finds no device and stops, or would go over TCP",
+            "start the container with --device /dev/infiniband (Run:ai: --extended-resource rdma/rdma=1)",
+        )
 
 
 def _gids(case: Case) -> Iterator[Finding]:

@@ -65,6 +65,7 @@ class RdmaDevice:
     firmware: Optional[str] = None
     bond: bool = False
     pci_path: Optional[str] = None
+    openable: Optional[bool] = None  # is its /dev/infiniband/uverbs here; a container may show the device in /sys only
 
 
 @dataclass(frozen=True)

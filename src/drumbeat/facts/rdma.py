@@ -37,7 +37,16 @@ def _device(host: Host, name: str) -> RdmaDevice:
         firmware=line(host, f"{base}/fw_ver"),
         bond="bond" in name or any(_bonded(host, netdev) for netdev in netdevs),
         pci_path=path,
+        openable=_openable(host, base),
     )
+
+
+def _openable(host: Host, base: str) -> Optional[bool]:
+    """A container sees its host's /sys, but only those of /dev that it was given."""
+    names = host.list(f"{base}/device/infiniband_verbs")
+    if not names or not host.list("/dev"):
+        return None
+    return any(host.resolve(f"/dev/infiniband/{name}") for name in names)
 
 
 def _driver(host: Host, base: str) -> Optional[str]:

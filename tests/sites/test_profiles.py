@@ -11,7 +11,7 @@ from drumbeat.spec.job import Job
 from drumbeat.spec.paths import expand_pattern, find_paths
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.site import site_from_text
-from drumbeat.spec.sites import built_in, detect, load_site
+from drumbeat.spec.sites import built_in, detect, detect_of, load_site
 from drumbeat.spec.sitetext import new_site, site_lines
 from plan.archetype import SITES, facts_of
 
@@ -53,6 +53,11 @@ def test_sites_are_known_by_their_clusters_name():
         assert detect({}, "nid001", name).name == name
     assert detect({}, "login-1.olivia.sigma2.no", None).name == "olivia"
     assert detect({}, "nid001", None).name == "localhost"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_short_way_to_a_sites_signs_is_right(name):
+    assert detect_of(name) == load_site(name, {}).detect
 
 
 def listing(tree):
