@@ -104,6 +104,35 @@ def test_torchrun_settles_who_was_first():
     assert failure.why_first == "torchrun saw rank 4 fail first"
 
 
+def test_of_several_summaries_the_earliest_counts_and_a_terminated_rank_does_not():
+    block = """
+    Root Cause (first observed failure):
+    [0]:
+      time      : 2026-03-29_22:{time}
+      host      : node-{rank}
+      rank      : {rank} (local_rank: 0)
+      exitcode  : {code} (pid: 10)
+      traceback : To enable traceback see: x
+    """
+    summaries = [(0, "03:30", 1), (4, "03:17", 1), (8, "03:01", -15)]
+    text = "".join(block.format(rank=rank, time=time, code=code) for rank, time, code in summaries)
+    failure = read(text + "\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:").failure
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == (NOT_KNOWN, 4, "node-4")
+
+
+def test_a_traceback_in_a_box():
+    text = """
+    \u256d\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u256e
+    \u2502 /home/u/train.py:12 in main \u2502
+    \u2502 \u2771 12 x = y \u2502
+    \u2570\u2500\u2500\u256f
+    NameError: name 'y' is not defined
+    """
+    failure = read(text).failure
+    assert failure.finding.title == "NameError: name 'y' is not defined"
+    assert failure.finding.cause == "raised at /home/u/train.py:12"
+
+
 def test_torchrun_names_the_rank_of_a_signal():
     summary = """
     Root Cause (first observed failure):
