@@ -67,6 +67,14 @@ def test_interleaved_tracebacks_keep_to_their_ranks():
     assert failure.finding.title == "KeyError: 'a'" and failure.finding.rank == 0
 
 
+def test_an_exception_that_the_rank_lived_through_is_not_the_cause():
+    steps = "\n".join(f"[rank1]: step {n}" for n in range(150))
+    text = "\n".join([traceback("ConnectionError: tracking server", "[rank1]: "), steps, f"[rank1]: {OOM}"])
+    assert read(text).failure.answer == "gpu-out-of-memory"
+    other = "\n".join([traceback("ConnectionError: tracking server", "[rank0]: "), steps, f"[rank1]: {OOM}"])
+    assert read(other).failure.answer == "exception", "another rank's end does not excuse it"
+
+
 def test_a_traceback_beats_a_watchdog_elsewhere():
     failure = read("\n".join([timeout(1), timeout(2), traceback("ValueError: bad", "[rank0]: ")])).failure
     assert failure.answer == "exception"
