@@ -194,13 +194,10 @@ def clone_then_cd(context: Context) -> Iterator[Hit]:
 def export_of_itself(context: Context) -> Iterator[Hit]:
     assigned = {each.name for each in context.script.assignments if each.how == "plain"}
     for each in context.script.assignments:
-        if (
-            each.how in ("export", "plain")
-            and each.name == each.spelt
-            and each.name not in assigned - ({each.name} if each.how == "plain" else set())
-        ):
-            if re.fullmatch(r"\$\{?%s\}?" % re.escape(each.name), each.text):
-                yield Hit(each.line, {"name": each.name})
+        itself = each.text in (f"${each.name}", f"${{{each.name}}}") and each.name == each.spelt
+        # `export X=$X` after a plain X=... does export it.
+        if itself and (each.how == "plain" or (each.how == "export" and each.name not in assigned)):
+            yield Hit(each.line, {"name": each.name})
 
 
 def export_of_prose(context: Context) -> Iterator[Hit]:

@@ -7,7 +7,6 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.diagnose.lint.script import Script, options
 
-
 LONGEST_MENDED = 4000  # a longer line is no person's line
 
 
