@@ -8,11 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from tests.diagnose.reading import IB, run, start_up
-from tests.diagnose.test_flight import dump
 
 from drumbeat.cli import main
 from drumbeat.cli.log_sources import MAX_LINE, Source, lines
+from tests.diagnose.reading import IB, run, start_up
+from tests.diagnose.test_flight import dump
 
 OOM = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 

@@ -1,9 +1,9 @@
 """What failed first: causes before symptoms before consequences, and 'not known' when it is not known."""
 
 import pytest
-from tests.diagnose.reading import IB, read, read_files, start_up
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
+from tests.diagnose.reading import IB, read, read_files, start_up
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 FULL = "OSError: [Errno 28] No space left on device"

@@ -8,13 +8,13 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.diagnose.reading import CXI, IB, ROCE, run
 
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.diagnose.flight import DumpError, parse
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import MAX_TEXT, rulebook
 from drumbeat.diagnose.text import render
+from tests.diagnose.reading import CXI, IB, ROCE, run
 
 CASES = int(os.environ.get("DRUMBEAT_FUZZ_CASES", "400"))
 PIECES = [line for rule in rulebook().rules for text in rule.examples + rule.near for line in text.splitlines()]

@@ -1,10 +1,10 @@
 """One physical line: what launchers and loggers put before it, and lines that are torn, glued or wrapped."""
 
 import pytest
-from tests.diagnose.reading import IB, channels, read, start_up
 
 from drumbeat.diagnose.lines import MAX_LINE, clean
 from drumbeat.diagnose.nccl import records
+from tests.diagnose.reading import IB, channels, read, start_up
 
 MESSAGE = "n1:7:9 [0] NCCL INFO Using network IB"
 
