@@ -206,7 +206,7 @@ def export_of_prose(context: Context) -> Iterator[Hit]:
             continue
         texts = [word.raw for word in command.words[2:]]
         bare = [text for text in texts if re.fullmatch(r"[A-Za-z]+", text)]
-        if len(bare) > 1:
+        if sum(text.islower() for text in bare) > 1:
             yield Hit(command.line, {"shown": " ".join(bare)})
 
 

@@ -58,14 +58,19 @@ def cores_for_one_task(context: Context) -> Iterator[Hit]:
     tasks, gpus, cores, line = _asked(context)
     if tasks != 1 or not gpus or gpus < 2:
         return
-    exclusive = context.script.option("exclusive")
+    elsewhere = context.script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
+        name in ("cpus-per-task", "cpus-per-gpu", "exclusive")
+        for command in context.script.commands
+        if command.name == "srun"
+        for name, _ in options(command.names)
+    )
     for node in context.settings["nodes"]:
         if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
             if cores is not None and cores * 2 <= node["cores"]:
                 words = {"cores": str(cores), "all": str(node["cores"]), "gpus": str(gpus), "node": node["name"]}
                 yield Hit(line, words)
             return
-    if (cores is None and not exclusive) or (cores is not None and cores < gpus):
+    if (cores is None and not elsewhere) or (cores is not None and cores < gpus):
         words = {"cores": str(cores or 1), "all": "the node's", "gpus": str(gpus), "node": "the node"}
         yield Hit(line, words)
 
