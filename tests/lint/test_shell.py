@@ -71,6 +71,7 @@ def test_sbatch_options():
         "#!/bin/sh\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-gpu=16\nsrun ./a",
         "export WANDB_API_KEY=disabled HF_TOKEN=your_token_here HF_TOKEN_PATH=/home/me/token",
         "export A=1 HOME USER PATH",
+        "cat > a.sh <<EOF\nexport NCCL_IB_HCA=$NCCL_IB_HCA\nEOF",
         "export A=$(GET_PORT)\nGET_PORT() { echo 1; }",
     ],
 )
