@@ -50,7 +50,8 @@ def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int
     count = _number(tasks.value) if tasks else None
     if count is None and total and nodes and _number(total.value):
         count = (_number(total.value) or 0) // nodes or None
-    line = (cores or gpus or tasks or total).line if (cores or gpus or tasks or total) else 0  # type: ignore[union-attr]
+    said = [option for option in (cores, gpus, tasks, total) if option]
+    line = said[0].line if said else 0
     return count, _number(gpus.value) if gpus else None, _number(cores.value) if cores else None, line
 
 
