@@ -19,15 +19,15 @@ _OPTION = re.compile(r"^[ \t]*:[\w-]+:")
 _COMMANDS = (
     "export unset set source module ml srun sbatch salloc scontrol squeue mpirun mpiexec python python3 torchrun "
     "accelerate deepspeed bash sh apptainer singularity docker podman kubectl runai pip conda ssh scp cd mkdir cp mv "
-    "rm ls cat grep echo printf sed awk git wget curl make cmake sudo apt nvidia-smi rocm-smi amd-smi ibstat ibv_devices "
-    "ibv_devinfo ip rdma watch nc kill pkill ulimit taskset numactl rocprof rocprofv3 nsys if then else fi for while "
-    "do done case esac exec trap wait time"
+    "rm ls cat grep echo printf sed awk git wget curl make cmake sudo apt nvidia-smi rocm-smi amd-smi ibstat "
+    "ibv_devices ibv_devinfo ip rdma watch nc kill pkill ulimit taskset numactl rocprof rocprofv3 nsys if then else fi for "
+    "while do done case esac exec trap wait time"
 )
 _SHELL_LINE = re.compile(
     r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(_COMMANDS.split()) + r")(?=\s|$))"
 )
 _PYTHON_LINE = re.compile(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
-_PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]+@[\w.-]+:?\S*\$|%|>>>) (?=\S)")
+_PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]{1,64}@[\w.-]{1,64}:?\S{0,200}\$|%|>>>) (?=\S)")
 
 
 class Block(NamedTuple):
