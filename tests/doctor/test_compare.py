@@ -4,7 +4,7 @@ import dataclasses
 
 from drumbeat.doctor.compare import compare
 from drumbeat.facts.model import Peer, Peers
-from plan.archetype import facts_of
+from tests.plan.archetype import facts_of
 
 
 def nodes(*facts, offsets=()):

@@ -12,8 +12,8 @@ from drumbeat.doctor.network import compare_with_host
 from drumbeat.doctor.packages import package_of
 from drumbeat.facts.model import Facts, Gpu, Library, PciLink
 from drumbeat.finding import SEVERITIES
-from plan.archetype import facts_of, order_of, peers_of
-from plan.damage import damaged
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.damage import damaged
 
 GIB = 1 << 30
 

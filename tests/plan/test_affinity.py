@@ -1,7 +1,7 @@
 """Do the ranks sit where they were put?"""
 
 from drumbeat.plan.affinity import check, table
-from plan.archetype import plans_of
+from tests.plan.archetype import plans_of
 
 
 def lumi():

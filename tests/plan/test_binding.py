@@ -7,8 +7,8 @@ import pytest
 from drumbeat.facts.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
 from drumbeat.plan.binding import binding
-from plan.archetype import facts_of, order_of, peers_of, plans_of
-from plan.making import machine, order
+from tests.plan.archetype import facts_of, order_of, peers_of, plans_of
+from tests.plan.making import machine, order
 
 LUMI_MASKS = ["0xfe000000000000", "0xfe00000000000000", "0xfe0000", "0xfe000000", "0xfe", "0xfe00", "0xfe00000000",
               "0xfe0000000000"]  # fmt: skip

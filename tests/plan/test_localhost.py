@@ -3,7 +3,7 @@
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import binding
 from drumbeat.plan.environment import environment
-from plan.making import machine, named, order, peers
+from tests.plan.making import machine, named, order, peers
 
 
 def test_emulated_nodes_share_out_the_machine():

@@ -9,7 +9,7 @@ from drumbeat.facts.gather import gather
 from drumbeat.facts.replay import FolderHost
 from drumbeat.order import dump_order
 from drumbeat.record import to_json
-from plan.making import machine, order
+from tests.plan.making import machine, order
 from tests.trees.archetypes import build
 
 

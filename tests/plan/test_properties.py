@@ -10,9 +10,9 @@ from drumbeat.plan.binding import binding
 from drumbeat.plan.node import differences, plan_node
 from drumbeat.plan.text import plan_lines
 from drumbeat.plan.variables import COMPUTED, SETTINGS
-from plan.archetype import facts_of, order_of, peers_of
-from plan.damage import damaged
-from plan.making import machine, order
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.damage import damaged
+from tests.plan.making import machine, order
 
 NAMES = ("lumi-g", "mi300x-thor2", "rcp-pod", "dgx-h100", "workstation")
 KNOWN = {entry.name for entry in (*SETTINGS, *COMPUTED)}

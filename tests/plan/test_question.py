@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from drumbeat.plan.node import plan_node
-from plan.archetype import facts_of, order_of, peers_of
-from plan.making import machine, order, peers
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.making import machine, order, peers
 
 
 def asked(name, exported, nodes=2, **changes):

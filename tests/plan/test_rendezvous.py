@@ -4,8 +4,8 @@ import dataclasses
 
 from drumbeat.facts.model import Peers
 from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
-from plan.archetype import facts_of, order_of, peers_of
-from plan.making import machine, order, peers
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.making import machine, order, peers
 
 NORMAL = (32768, 60999)
 

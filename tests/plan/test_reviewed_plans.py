@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.archetype import plans_of, shown
+from tests.plan.archetype import plans_of, shown
 from tests.trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,8 +7,8 @@ import pytest
 from drumbeat.facts.model import Facts, Interface, Library, Peer, Peers
 from drumbeat.order import EnvVar, Expect
 from drumbeat.plan.environment import decide, environment
-from plan.archetype import facts_of, order_of, peers_of
-from plan.making import machine, named, order, peers
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.making import machine, named, order, peers
 
 
 def env(name, change=None, text="command: x\n", nodes=2, **order_changes):
