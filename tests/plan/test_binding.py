@@ -174,3 +174,9 @@ def test_nics_are_shared_evenly_where_nothing_tells_them_apart():
     slots = binding(order_of("mi300x-thor2", facts), blind, 0).slots
     assert [slot.nic for slot in slots] == [f"bnxt_re{index}" for index in range(8)]  # by NUMA node, in turn
     assert peers_of(facts).nodes[1].node == 1
+
+
+def test_one_process_a_node_has_all_of_it():
+    bound = bind("lumi-g", "launcher: once\n")
+    assert len(bound.slots) == 1 and bound.slots[0].gpus == tuple(range(8)) and bound.slots[0].cpus == ()
+    assert bound.threads == 56 and bound.findings == ()

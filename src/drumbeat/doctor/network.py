@@ -10,7 +10,7 @@ from drumbeat.facts.model import Library
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.interfaces import candidates
 from drumbeat.plan.nics import active_ports, shared_bridges, usable_gids
-from drumbeat.plan.scene import OFI_PLUGINS
+from drumbeat.plan.scene import NET_PLUGINS
 from drumbeat.plan.versions import fits
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
@@ -180,11 +180,11 @@ def _plugin(case: Case) -> Iterator[Finding]:
     """Slingshot and EFA are reached through libfabric only."""
     if case.here.fabric not in ("slingshot", "efa"):
         return
-    plugin = case.here.ofi_plugin
+    plugin = case.here.net_plugin
     if plugin is not None:
         yield ok("ofi-plugin", f"{plugin.name} {plugin.version or 'of unknown version'} is here", plugin.path or "")
     else:
-        broken = _first(case.facts.libraries, OFI_PLUGINS)
+        broken = _first(case.facts.libraries, NET_PLUGINS)
         name = "librccl-net.so" if case.here.vendor == "amd" else "libnccl-net.so"
         yield bad(
             "ofi-plugin-missing",

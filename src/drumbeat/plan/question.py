@@ -198,7 +198,7 @@ def _transport(mine: Mapping[str, str], here: Scene) -> List[Finding]:
         cause = "a job on one node gets no network id, so the plug-in cannot start and NCCL stops"
         findings.append(_say("ofi-on-one-node", "error", title, cause, "unset NCCL_NET, or start with "
                              "--network=single_node_vni", f"NCCL_NET={net}"))  # fmt: skip
-    if ofi and here.ofi_plugin is None and here.fabric != "unknown":
+    if ofi and here.net_plugin is None and here.fabric != "unknown":
         title = f"NCCL_NET={net}, but no libfabric plug-in was found"
         cause = "NCCL stops when the network it is told to use cannot be loaded"
         findings.append(_say("ofi-without-plugin", "error", title, cause, "put the folder of libnccl-net.so or "
