@@ -10,7 +10,7 @@ from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
-from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.known import steers
 from drumbeat.plan.nics import common_gid_index, hca_value
 from drumbeat.plan.scene import Scene, matches, scene
 from drumbeat.plan.variables import SETTINGS
@@ -46,9 +46,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     left: List[Left] = []
     proposals = list(order.env)
     proposals += [
-        EnvVar(name, value, EXPORTED, "user")
-        for name, value in sorted(facts.environment.items())
-        if name.startswith(FAMILIES)
+        EnvVar(name, value, EXPORTED, "user") for name, value in sorted(facts.environment.items()) if steers(name)
     ]
     if order.expect.transport == "tcp" and here.nodes == "many":
         proposals.append(EnvVar("NCCL_NET", "Socket", "the job expects TCP", "user"))

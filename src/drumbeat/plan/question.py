@@ -9,7 +9,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan import masks
-from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, OLD, SPELT
+from drumbeat.plan.known import DEAD, DEBUGGING, OLD, SPELT, steers
 from drumbeat.plan.nics import active_ports, usable_gids
 from drumbeat.plan.scene import Scene, matches
 
@@ -19,11 +19,7 @@ _NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen
 
 def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
     """`final` is what the ranks will get: the user's own values among it, and what they meet."""
-    mine = {
-        name: variable.value
-        for name, variable in final.items()
-        if variable.source == "user" and name.startswith(FAMILIES)
-    }
+    mine = {name: variable.value for name, variable in final.items() if variable.source == "user" and steers(name)}
     findings = _names(mine, here, facts) + _debugging(mine)
     findings += _interfaces(mine, here, facts)
     findings += _hcas(mine, here, facts)
