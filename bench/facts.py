@@ -1,16 +1,17 @@
 """How long reading all facts takes, against the second it may take: this machine, and the largest test machine.
 
-PYTHONPATH=src:tests python bench/facts.py
+PYTHONPATH=src:. python bench/facts.py
 """
 
 import tempfile
 import time
 from pathlib import Path
 
+from tests.trees.archetypes import build
+
 from drumbeat.facts.gather import gather
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.replay import FolderHost
-from trees.archetypes import build
 
 ALLOWED = 1.0
 

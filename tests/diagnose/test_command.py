@@ -8,11 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from tests.diagnose.reading import IB, run, start_up
-from tests.diagnose.test_flight import dump
 
 from drumbeat.cli import main
 from drumbeat.cli.log_sources import MAX_LINE, Source, lines
+from tests.diagnose.reading import IB, run, start_up
+from tests.diagnose.test_flight import dump
 
 OOM = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -108,6 +108,17 @@ def test_a_run_folder_knows_who_ended_first(diagnose, tmp_path):
         "host1",
     )
     assert failure["why_first"] == "drumbeat saw rank 1 fail first"
+
+
+def test_a_silent_death_is_told_by_the_run_itself(diagnose, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "nodes" / "0" / "attempt-0").mkdir(parents=True)
+    (folder / "run.json").write_text('{"schema": "1.0"}')
+    (folder / "nodes" / "0" / "attempt-0" / "rank-0.err").write_text("step 1\n")
+    finding = {"code": "oom-kill", "severity": "error", "title": "killed for its memory", "rank": 0}
+    (folder / "events.jsonl").write_text(json.dumps({"kind": "failed", "t": 1.0, "seq": 0, "finding": finding}) + "\n")
+    failure = json.loads(diagnose("run", "--json").stdout)["failure"]
+    assert (failure["answer"], failure["finding"]["rank"]) == ("oom-kill", 0)
 
 
 def test_what_cannot_be_read_is_said_in_one_line(diagnose, tmp_path):

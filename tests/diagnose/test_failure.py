@@ -1,9 +1,9 @@
 """What failed first: causes before symptoms before consequences, and 'not known' when it is not known."""
 
 import pytest
-from tests.diagnose.reading import IB, read, read_files, start_up
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
+from tests.diagnose.reading import IB, read, read_files, start_up
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 FULL = "OSError: [Errno 28] No space left on device"
@@ -67,6 +67,14 @@ def test_interleaved_tracebacks_keep_to_their_ranks():
     assert failure.finding.title == "KeyError: 'a'" and failure.finding.rank == 0
 
 
+def test_an_exception_that_the_rank_lived_through_is_not_the_cause():
+    steps = "\n".join(f"[rank1]: step {n}" for n in range(150))
+    text = "\n".join([traceback("ConnectionError: tracking server", "[rank1]: "), steps, f"[rank1]: {OOM}"])
+    assert read(text).failure.answer == "gpu-out-of-memory"
+    other = "\n".join([traceback("ConnectionError: tracking server", "[rank0]: "), steps, f"[rank1]: {OOM}"])
+    assert read(other).failure.answer == "exception", "another rank's end does not excuse it"
+
+
 def test_a_traceback_beats_a_watchdog_elsewhere():
     failure = read("\n".join([timeout(1), timeout(2), traceback("ValueError: bad", "[rank0]: ")])).failure
     assert failure.answer == "exception"
@@ -102,6 +110,35 @@ def test_torchrun_settles_who_was_first():
     failure = read(summary).failure
     assert (failure.answer, failure.finding.rank) == ("disk-full", 4)
     assert failure.why_first == "torchrun saw rank 4 fail first"
+
+
+def test_of_several_summaries_the_earliest_counts_and_a_terminated_rank_does_not():
+    block = """
+    Root Cause (first observed failure):
+    [0]:
+      time      : 2026-03-29_22:{time}
+      host      : node-{rank}
+      rank      : {rank} (local_rank: 0)
+      exitcode  : {code} (pid: 10)
+      traceback : To enable traceback see: x
+    """
+    summaries = [(0, "03:30", 1), (4, "03:17", 1), (8, "03:01", -15)]
+    text = "".join(block.format(rank=rank, time=time, code=code) for rank, time, code in summaries)
+    failure = read(text + "\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError:").failure
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == (NOT_KNOWN, 4, "node-4")
+
+
+def test_a_traceback_in_a_box():
+    text = """
+    \u256d\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u256e
+    \u2502 /home/u/train.py:12 in main \u2502
+    \u2502 \u2771 12 x = y \u2502
+    \u2570\u2500\u2500\u256f
+    NameError: name 'y' is not defined
+    """
+    failure = read(text).failure
+    assert failure.finding.title == "NameError: name 'y' is not defined"
+    assert failure.finding.cause == "raised at /home/u/train.py:12"
 
 
 def test_torchrun_names_the_rank_of_a_signal():

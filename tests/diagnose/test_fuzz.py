@@ -2,17 +2,19 @@
 
 import os
 import random
+import re
 import time
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.diagnose.reading import CXI, IB, ROCE, run
 
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.diagnose.flight import DumpError, parse
 from drumbeat.diagnose.reader import Reader
-from drumbeat.diagnose.rulebook import rulebook
+from drumbeat.diagnose.rulebook import MAX_TEXT, rulebook
 from drumbeat.diagnose.text import render
+from tests.diagnose.reading import CXI, IB, ROCE, run
 
 CASES = int(os.environ.get("DRUMBEAT_FUZZ_CASES", "400"))
 PIECES = [line for rule in rulebook().rules for text in rule.examples + rule.near for line in text.splitlines()]
@@ -95,25 +97,40 @@ def test_any_dump(data):
         pass
 
 
+HOSTILE = [
+    b"n1:7:9 [0] NCCL INFO " * 300,
+    b"[rank1]: " * 900,
+    b"Traceback (most recent call last):",
+    b"(" * 8000,
+    b"NCCL WARN " + b"Got completion with error " * 250,
+    b"2026-01-02 03:04:05 " * 400,
+    b"WorkNCCL(SeqNum=1, OpType=" * 200,
+    b"\x1b[" * 4000,
+    b"n1:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 2[0] [send] via NET/IB/0",
+]
+timed = pytest.mark.skipif("DRUMBEAT_FUZZ_CASES" not in os.environ, reason="measures time: make fuzz")
+
+
+@timed
 def test_time_grows_with_the_length_and_not_faster():
-    """Twice the lines, about twice the time: measured in CPU time with much slack, to catch a square and nothing less."""
-    hostile = [
-        b"n1:7:9 [0] NCCL INFO " * 300,
-        b"[rank1]: " * 900,
-        b"Traceback (most recent call last):",
-        b"(" * 8000,
-        b"NCCL WARN " + b"Got completion with error " * 250,
-        b"2026-01-02 03:04:05 " * 400,
-        b"WorkNCCL(SeqNum=1, OpType=" * 200,
-        b"\x1b[" * 4000,
-        b"n1:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 2[0] [send] via NET/IB/0",
-    ]
+    """Eight times the lines, about eight times the CPU time; much slack, to catch a square and nothing less."""
 
     def seconds(repeats):
         start = time.process_time()
-        diagnose(line + b"%d" % number for number in range(repeats) for line in hostile)
+        diagnose(line + b"%d" % number for number in range(repeats) for line in HOSTILE)
         return time.process_time() - start
 
     seconds(2)
     few, many = seconds(10), seconds(80)
     assert many < 8 * few * 4 + 0.5
+
+
+@timed
+def test_no_pattern_backtracks_without_bound():
+    """A line has at most MAX_TEXT characters for a pattern, so even the worst is bounded, and it must be small."""
+    start = time.process_time()
+    for text in [*(line.decode("latin-1")[:MAX_TEXT] for line in HOSTILE), *(piece * 40 for piece in PIECES[::7])]:
+        for rule in rulebook().rules:
+            for pattern in rule.pattern:
+                re.search(pattern, text[:MAX_TEXT])
+    assert time.process_time() - start < 120, "some pattern is quadratic or worse"

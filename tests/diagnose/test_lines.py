@@ -1,10 +1,10 @@
 """One physical line: what launchers and loggers put before it, and lines that are torn, glued or wrapped."""
 
 import pytest
-from tests.diagnose.reading import IB, channels, read, start_up
 
 from drumbeat.diagnose.lines import MAX_LINE, clean
 from drumbeat.diagnose.nccl import records
+from tests.diagnose.reading import IB, channels, read, start_up
 
 MESSAGE = "n1:7:9 [0] NCCL INFO Using network IB"
 
@@ -34,6 +34,10 @@ MESSAGE = "n1:7:9 [0] NCCL INFO Using network IB"
         ("[pod/train-0/main] ", None, "train-0"),
         ("trainer-1  | ", None, None),
         ("nid001234: ", None, "nid001234"),
+        ("[80746] [rank3]:", 3, None),
+        ("> ", None, None),
+        ("\u2502 ", None, None),
+        ("(EngineCore pid=7) ERROR 11-12 11:11:57 [core.py:586] ", None, None),
         ("0: [rank0]: 2026-01-02 03:04:05,678 ", 0, None),
     ],
 )
@@ -59,6 +63,7 @@ def test_ray_counts_are_cut_off():
         ("[2026-01-02 03:04:05] x", "2026-03-01T00:00:00Z x"),
         ("[rank1]:[E102 03:04:05.1 a.cpp:1] x", "[rank2]:[E102 03:04:05.2 a.cpp:1] x"),
         ("E0102 03:04:05.100000 99 torch/x.py:1] x", "2026-01-02 03:04:05,200 x"),
+        ("10%| 1/9 [45:39<51:20, 1.8s/it][rank2]:[E102 03:04:05.5 a.cpp:1] x", "2026-01-02 03:04:06 x"),
         ("Jan  2 03:04:05 n1 kernel: x", "kern  :err   : 2026-01-02T03:04:06,000000+01:00 x"),
     ],
 )

@@ -2,13 +2,13 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from tests.corpus import corpus
 from drumbeat.facts import amd_tools, gpus_nvidia, identity, interfaces, rdma, telemetry
 from drumbeat.facts.loader import parse_cache
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, natural, pci_address, properties
 from drumbeat.facts.topology import nearest
 from drumbeat.hostlist import HostlistError, expand
+from tests.corpus import corpus
 
 PARSERS = (
     gpus_nvidia.parse_query,

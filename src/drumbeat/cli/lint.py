@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, Dict, List, Sequence
 
-MAX_BYTES = 2_000_000
+MAX_BYTES = 1_000_000
 
 
 def add_arguments(parser: Any) -> None:

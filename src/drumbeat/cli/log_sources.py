@@ -175,15 +175,18 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def first_exit(path: str) -> Optional[Dict[str, Any]]:
-    """The event of the rank that ended first with an error in the last attempt, by the lead's clock."""
+def recorded(path: str) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
+    """Of the last attempt, by the lead's clock: the event of the rank that ended first with an error, and of the failure."""
     from drumbeat.runfolder.layout import RunFolder
     from drumbeat.runfolder.read import events
 
     first: Optional[Dict[str, Any]] = None
+    failed: Optional[Dict[str, Any]] = None
     for event in events(RunFolder(os.path.abspath(path))):
         if event.get("kind") == "attempt-started":
-            first = None
+            first = failed = None
+        elif event.get("kind") == "failed":
+            failed = failed or event
         elif event.get("kind") == "rank-exited" and (event.get("exit_code") or event.get("signal")):
             first = first or event
-    return first
+    return first, failed

@@ -20,6 +20,7 @@ from drumbeat.finding import ERROR, INFO, WARNING, Evidence, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 MAX_EVIDENCE = 4
+SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def _of_causes(
     extra: Sequence[Finding],
     rest: Failure,
 ) -> Failure:
+    causes = _without_survived(causes)
     event, why, sure = _earliest(causes, first, rank_of)
     finding = _with_evidence(_finding(event, rank_of), [cause for cause in causes if _code(cause) == _code(event)])
     alone = len({_code(cause) for cause in causes}) == 1
@@ -115,6 +117,23 @@ def _of_causes(
         why_first=why,
         others=others + tuple(extra) + rest.others,
     )
+
+
+def _without_survived(causes: List[Event]) -> List[Event]:
+    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
+
+    def survived(event: Event) -> bool:
+        return (
+            event.match is None
+            and event.rank is not None
+            and any(
+                (other.evidence.file, other.rank) == (event.evidence.file, event.rank)
+                and (other.evidence.line or 0) > (event.evidence.line or 0) + SURVIVED_LINES
+                for other in causes
+            )
+        )
+
+    return [event for event in causes if not survived(event)] or causes
 
 
 def _of_symptoms(

@@ -26,10 +26,10 @@ _BRACKET = _patterns(
     r"\[rank ?(?P<rank>\d+)\]:\s?",  # torch
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
     r"\[(?P<time>" + _DATE + r")\] ?",
-    r"\[ *\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
+    r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
-    r"\[\d{1,6}\] (?=[\w.-]+:\d+:\d+ \[)",  # hydra -l
+    r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
 )
 _ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
 _DIGIT = _patterns(
@@ -42,6 +42,8 @@ _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
     r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
 )
+_LOGGER = _patterns(r"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]{1,80}:\d+\]\s?")  # vLLM
+_QUOTE = _patterns(r"[>\u2502|] {0,2}(?=\S)", r"[>\u2502]$")  # an issue's quotation, a terminal's frame
 _COMPOSE = _patterns(r"[\w.-]{1,60} +\| ")  # docker compose
 _HOST = _patterns(r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}): (?=\S)")  # pdsh, clush, ssh loops
 
@@ -54,9 +56,13 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
         return _ROUND
     if first.isdigit() or first == " ":
         return _DIGIT
+    if first in (">", "\u2502"):
+        return _QUOTE
     start = text[:72]
     if " | " in start:
         return _COMPOSE
+    if text.startswith(("INFO ", "WARNING ", "ERROR ", "DEBUG ", "CRITICAL ")):
+        return _LOGGER
     if ": " in start:
         return _KERNEL if " kernel: " in start or start.startswith("kern ") else _HOST
     return ()
@@ -64,7 +70,7 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
 
 _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
-_GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+_GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")
@@ -128,7 +134,7 @@ def _seconds(text: str) -> Optional[float]:
 
 
 def _glog_seconds(text: str) -> Optional[float]:
-    match = _GLOG.match(text)
+    match = _GLOG.search(text[:400])  # a progress bar may stand before it
     if not match:
         return None
     return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")

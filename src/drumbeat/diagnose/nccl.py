@@ -42,7 +42,7 @@ def records(text: str) -> Iterator[Record]:
         torn = index + 1 < len(heads)
         message = text[head.end() : heads[index + 1].start() if torn else len(text)]
         host = head["host"].split(".")[0]
-        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(), torn)
+        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(" \t\r\n\u2502"), torn)
 
 
 # --- observations ---------------------------------------------------------------------------------------------------

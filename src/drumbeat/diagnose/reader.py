@@ -21,7 +21,7 @@ from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Evidence
+from drumbeat.finding import Evidence, Finding
 
 _INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
@@ -41,6 +41,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
+        self.recorded: List[Finding] = []  # what who started the run noted of its end
         self.lines = 0
         self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED])
         self._tracebacks: Dict[str, Tracebacks] = {}
@@ -90,10 +91,10 @@ class Reader:
         return judge(state)
 
     def report(self) -> Report:
-        state = copy.deepcopy(self.communicators) if self.lines < 100_000 else self.communicators
-        state.finish()
-        dumps = tuple(compare(self.dumps))
-        return make_report(self.rules, self.lines, state, self.events, self.timeouts, self.elastic, dumps)
+        """Everything, at the end."""
+        self.communicators.finish()
+        extra = (*self.recorded, *compare(self.dumps))
+        return make_report(self.rules, self.lines, self.communicators, self.events, self.timeouts, self.elastic, extra)
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)

@@ -46,6 +46,7 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
+    fallback: bool = False  # speaks only about lines on which no other rule does
     blames: str = "self"  # or other: who prints the line is not the one to look at
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
@@ -105,7 +106,7 @@ class Rulebook:
                     groups = _apply(rule, text)
                     if groups is not None:
                         matches.append(Match(rule, groups))
-        return matches
+        return [match for match in matches if not match.rule.fallback] or matches
 
     def marks(self, text: str, found: Sequence[int]) -> List[str]:
         """The substrings that conditions of rules ask for and that stand in this line."""
@@ -181,6 +182,10 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         elif name == "when":
             if not isinstance(value, dict):
                 raise RuleError(f"{where}: 'when' must be a mapping")
+            values[name] = value
+        elif name == "fallback":
+            if not isinstance(value, bool):
+                raise RuleError(f"{where}: 'fallback' must be true or false")
             values[name] = value
         elif not isinstance(value, str):
             raise RuleError(f"{where}: '{name}' must be text")

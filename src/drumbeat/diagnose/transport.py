@@ -131,7 +131,7 @@ def family(name: str, provider: str) -> str:
         return TCP
     if low in ("aws libfabric", "libfabric", "ofi"):
         return TCP if provider.split(";")[0] in TCP_PROVIDERS else OFI
-    if low == "ib" or low.startswith(("ibext", "rccl-anp", "nccl rdma plugin", "sharp")):
+    if low in ("ib", "gib") or low.startswith(("ibext", "rccl-anp", "nccl rdma plugin", "sharp")):
         return RDMA
     return UNKNOWN
 

@@ -65,15 +65,16 @@ def rendezvous_mixed(context: Context) -> Iterator[Hit]:
 
 
 def rendezvous_missing(context: Context) -> Iterator[Hit]:
+    elsewhere = any(each.name.startswith("PET_") for each in context.script.assignments)
     for command in _launch_lines(context):
         flags = _flags(command)
         nodes = flags.get("nnodes", "1")
-        many = (nodes.isdigit() and int(nodes) > 1) or nodes.startswith("$")
-        if "standalone" in flags and many and not nodes.startswith("$"):
+        if not re.fullmatch(r"\d{1,6}", nodes) or int(nodes) < 2:
+            continue
+        if "standalone" in flags:
             yield Hit(command.line, {"shown": "--standalone"})
-        elif nodes.isdigit() and many and not {"rdzv-endpoint", "master-addr"} & set(flags):
-            if not any(each.name.startswith("PET_") for each in context.script.assignments):
-                yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
+        elif not elsewhere and not {"rdzv-endpoint", "master-addr"} & set(flags):
+            yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
 
 
 def local_rank_missing(context: Context) -> Iterator[Hit]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from typing import Dict, Iterator, List, Tuple
 
-from drumbeat.diagnose.lint.context import Context, Edit, Hit
+from drumbeat.diagnose.lint.context import LONGEST_MENDED, Context, Edit, Hit
 from drumbeat.diagnose.lint.lexer import Fault
-from drumbeat.diagnose.lint.script import SUBSTITUTION, Pipeline, Script
+from drumbeat.diagnose.lint.script import SUBSTITUTION
 
 _DASHES = "‐‑‒–—―−"
 _DOUBLE, _SINGLE = "“”„‟", "‘’‚‛"
@@ -30,10 +31,11 @@ def typographic(context: Context) -> Iterator[Hit]:
 def _plain(fault: Fault, line: str) -> List[Edit]:
     """What the key was meant to be, where that is certain."""
     new = None
+    if len(line) > LONGEST_MENDED:
+        return []
     if fault.text in _DASHES:
-        found = re.match(
-            r"\s(-?)[%s](-?)(\w[\w-]*)" % _DASHES, line[max(fault.column - 1 - line[: fault.column].endswith("-"), 0) :]
-        )
+        start = max(fault.column - (2 if line[: fault.column].endswith("-") else 1), 0)
+        found = re.match(rf"\s(-?)[{_DASHES}](-?)(\w[\w-]*)", line[start:])
         if found:
             before, after, name = found.groups()
             # One letter, perhaps with its number: -N, -n16. A long name had two dashes that an editor drew together.
@@ -57,7 +59,8 @@ def continuation(context: Context) -> Iterator[Hit]:
         if fault.kind != "continuation":
             continue
         comment = fault.text[1:].strip()
-        first = max((line for line in starts if line <= fault.line), default=fault.line)
+        before = bisect.bisect_right(starts, fault.line)
+        first = starts[before - 1] if before else fault.line
         above = (first, comment) if comment else None
         words = {"what": f"'{comment[:40]}'" if comment else "a space"}
         yield Hit(fault.line, words, (Edit(fault.line, fault.column, fault.text, "\\", above),))
@@ -72,6 +75,11 @@ def quote_unclosed(context: Context) -> Iterator[Hit]:
         if fault.kind == "quote":
             yield Hit(fault.line, {"quote": fault.text})
             return  # the rest follows from the first
+
+
+def script_cut(context: Context) -> Iterator[Hit]:
+    if context.script.cut:
+        yield Hit(context.script.cut)
 
 
 def carriage_returns(context: Context) -> Iterator[Hit]:
@@ -114,39 +122,38 @@ def missing_semicolon(context: Context) -> Iterator[Hit]:
 def exit_code_lost(context: Context) -> Iterator[Hit]:
     script = context.script
     harmless = set(context.settings.get("harmless", ()))
+    kept = max(
+        (line for line, text in context.lines.items() if "PIPESTATUS" in text or "pipestatus" in text), default=0
+    )
+    safe = {command.within for command in script.commands if command.name == "set" and "pipefail" in command.text}
+    if re.match(r"#![^\n]*pipefail", script.text):
+        safe.add(())
+    mends = _pipefail_edit(context)
+    ends = {pipeline.commands[0].within: place for place, pipeline in enumerate(script.pipelines)}
     for place, pipeline in enumerate(script.pipelines):
         last, first = pipeline.commands[-1], pipeline.commands[0]
         if len(pipeline.commands) < 2 or last.name != "tee" or first.name in harmless or SUBSTITUTION in last.within:
             continue
-        if _pipefail(script, last.within) or _status_kept(script, pipeline):
+        if last.within in safe or pipeline.line <= kept:
             continue
-        later = [other for other in script.pipelines[place + 1 :] if other.commands[0].within == last.within]
-        asked = any("$?" in each.text for other in later[:1] for each in other.commands[0].assignments) or any(
-            "$?" in other.text for other in later[:1]
-        )
-        severity = "error" if asked or not later else "warning"
-        yield Hit(last.line, {"name": first.name or "the command"}, _pipefail_edit(context, last.within), severity)
+        after = [command for other in script.pipelines[place + 1 : place + 2] for command in other.commands]
+        asked = any("$?" in text for each in after for text in [each.text, *(set_.text for set_ in each.assignments)])
+        severity = "error" if asked or ends[last.within] == place else "warning"
+        yield Hit(last.line, {"name": first.name or "the command"}, () if last.within else mends, severity)
 
 
-def _pipefail(script: Script, within: Tuple[str, ...]) -> bool:
-    if not within and re.match(r"#![^\n]*pipefail", script.text):
-        return True
-    return any(
-        command.name == "set" and "pipefail" in command.text and command.within == within for command in script.commands
-    )
-
-
-def _status_kept(script: Script, pipeline: Pipeline) -> bool:
-    text = "\n".join(script.text.split("\n")[max(pipeline.line - script.line, 0) :])
-    return "PIPESTATUS" in text or "pipestatus" in text
-
-
-def _pipefail_edit(context: Context, within: Tuple[str, ...]) -> Tuple[Edit, ...]:
+def _pipefail_edit(context: Context) -> Tuple[Edit, ...]:
     """Only in a whole bash script that does not stop at errors: there it changes exit codes and nothing else."""
     script = context.script
     first_line = script.text.split("\n", 1)[0]
     stops = any(command.name == "set" and re.search(r" -\w*e|errexit", command.text) for command in script.commands)
-    if within or not context.whole or stops or not re.match(r"#!.*\b(bash|zsh)\b", first_line) or "-e" in first_line:
+    if (
+        not script.pipelines
+        or not context.whole
+        or stops
+        or not re.match(r"#!.*\b(bash|zsh)\b", first_line)
+        or "-e" in first_line
+    ):
         return ()
     first = min(pipeline.line for pipeline in script.pipelines)
     return (Edit(first, 0, "", "", (first, "set -o pipefail")),)
@@ -187,13 +194,10 @@ def clone_then_cd(context: Context) -> Iterator[Hit]:
 def export_of_itself(context: Context) -> Iterator[Hit]:
     assigned = {each.name for each in context.script.assignments if each.how == "plain"}
     for each in context.script.assignments:
-        if (
-            each.how in ("export", "plain")
-            and each.name == each.spelt
-            and each.name not in assigned - ({each.name} if each.how == "plain" else set())
-        ):
-            if re.fullmatch(r"\$\{?%s\}?" % re.escape(each.name), each.text):
-                yield Hit(each.line, {"name": each.name})
+        itself = each.text in (f"${each.name}", f"${{{each.name}}}") and each.name == each.spelt
+        # `export X=$X` after a plain X=... does export it.
+        if itself and (each.how == "plain" or (each.how == "export" and each.name not in assigned)):
+            yield Hit(each.line, {"name": each.name})
 
 
 def export_of_prose(context: Context) -> Iterator[Hit]:
@@ -231,6 +235,7 @@ CHECKS = {
     "continuation": continuation,
     "joined-lines": joined_lines,
     "quote-unclosed": quote_unclosed,
+    "script-cut": script_cut,
     "carriage-returns": carriage_returns,
     "variable-as-command": variable_as_command,
     "missing-semicolon": missing_semicolon,

@@ -78,8 +78,12 @@ def masks_overlap(context: Context) -> Iterator[Hit]:
             if found and "=$" not in word.text and command.name not in ("export", "declare"):
                 lists[f"{word.line}:{word.column}"] = (word.line, list(found))
         for each in command.assignments:
-            added = re.match(r"\$\{?%s\}?,?((?:0x)?[0-9a-fA-F,x]+)$" % re.escape(each.name), each.text)
-            if added and each.name in lists:
+            added = re.match(rf"\$\{{?{re.escape(each.name)}\}}?,?((?:0x)?[0-9a-fA-F,x]+)$", each.text)
+            if re.fullmatch(
+                r"0x[0-9a-fA-F]+(,0x[0-9a-fA-F]+)+", each.text
+            ):  # named here, used as mask_cpu=$MASKS below
+                lists[each.name] = (each.line, each.text.split(","))
+            elif added and each.name in lists:
                 more = masks.from_slurm("mask_cpu:" + added.group(1).strip(","))
                 lists[each.name] = (each.line, lists[each.name][1] + list(more))
             elif masks.from_slurm(each.text):
@@ -101,9 +105,9 @@ def rank_in_batch_scope(context: Context) -> Iterator[Hit]:
         if TASK in command.within or FILE in command.within or SUBSTITUTION in command.within:
             continue
         for each in command.assignments:
-            if each.name in ("RANK", "LOCAL_RANK", "NODE_RANK") and each.how == "export":
-                if _PER_TASK & set(each.value.active) or re.fullmatch(r"\d+", each.text):
-                    yield Hit(each.line, {"name": each.name, "value": each.text})
+            fixed = _PER_TASK & set(each.value.active) or re.fullmatch(r"\d+", each.text)
+            if fixed and each.name in ("RANK", "LOCAL_RANK", "NODE_RANK") and each.how == "export":
+                yield Hit(each.line, {"name": each.name, "value": each.text})
 
 
 def rank_frozen(context: Context) -> Iterator[Hit]:

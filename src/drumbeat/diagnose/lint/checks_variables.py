@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
 from drumbeat.diagnose.lint.redact import TOKEN
@@ -13,6 +13,7 @@ from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, SPELT
 from drumbeat.secret import looks_secret
 
 _NEAR = 0.92  # as in plan.question: from here an unknown name counts as a slip of the pen
+MOST_NAMES = 300  # unknown names that are compared with all known ones
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 
 
@@ -28,6 +29,7 @@ def _first(context: Context) -> List[Assignment]:
 
 
 def dead(context: Context) -> Iterator[Hit]:
+    renamed = set()
     for each in _first(context):
         entry = DEAD.get(each.name)
         if entry is None or entry.when.get("vendor") == "nvidia":  # the script does not say whose GPUs
@@ -38,17 +40,26 @@ def dead(context: Context) -> Iterator[Hit]:
             "why": entry.why + (f" (ROCm {version})" if version else ""),
             "fix": f"use {entry.use}" if entry.use else "remove it",
         }
-        edits = _renamed(context, each.name, entry.use) if each.name in context.settings.get("rename", ()) else ()
+        edits: Tuple[Edit, ...] = ()
+        if each.name in context.settings["rename"] and each.name not in renamed:
+            renamed.add(each.name)
+            edits = _renamed(context, each.name, entry.use)
         yield Hit(each.line, words, edits, "info" if version else "")
 
 
 def misspelt(context: Context) -> Iterator[Hit]:
+    near: Dict[str, str] = {}
+    edits: Tuple[Edit, ...] = ()  # with a name's first hit: they reach all of its places
     for each in _first(context):
         if not each.name.startswith(FAMILIES) or each.name in SPELT or each.name in DEAD or each.name in DEBUGGING:
             continue
-        near = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR)
-        if near:
-            yield Hit(each.line, {"name": each.name, "near": near[0]}, _renamed(context, each.name, near[0]))
+        if each.name not in near and len(near) < MOST_NAMES:
+            likely = difflib.get_close_matches(each.name[:60], SPELT, 1, _NEAR)
+            near[each.name] = likely[0] if likely else ""
+            edits = _renamed(context, each.name, near[each.name]) if likely else ()
+        if near.get(each.name):
+            yield Hit(each.line, {"name": each.name, "near": near[each.name]}, edits)
+            edits = ()
 
 
 def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
@@ -56,7 +67,7 @@ def _renamed(context: Context, name: str, new: str) -> Tuple[Edit, ...]:
     return tuple(
         Edit(line, found.start(), name, new)
         for line, text in context.script.code_lines()
-        for found in re.finditer(r"(?<![A-Za-z0-9])%s(?!\w)" % re.escape(name), text)
+        for found in re.finditer(rf"(?<![A-Za-z0-9]){re.escape(name)}(?!\w)", text)
     )
 
 

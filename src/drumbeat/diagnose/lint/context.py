@@ -7,6 +7,8 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.diagnose.lint.script import Script, options
 
+LONGEST_MENDED = 4000  # a longer line is no person's line
+
 
 class Edit(NamedTuple):
     """In `line`, from `column`, `old` becomes `new`; an insertion has no `old`. `above` is a line to put in before."""

@@ -24,7 +24,7 @@ _COMMANDS = (
     "done case esac exec trap wait time"
 )
 _SHELL_LINE = re.compile(
-    r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|(?:%s)(?=\s|$)|\|)" % "|".join(_COMMANDS.split())
+    r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(_COMMANDS.split()) + r")(?=\s|$))"
 )
 _PYTHON_LINE = re.compile(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
 _PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]+@[\w.-]+:?\S*\$|%|>>>) (?=\S)")
@@ -147,17 +147,28 @@ def _typed(lines: Sequence[str], indents: Sequence[int]) -> Tuple[List[str], Lis
 
 def _joined(found: Sequence[Block], lines: Sequence[str]) -> List[Block]:
     """Slides cut one script into a fence a line: neighbours of one kind with nothing between them are one script."""
-    joined: List[Block] = []
+    groups: List[List[Block]] = []
     for block in found:
-        before = joined[-1] if joined else None
-        if before and before.kind == block.kind == SHELL:
-            end = before.line + before.text.count("\n")  # the last line of the one before, from 1
-            between = lines[end : block.line - 1]
-            if all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between):
-                # A command that goes on in the next fence must find its way there.
-                empty = ["\\" if before.text.rstrip().endswith("\\") else ""] * len(between)
-                text = "\n".join([before.text, *empty, block.text])
-                joined[-1] = Block(SHELL, text, before.line, before.indents + (0,) * len(empty) + block.indents)
-                continue
-        joined.append(block)
-    return joined
+        if groups and groups[-1][-1].kind == block.kind == SHELL and _nothing_between(groups[-1][-1], block, lines):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return [_one(group) for group in groups]
+
+
+def _nothing_between(before: Block, block: Block, lines: Sequence[str]) -> bool:
+    between = lines[before.line + before.text.count("\n") : block.line - 1]
+    return all(not line.strip() or re.fullmatch(r"\s*(`{3,}|~{3,})\s*", line) for line in between)
+
+
+def _one(group: Sequence[Block]) -> Block:
+    texts: List[str] = []
+    indents: List[int] = []
+    for block in group:
+        empty = block.line - group[0].line - len(indents)
+        # A command that goes on in the next fence must find its way there.
+        going_on = texts and texts[-1].rstrip().endswith("\\")
+        texts += ["\\" if going_on else ""] * empty
+        texts.append(block.text)
+        indents += [0] * empty + list(block.indents)
+    return Block(group[0].kind, "\n".join(texts), group[0].line, tuple(indents))

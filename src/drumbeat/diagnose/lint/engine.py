@@ -31,16 +31,15 @@ def lint(text: str, name: str = "-") -> Review:
     returns = "\r\n" in text and not document
     text = text.replace("\r\n", "\n")
     lines = text.split("\n")
-    found: List[Tuple[Rule, Hit]] = []
+    found: Dict[Tuple[str, int], Tuple[Rule, Hit]] = {}  # one finding a rule and line
     edits: List[Edit] = []
     for block in blocks(text, name):
         for rule, hit in _judge(block, text, not document, returns):
-            if not any(rule is other and hit.line == before.line for other, before in found):
-                found.append((rule, hit))
+            found.setdefault((rule.id, hit.line), (rule, hit))
             if rule.mends:
                 edits += [_moved(edit, block) for edit in hit.edits]
-    found.sort(key=lambda pair: pair[1].line)
-    return Review(text, document, tuple(_finding(rule, hit, lines, name) for rule, hit in found), tuple(edits))
+    ordered = sorted(found.values(), key=lambda pair: pair[1].line)
+    return Review(text, document, tuple(_finding(rule, hit, lines, name) for rule, hit in ordered), tuple(edits))
 
 
 def _judge(block: Block, around: str, whole: bool, returns: bool) -> Iterator[Tuple[Rule, Hit]]:

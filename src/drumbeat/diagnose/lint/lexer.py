@@ -354,6 +354,8 @@ class Lexer:
                 at += 2
             elif self.text.startswith("$(", at):
                 at = self._paren(at + 1, depth + 1) or at + 2
+            elif self.text.startswith("${", at):
+                at = self._brace(at + 1) or at + 2
             elif char == "`":
                 at = self._backtick(at) or at + 1
             else:
@@ -364,10 +366,16 @@ class Lexer:
         """From the { of ${; it does not reach over a line's end."""
         if self._unclosed >= MAX_UNCLOSED:
             return 0
-        level = 0
-        for position in range(at, min(self._line_end(at), at + 2000)):
-            level += (self.text[position] == "{") - (self.text[position] == "}")
+        level, end = 0, min(self._line_end(at), at + 2000)
+        while at < end:
+            char = self.text[at]
+            if char == '"':  # ${x:-"}"}
+                at = self.text.find('"', at + 1, end)
+                if at < 0:
+                    break
+            level += (char == "{") - (char == "}")
+            at += 2 if char == "\\" else 1
             if not level:
-                return position + 1
+                return at
         self._unclosed += 1
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.diagnose.lint.context import Edit
+from drumbeat.diagnose.lint.context import LONGEST_MENDED, Edit
 from drumbeat.diagnose.lint.engine import Review
 
 
@@ -16,13 +16,18 @@ def mend(review: Review) -> str:
         place = edit.line - 1
         if 0 <= place < len(lines) and (edit.old or edit.new):
             lines[place] = _changed(lines[place], edit)
-    for place, texts in sorted(_insertions(review.edits).items(), reverse=True):
-        indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())] if place < len(lines) else ""
-        lines[place:place] = [indent + text for text in texts]
-    return "\n".join(lines)
+    above = _insertions(review.edits)
+    mended: List[str] = []
+    for place, line in enumerate(lines):
+        indent = line[: len(line) - len(line.lstrip())]
+        mended += [indent + text for text in above.get(place, ())]
+        mended.append(line)
+    return "\n".join(mended)
 
 
 def _changed(line: str, edit: Edit) -> str:
+    if len(line) > LONGEST_MENDED:
+        return line
     end = edit.column + len(edit.old)
     if line[edit.column : end] == edit.old:
         return line[: edit.column] + edit.new + line[end:]

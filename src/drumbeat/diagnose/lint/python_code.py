@@ -33,17 +33,17 @@ def lines(text: str, first: int) -> List[Tuple[int, str]]:
 
 
 def hooks_twice(code: Code) -> List[Hit]:
-    seen: List[Tuple[str, int]] = []
+    hooked = set()
     hits = []
     for number, line in code:
         made = re.match(r"\s*(\w+)\s*=\s*(?:\w+\.)*(?:DDP|DistributedDataParallel)\(", line)
         if made:
-            seen = [pair for pair in seen if pair[0] != made.group(1)]
+            hooked.discard(made.group(1))
         called = re.search(r"\b(\w+)\.register_comm_hook\(", line)
         if called:
-            if any(name == called.group(1) for name, _ in seen):
+            if called.group(1) in hooked:
                 hits.append(Hit(number, {"name": called.group(1)}))
-            seen.append((called.group(1), number))
+            hooked.add(called.group(1))
     return hits
 
 

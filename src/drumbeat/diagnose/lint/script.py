@@ -12,7 +12,7 @@ from drumbeat.diagnose.lint.lexer import MAX_DEPTH, Fault, Heredoc, Lexer, Token
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"
 
-MAX_COMMANDS = 50_000
+MAX_COMMANDS = 10_000  # more is no script that a person wrote; what is left out is said
 MAX_TEXT = 8000  # of one command that patterns see
 MAX_WORDS = 400  # of one command that are looked at for what it starts
 _RESERVED = frozenset(
@@ -108,6 +108,7 @@ class Script:
     late: List[int] = field(default_factory=list)  # lines of #SBATCH that come too late to count
     faults: List[Fault] = field(default_factory=list)
     comments: List[Token] = field(default_factory=list)
+    cut: int = 0  # the line from which on commands were left out
     python: List[Heredoc] = field(default_factory=list)  # Python inside: heredocs and -c
 
     @functools.cached_property
@@ -165,6 +166,7 @@ def _read(script: Script, text: str, line: int, column: int, within: Tuple[str, 
         _directives(script, lexer.tokens)
     for pipeline in _pipelines(lexer.tokens, within):
         if len(script.pipelines) >= MAX_COMMANDS:
+            script.cut = script.cut or pipeline.line
             return
         script.pipelines.append(pipeline)
         if depth < MAX_DEPTH:
