@@ -158,7 +158,10 @@ def _cpus(
     if order.cpu_bind == ("none",):
         return nothing, fair, "the job asks for no affinity; threads are the cores divided by the ranks", []
     if order.cpu_bind:
-        sets, findings = masks.check(order.cpu_bind, total, facts.cpus.allowed or facts.cpus.online)
+        # A list is one node's, used again on the next: emulated nodes share their cores then, unless it names all.
+        width = total if len(order.cpu_bind) >= total else max(1, total // (order.nodes if order.emulated else 1))
+        sets, findings = masks.check(order.cpu_bind, width, facts.cpus.allowed or facts.cpus.online)
+        sets = sets * (total // width)
         threads = min((_count_cores(cpus, cores) for cpus in sets), default=fair)
         return sets or nothing, max(1, threads), "the job's own masks", findings
     if not cores:
