@@ -3,7 +3,8 @@
 import pytest
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
-from drumbeat.diagnose.nccl import Channel, observe, records
+from drumbeat.diagnose.nccl import observe, records
+from drumbeat.diagnose.observations import Channel
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
 

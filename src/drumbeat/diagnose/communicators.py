@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Set, Tuple
 
-from drumbeat.diagnose import nccl
+from drumbeat.diagnose import observations
+from drumbeat.diagnose.nccl import Record
 from drumbeat.finding import Evidence
 
 MAX_MEMBERS = 40_000
@@ -74,7 +75,7 @@ class Process:
     gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
     settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
     members: List[Member] = field(default_factory=list)
-    pending: Dict[int, List[Tuple[nccl.Channel, Evidence]]] = field(default_factory=dict)  # by thread
+    pending: Dict[int, List[Tuple[observations.Channel, Evidence]]] = field(default_factory=dict)  # by thread
     collective_ranks: int = 0  # largest [nranks=N] seen
     records: int = 0
 
@@ -89,7 +90,7 @@ class Communicators:
         self._members = 0
         self._edges = 0
 
-    def process(self, record: nccl.Record, file: str) -> Optional[Process]:
+    def process(self, record: Record, file: str) -> Optional[Process]:
         # Without a head the file is all that tells processes apart.
         key = (record.host, record.pid, "") if record.host else ("", 0, file)
         process = self.processes.get(key)
@@ -100,30 +101,30 @@ class Communicators:
             process = self.processes[key] = Process(record.host, record.pid)
         return process
 
-    def add(self, record: nccl.Record, seen: nccl.Observation, evidence: Evidence) -> None:
+    def add(self, record: Record, seen: observations.Observation, evidence: Evidence) -> None:
         process = self.process(record, evidence.file or "")
         if process is None:
             return
         process.records += 1
-        if isinstance(seen, nccl.Channel):
+        if isinstance(seen, observations.Channel):
             self._channel(process, record.tid, seen, evidence)
-        elif isinstance(seen, nccl.Init):
+        elif isinstance(seen, observations.Init):
             self._init(process, record.tid, seen, evidence)
-        elif isinstance(seen, nccl.Shape):
+        elif isinstance(seen, observations.Shape):
             for member in process.members:
                 if member.comm == seen.comm and member.nranks == seen.nranks:
                     member.nnodes = seen.nnodes
-        elif isinstance(seen, nccl.Version):
+        elif isinstance(seen, observations.Version):
             process.library, process.version = seen.library, seen.version
             self.version(seen, evidence)
-        elif isinstance(seen, nccl.Ranks):
+        elif isinstance(seen, observations.Ranks):
             process.collective_ranks = max(process.collective_ranks, seen.nranks)
-        elif isinstance(seen, nccl.Setting):
+        elif isinstance(seen, observations.Setting):
             process.settings.setdefault(seen.name, (seen.value, evidence))
         else:
             _network(process, seen, evidence)
 
-    def version(self, seen: nccl.Version, evidence: Evidence) -> None:
+    def version(self, seen: observations.Version, evidence: Evidence) -> None:
         if len(self.versions) < 100:
             self.versions.setdefault((seen.library, seen.version), evidence)
 
@@ -135,7 +136,7 @@ class Communicators:
                     self._connect(process, self._owner(process, tid, channel, True), channel, evidence)
         self._mend_hosts()
 
-    def _init(self, process: Process, tid: int, seen: nccl.Init, evidence: Evidence) -> None:
+    def _init(self, process: Process, tid: int, seen: observations.Init, evidence: Evidence) -> None:
         member = next((m for m in reversed(process.members) if m.comm == seen.comm and m.rank == seen.rank), None)
         fresh = seen.stage == "start" and member is not None and member.completed is not None
         if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
@@ -155,7 +156,7 @@ class Communicators:
         elif seen.stage == "abort":
             member.aborted = True
 
-    def _channel(self, process: Process, tid: int, channel: nccl.Channel, evidence: Evidence) -> None:
+    def _channel(self, process: Process, tid: int, channel: observations.Channel, evidence: Evidence) -> None:
         member = self._owner(process, tid, channel, False)
         if member is not None:
             self._connect(process, member, channel, evidence)
@@ -166,7 +167,7 @@ class Communicators:
         else:
             self.dropped += 1
 
-    def _owner(self, process: Process, tid: int, channel: nccl.Channel, final: bool) -> Optional[Member]:
+    def _owner(self, process: Process, tid: int, channel: observations.Channel, final: bool) -> Optional[Member]:
         own = channel.receiver if channel.side == "receive" else channel.sender
         if channel.comm:
             for member in reversed(process.members):
@@ -181,7 +182,9 @@ class Communicators:
             return fits[-1]
         return None
 
-    def _connect(self, process: Process, member: Optional[Member], channel: nccl.Channel, evidence: Evidence) -> None:
+    def _connect(
+        self, process: Process, member: Optional[Member], channel: observations.Channel, evidence: Evidence
+    ) -> None:
         if member is None:
             member = next((m for m in process.members if not m.comm and m.rank == -1), None)
             if member is None:
@@ -214,28 +217,28 @@ class Communicators:
                         break
 
 
-def _network(process: Process, seen: nccl.Observation, evidence: Evidence) -> None:
-    if isinstance(seen, nccl.Network):
+def _network(process: Process, seen: observations.Observation, evidence: Evidence) -> None:
+    if isinstance(seen, observations.Network):
         process.network, process.network_evidence = seen.name, evidence
-    elif isinstance(seen, nccl.Devices):
+    elif isinstance(seen, observations.Devices):
         _devices(process, seen, evidence)
-    elif isinstance(seen, nccl.Provider):
+    elif isinstance(seen, observations.Provider):
         process.provider, process.provider_evidence = seen.name, evidence
         process.nics = seen.nics
-    elif isinstance(seen, nccl.Plugin):
+    elif isinstance(seen, observations.Plugin):
         process.plugin = process.plugin or seen.text
-    elif isinstance(seen, nccl.Gdr):
+    elif isinstance(seen, observations.Gdr):
         # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
         scope = seen.scope if seen.possible else f"{seen.scope}-off"
         process.gdr.setdefault(scope, (seen.possible, evidence))
-    elif isinstance(seen, nccl.Interface):
+    elif isinstance(seen, observations.Interface):
         process.interfaces.add(seen.name)
-    elif isinstance(seen, nccl.Used):
+    elif isinstance(seen, observations.Used):
         process.used.setdefault(seen.network, evidence)
         process.used_device = process.used_device or seen.device
 
 
-def _devices(process: Process, seen: nccl.Devices, evidence: Evidence) -> None:
+def _devices(process: Process, seen: observations.Devices, evidence: Evidence) -> None:
     if seen.network == "Socket":
         process.sockets.update(name for _, name, _ in seen.devices)
         return
