@@ -17,6 +17,7 @@ from drumbeat.finding import Evidence
 MAX_MEMBERS = 40_000
 MAX_EDGES = 400_000
 MAX_PROCESSES = 20_000
+MAX_FITTING = 64  # candidates that are looked at for one line
 MAX_PENDING = 4_096  # connections of a thread whose communicator is not known yet
 
 
@@ -75,6 +76,9 @@ class Process:
     gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
     settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
     members: List[Member] = field(default_factory=list)
+    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the youngest
+    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the youngest last
+    nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
     pending: Dict[int, List[Tuple[observations.Channel, Evidence]]] = field(default_factory=dict)  # by thread
     collective_ranks: int = 0  # largest [nranks=N] seen
     records: int = 0
@@ -111,9 +115,11 @@ class Communicators:
         elif isinstance(seen, observations.Init):
             self._init(process, record.tid, seen, evidence)
         elif isinstance(seen, observations.Shape):
-            for member in process.members:
-                if member.comm == seen.comm and member.nranks == seen.nranks:
-                    member.nnodes = seen.nnodes
+            ranks = range(seen.nranks)[:MAX_FITTING] if seen.rank < 0 else (seen.rank,)
+            for rank in ranks:
+                found = process.by_comm.get((seen.comm, rank))
+                if found and found.nranks == seen.nranks:
+                    found.nnodes = seen.nnodes
         elif isinstance(seen, observations.Version):
             process.library, process.version = seen.library, seen.version
             self.version(seen, evidence)
@@ -137,7 +143,7 @@ class Communicators:
         self._mend_hosts()
 
     def _init(self, process: Process, tid: int, seen: observations.Init, evidence: Evidence) -> None:
-        member = next((m for m in reversed(process.members) if m.comm == seen.comm and m.rank == seen.rank), None)
+        member = process.by_comm.get((seen.comm, seen.rank))
         fresh = seen.stage == "start" and member is not None and member.completed is not None
         if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
             if seen.stage == "destroy" or self._members >= MAX_MEMBERS:
@@ -146,6 +152,8 @@ class Communicators:
             self._members += 1
             member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid)
             process.members.append(member)
+            process.by_comm[(seen.comm, seen.rank)] = member
+            process.by_rank.setdefault(seen.rank, []).append(member)
         member.comm_id = member.comm_id or seen.comm_id
         if seen.stage == "start":
             member.started, member.tid = evidence, tid
@@ -169,11 +177,10 @@ class Communicators:
 
     def _owner(self, process: Process, tid: int, channel: observations.Channel, final: bool) -> Optional[Member]:
         own = channel.receiver if channel.side == "receive" else channel.sender
-        if channel.comm:
-            for member in reversed(process.members):
-                if member.comm == channel.comm:
-                    return member
-        fits = [m for m in process.members if m.rank == own and max(channel.sender, channel.receiver) < m.nranks]
+        if channel.comm and (channel.comm, own) in process.by_comm:
+            return process.by_comm[(channel.comm, own)]
+        youngest = process.by_rank.get(own, [])[-MAX_FITTING:]
+        fits = [m for m in youngest if max(channel.sender, channel.receiver) < m.nranks]
         building = [m for m in fits if m.tid == tid and m.started and not m.completed]
         if building:
             return building[-1]
@@ -186,10 +193,10 @@ class Communicators:
         self, process: Process, member: Optional[Member], channel: observations.Channel, evidence: Evidence
     ) -> None:
         if member is None:
-            member = next((m for m in process.members if not m.comm and m.rank == -1), None)
-            if member is None:
-                member = Member(process, "", nranks=channel.nranks or 0)
-                process.members.append(member)
+            if process.nameless is None:
+                process.nameless = Member(process, "", nranks=channel.nranks or 0)
+                process.members.append(process.nameless)
+            member = process.nameless
         key = (channel.sender, channel.receiver, channel.side, channel.kind, channel.name)
         edge = member.edges.get(key)
         if edge is None:
@@ -211,7 +218,7 @@ class Communicators:
         for processes in same_pid.values():
             processes.sort(key=lambda process: -process.records)
             for index, process in enumerate(processes):
-                for better in processes[:index]:
+                for better in processes[: min(index, MAX_FITTING)]:
                     if process.host.endswith(better.host) or better.host.endswith(process.host):
                         process.host = better.host
                         break
