@@ -126,6 +126,31 @@ def test_time_grows_with_the_length_and_not_faster():
 
 
 @timed
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda n: [
+            f"n1:7:9 [0] NCCL INFO comm 0x{k:x} rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE" for k in range(n)
+        ],
+        lambda n: [
+            f"n{k}:7:9 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE" for k in range(n)
+        ],
+        lambda n: [f"n1:7:{k} [0] NCCL INFO Channel 00/0 : {k}[0] -> 2[0] [send] via NET/IB/0" for k in range(n)],
+        lambda n: [f"x{k}n1:7:9 [0] NCCL INFO Using network IB" for k in range(n)],
+        lambda n: [f"[rank{k}]: ValueError: {'ab'[k % 2] * k}"[:4000] for k in range(n)],
+    ],
+)
+def test_many_of_one_kind(lines):
+    def seconds(count):
+        start = time.process_time()
+        diagnose(line.encode() for line in lines(count))
+        return time.process_time() - start
+
+    seconds(100)
+    assert seconds(16_000) < 8 * seconds(2_000) * 4 + 0.5
+
+
+@timed
 def test_no_pattern_backtracks_without_bound():
     """A line has at most MAX_TEXT characters for a pattern, so even the worst is bounded, and it must be small."""
     start = time.process_time()

@@ -1,9 +1,10 @@
 """Which network carried it: every format, and every false friend one by one."""
 
 import pytest
-
-from drumbeat.diagnose.nccl import Channel, observe, records
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
+
+from drumbeat.diagnose.nccl import observe, records
+from drumbeat.diagnose.observations import Channel
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
 

@@ -16,6 +16,7 @@ from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Events, Tracebacks
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
+from drumbeat.diagnose.observations import Init
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
@@ -160,7 +161,7 @@ class Reader:
                     self.communicators.libraries.add("rccl")
             seen = nccl.observe(record)
             if seen is not None:
-                if isinstance(seen, nccl.Init):
+                if isinstance(seen, Init):
                     self._channels.clear()  # the same words may now be about another communicator
                 evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
                 self.communicators.add(record, seen, evidence)
