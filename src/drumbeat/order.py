@@ -93,6 +93,7 @@ class Order:
     trace: bool = False
     restarts: int = 0
     stop_grace: float = 60.0
+    stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end
     time_limit: Optional[float] = None
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA

@@ -36,6 +36,7 @@ def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapp
         replace_json(folder.code, code_state(order.workdir))
         shutil.copyfile(bundle, folder.bundle)
         os.mkdir(folder.at("nodes"))
+        replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
         replace_json(folder.run_json, _run_record(order))  # last: a folder with a run.json is whole
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)

@@ -6,6 +6,7 @@ RUN/
   job.yaml             the job file as it was given        desk, once
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
+  stop                 a line for each wish to stop        whoever wishes; only the lead reads it
   events.jsonl         the run's events                    lead
   peers.json           every node, as mustered             lead, replaced
   summary.json         how it went                         lead, replaced
@@ -52,6 +53,10 @@ class RunFolder:
     @property
     def bundle(self) -> str:
         return self.at("drumbeat.pyz")
+
+    @property
+    def stop(self) -> str:
+        return self.at("stop")
 
     @property
     def events(self) -> str:
