@@ -1,26 +1,97 @@
-"""Fixtures that several folders of tests share."""
+"""What all tests share: how to call drumbeat the way a user does, and how to see that nobody is left."""
 
-from __future__ import annotations
-
-import shutil
-import tempfile
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parent.parent
+SOURCE = str(ROOT / "src")
 
-@pytest.fixture(scope="session")
-def cluster():
-    """A real Slurm of four nodes. Sorted as text, neither names nor addresses come in its order."""
-    from bench.cluster import Cluster, why_not
 
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    base = tempfile.mkdtemp(prefix="drumbeat-bench-", dir="/var/tmp")
-    made = Cluster(base, {"oar9": "9", "oar10": "10", "oar11": "100", "oar12": "20"})
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
-        shutil.rmtree(base, ignore_errors=True)
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home of its own: no test touches the user's runs, token or cache."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "DRUMBEAT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    return folder
+
+
+class Drumbeat:
+    """Calls the command line in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.started = []
+
+    def __call__(self, *words, timeout=60, env=None, **options):
+        argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
+        return subprocess.run(
+            argv, cwd=self.folder, timeout=timeout, capture_output=True, text=True, env=env, **options
+        )
+
+    def start(self, *words, env=None, prefix=()):
+        argv = [*prefix, sys.executable, "-m", "drumbeat", *map(str, words)]
+        process = subprocess.Popen(
+            argv, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+        self.started.append(process)
+        return process
+
+    def runs(self):
+        return sorted((self.folder / "runs").glob("*")) if (self.folder / "runs").is_dir() else []
+
+    def run_folder(self):
+        (folder,) = self.runs()
+        return folder
+
+
+@pytest.fixture
+def drumbeat(home, tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    caller = Drumbeat(folder)
+    yield caller
+    for process in caller.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
+
+
+def marked(run_id: str):
+    """Live processes of a run, by the mark in their environment; zombies have none left."""
+    mark = f"DRUMBEAT_RUN={run_id}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in environ:
+                found.append(int(name))
+    return found
+
+
+def wait_for(condition, seconds=30.0, what="it"):
+    """Wait until it holds; how long that took."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+    return time.monotonic() - begin

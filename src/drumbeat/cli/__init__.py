@@ -12,6 +12,10 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
+    "list": "the runs you started here",
+    "status": "how a run stands, or how it went",
+    "logs": "what the ranks of a run printed",
+    "cancel": "end a run, with time for its ranks to save",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.agent.rank_logs import tail
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail, read_json, read_lines
+from drumbeat.runfolder.read import Tail, read_json
 
 _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
 
@@ -89,8 +91,6 @@ class Console:
             self._say_environment(folder)
 
     def _new_events(self, folder: RunFolder) -> List[Dict[str, Any]]:
-        import json
-
         if self._events is None or self._events.path != folder.events:
             self._events = Tail(folder.events)
         found = []
@@ -133,8 +133,6 @@ class Console:
             target.flush()
 
     def _read_metrics(self, folder: RunFolder, final: bool) -> None:
-        import json
-
         for node in folder.nodes():
             tail = self._metrics.setdefault(node.node, Tail(node.metrics))
             for line in tail.lines(final):
@@ -222,10 +220,8 @@ def _failure_lines(
             folder, failure
         )
         if log:
-            from drumbeat.agent.rank_logs import tail
-
             last = [line for line in tail(folder.at(log), 40) if line.strip()][-8:]
-            lines.append(("log", f"the end of {log}:"))
+            lines.append(("log", f"the end of {log}:" if last else f"{log} is empty"))
             lines += [("", line) for line in last]
     if failure.get("fix"):
         lines.append(("fix", failure["fix"]))
@@ -233,7 +229,7 @@ def _failure_lines(
         said: Dict[str, List[str]] = {}
         for each in consequences:
             said.setdefault(str(each["what"]), []).append(str(each["rank"]))
-        lines.append(("then", "; ".join(f"ranks {', '.join(ranks)}: {what}" for what, ranks in said.items())))
+        lines.append(("then", "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in said.items())))
     return lines
 
 
@@ -257,10 +253,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def _ranks(ranks: List[str]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+
+
 def _near(path: str) -> str:
     """A path as short as it can be said from here."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
-
-
-__all__ = ["Console", "closing_lines", "duration", "progress_line", "read_lines"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -92,11 +91,3 @@ def _index(order: Order, environ: Mapping[str, str]) -> None:
         os.symlink(order.folder, os.path.join(folder, order.run_id))
     except OSError:
         pass  # a home that is read-only or full costs the listing, not the run
-
-
-def read_desk(folder: RunFolder) -> Dict[str, Any]:
-    try:
-        with open(folder.run_json, encoding="utf-8") as file:
-            return dict(json.load(file).get("desk") or {})
-    except (OSError, ValueError):
-        return {}

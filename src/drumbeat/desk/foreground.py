@@ -31,7 +31,6 @@ class Foreground:
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes)
-        self.stopped_by = 0
 
     def run(self, environ: Mapping[str, str]) -> int:
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
@@ -54,7 +53,7 @@ class Foreground:
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
-                self._end_guards()  # a node that never found its lead would go on looking for it
+                self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
             time.sleep(0.1)
         sweep()
         self._read_reports(reports)
@@ -63,17 +62,13 @@ class Foreground:
         self.console.end(self.folder, summary)
         return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
 
-    def _end_guards(self) -> None:
+    def _signal_guards(self, number: int) -> None:
         for guard in self.guards.values():
             if guard.poll() is None:
-                guard.send_signal(signal.SIGTERM)
+                guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self.stopped_by = number
-        send = number if number == signal.SIGUSR2 else signal.SIGTERM
-        for guard in self.guards.values():
-            if guard.poll() is None:
-                guard.send_signal(send)
+        self._signal_guards(number)
         self.console.stopping(number, self.order.stop_grace)
 
     def _read_reports(self, reports: int) -> None:

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.order import EnvVar, Order, Wrap
 from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.secret import looks_secret
 from drumbeat.spec.check import check_limits, check_variable_name
@@ -51,8 +52,9 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
     launcher, launcher_why = choose_launcher(command, job.launcher)
-    nodes = job.nodes or len(here.hosts) or site.nodes or 1
-    ranks = _ranks_per_node(job, site, here)
+    said = find_launcher(command)  # a launch command that exists already says how large it is meant to be
+    nodes = job.nodes or len(here.hosts) or (said and said.nodes) or site.nodes or 1
+    ranks = (not job.ranks_per_node and said and said.ranks_per_node) or _ranks_per_node(job, site, here)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)

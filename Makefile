@@ -1,0 +1,39 @@
+# make demo: a 2-node training on this machine.  make test: everything the tests need, then all tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check pyz bench clean
+
+$(VENV)/.cpu: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.cpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev]'
+	@touch $@
+
+demo: $(VENV)/.cpu
+	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
+
+test: $(VENV)/.dev check
+	@sh tests/system-packages.sh
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PATH=$(BIN):$$PATH $(BIN)/lint-imports
+
+pyz: drumbeat.pyz
+
+drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
+	$(BIN)/python -m drumbeat.bundle.build $@
+
+bench: $(VENV)/.cpu
+	$(BIN)/python bench/start.py
+
+clean:
+	rm -rf $(VENV) drumbeat.pyz build src/*.egg-info

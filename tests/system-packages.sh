@@ -1,0 +1,17 @@
+#!/bin/sh
+# What the tests use besides Python: only as root on Debian or its kin; elsewhere those tests skip and say why.
+set -u
+wanted="iproute2 procps util-linux slurmctld slurmd slurm-client munge libpmix2 openmpi-bin"
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
+  missing=""
+  for package in $wanted; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+  done
+  if [ -n "$missing" ]; then
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null 2>&1 ||
+      echo "could not install:$missing (the tests that need them will skip)"
+  fi
+fi
+exit 0
