@@ -15,13 +15,16 @@ from drumbeat.agent.dial import dial, resolve
 from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
+from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.summary import summarize
+from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.order import EXIT_MUSTER, Order, dump_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.read import read_json, read_lines
+from drumbeat.runfolder.stopping import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25
@@ -50,6 +53,9 @@ class Agent:
         self.heard: Dict[int, float] = {}
         self.pings: Dict[int, List[Any]] = {}
         self.up: Optional[Channel] = None  # a member's connection to the lead
+        self.tasks = Tasks()
+        self.asked_to_stop = StopFile(self.folder.stop)
+        self.last_look = 0.0
         self.exit_code: Optional[int] = None
         self.stop_seen: Optional[float] = None
         self.last_beat = 0.0
@@ -64,6 +70,8 @@ class Agent:
         facts = gather(LiveHost())
         self._beat()
         try:
+            if self.order.launcher == "tasks":
+                self._gather_tasks(facts)
             if self.number == 0:
                 self._open_lead(facts)
             else:
@@ -77,11 +85,22 @@ class Agent:
 
     # -- coming together ---------------------------------------------------------------------------------------------
 
+    def _gather_tasks(self, facts: Facts) -> None:
+        meeting = task_meeting(facts.identity, os.environ, self.number)
+        self.tasks.gather(meeting, self.token, self.order.ranks_per_node, self.order.timing.muster, self._beat)
+        for local_id, channel in self.tasks.lines.items():
+            self.selector.register(channel.sock, selectors.EVENT_READ, local_id)
+
     def _open_lead(self, facts: Facts) -> None:
         order = self.order
         self._open_folder(RunFolder(order.folder), facts)
+        self.asked_to_stop.skip()
+        earlier = [
+            event["attempt"] for event in read_lines(self.folder.events) if event.get("kind") == "attempt-started"
+        ]
         self.run_events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic())
+        self.lead.first_attempt = max([restart_count(os.environ), *(int(number) + 1 for number in earlier)])
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
@@ -107,7 +126,8 @@ class Agent:
     def _introduction(self, facts: Facts, address: str) -> Message:
         return {
             "say": "hello", "node": self.number, "host": facts.host, "address": address, "terms": self.order.terms(),
-            "run_id": self.order.run_id, "facts": to_plain(facts), "findings": [], "t": time.time(),
+            "run_id": self.order.run_id, "facts": to_plain(facts), "t": time.time(),
+            "findings": to_plain(self.tasks.findings(self.number, facts.host)),
         }  # fmt: skip
 
     def _hello(self, message: Message) -> List[Act]:
@@ -116,7 +136,9 @@ class Agent:
 
     def _open_folder(self, folder: RunFolder, facts: Facts) -> None:
         self.folder = folder
-        self.node = Node(self.order, self.number, facts, folder.node(self.number), self.bundle, self._tell_lead)
+        self.node = Node(
+            self.order, self.number, facts, folder.node(self.number), self.bundle, self._tell_lead, self.tasks
+        )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
         self.report({"folder": folder.path, "node": self.number})
@@ -141,6 +163,8 @@ class Agent:
                 self._on_signals()
             elif key.fileobj is self.listener:
                 self._accept()
+            elif isinstance(key.data, int):
+                self._from_task(key.data)
             else:
                 self._receive(key.fileobj)
         self._reap()
@@ -150,6 +174,7 @@ class Agent:
         if self.lead:
             self._do(self.lead.tick(now))
             self._check_silence(now)
+            self._look_for_stop(now)
         if self.up is not None and self.up.closed and self.exit_code is None:
             print(f"drumbeat: node {self.number}: the connection to the lead is lost; ending", file=sys.stderr)
             self.exit_code = EXIT_MUSTER
@@ -209,6 +234,31 @@ class Agent:
         if self.stop_seen is None or again:
             self.stop_seen = now
             self._tell_lead({"say": "stop", "signal": numbers[0], "now": again})
+
+    def _look_for_stop(self, now: float) -> None:
+        if now - self.last_look < 1.0:
+            return
+        self.last_look = now
+        for number, why in self.asked_to_stop.look():
+            assert self.lead
+            again = self.stop_seen is not None and now - self.stop_seen > 1.0
+            self.stop_seen = self.stop_seen or now
+            self._do(self.lead.stop(number, why, STOPPED, now, again and number != signal.SIGUSR2))
+
+    def _from_task(self, local_id: int) -> None:
+        channel = self.tasks.lines[local_id]
+        try:
+            messages = channel.receive()
+        except WireError:
+            messages = []
+            channel.close()
+        for message in messages:
+            if message.get("say") == "exited" and self.node:
+                self.node.on_exit(-local_id, int(message["status"]))
+        if channel.closed:
+            self.selector.unregister(channel.sock)
+            if self.node:
+                self.node.on_exit(-local_id, signal.SIGKILL)  # its guard is gone, so the rank is too
 
     def _end_now(self, code: int) -> None:
         if self.node:
@@ -340,6 +390,7 @@ class Agent:
             self.node.stop(int(message["signal"]), float(message["grace"]))
         elif do == "end" and self.exit_code is None:
             self.exit_code = int(message["exit_code"])
+            self.report({"ended": self.exit_code})
 
     # -- the lead's decisions, carried out ---------------------------------------------------------------------------
 
@@ -347,7 +398,9 @@ class Agent:
         for act in acts:
             if isinstance(act, Record):
                 assert self.run_events and self.lead
-                self.run_events.attempt = max(0, len(self.lead.attempts) - 1)
+                self.run_events.attempt = (
+                    self.lead.attempts[-1].number if self.lead.attempts else self.lead.first_attempt
+                )
                 self.run_events.write(act.kind, act.data)
                 if act.kind == "attempt-started":
                     replace_json(self.folder.peers, self.lead.all_peers())
@@ -393,6 +446,7 @@ class Agent:
         if self.node:
             if self.node.active:
                 self.node.kill()
+            self.tasks.end()
             self.node.close(time.monotonic() - self.started)
             if not self.shared_folder and self.up is not None and not self.up.closed:
                 for message in files_of(self.node.folder):

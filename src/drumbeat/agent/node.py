@@ -16,6 +16,7 @@ from drumbeat.agent.processes import sweep
 from drumbeat.agent.rank_logs import tail
 from drumbeat.agent.shim import shim_argv
 from drumbeat.agent.start import start
+from drumbeat.agent.tasks import Tasks
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
@@ -51,6 +52,7 @@ class Node:
         folder: NodeFolder,
         bundle: str,
         tell: Callable[[Dict[str, Any]], None],
+        tasks: Tasks,
     ) -> None:
         self.order, self.node, self.facts, self.folder, self.bundle, self.tell = (
             order,
@@ -60,6 +62,7 @@ class Node:
             bundle,
             tell,
         )
+        self.tasks = tasks
         os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, node)
         self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{node}-")  # node-local: many small writes
@@ -95,9 +98,12 @@ class Node:
         if not self.active:
             return
         self.stopped_by_us = True
-        for pid in self.running:
+        for handle in self.running:
+            if handle < 0:
+                self.tasks.signal(handle, number)
+                continue
             try:
-                os.kill(pid, number)
+                os.kill(handle, number)
             except ProcessLookupError:
                 pass
         self.kill_at = time.monotonic() + grace
@@ -123,6 +129,7 @@ class Node:
         if not self.active:
             return
         if self.kill_at is not None and now >= self.kill_at:
+            self.tasks.kill()
             sweep(reaped=self.on_exit)
         if not self.running:
             self._finish()
@@ -130,6 +137,7 @@ class Node:
     def kill(self) -> None:
         """End everything now, whatever the lead thinks: it may be gone."""
         self.stopped_by_us = True
+        self.tasks.kill()
         sweep(reaped=self.on_exit)
         self.active = False
 
@@ -162,15 +170,21 @@ class Node:
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = list(shared)
-        if self.order.launcher == "ranks":
+        own = self.order.launcher in ("ranks", "tasks")
+        if own:
             variables += rank_identity(process.rank, process.local_rank)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        env.update((variable.name, variable.value) for variable in variables)
-        cpus = bound.slots[process.local_rank].cpus if self.order.launcher == "ranks" else ()
+        added = {variable.name: variable.value for variable in variables}
+        cpus = bound.slots[process.local_rank].cpus if own and not self.tasks.keep_apart() else ()
         out, err = (self._log(process.rank, stream) for stream in ("out", "err"))
-        pid = start(process.argv, env, self.order.workdir, out, err, cpus)
+        if process.local_rank in self.tasks.lines:
+            # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
+            added = {name: value for name, value in added.items() if os.environ.get(name) != value}
+            pid = self.tasks.start(process.local_rank, process.argv, added, self.order.workdir, out, err, cpus)
+        else:
+            env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+            pid = start(process.argv, {**env, **added}, self.order.workdir, out, err, cpus)
         self.running[pid] = Running(process, time.monotonic())
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
         self.events.write("rank-started", where)
@@ -221,6 +235,7 @@ class Node:
     def _finish(self) -> None:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""
         self.active = False
+        self.tasks.kill()
         sweep(reaped=self.on_exit)
         self._ship_metrics(final=True)
         self.tell({"say": "done", "attempt": self.attempt, "progress": self.progress.to_plain()})

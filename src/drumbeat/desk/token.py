@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import stat
 from typing import Mapping
 
@@ -23,10 +24,8 @@ def users_token(environ: Mapping[str, str]) -> str:
     path = os.path.join(config, "drumbeat", "token")
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(fresh_token() + "\n")
-    except FileExistsError:
-        pass
+        if not os.path.exists(path):
+            _keep(path, fresh_token())
     except OSError as error:
         raise Problem(
             f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
@@ -40,3 +39,16 @@ def users_token(environ: Mapping[str, str]) -> str:
             f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}"
         )
     return token
+
+
+def _keep(path: str, token: str) -> None:
+    """All nodes of a job may come here at once: the first link wins, and nobody reads half a file."""
+    mine = f"{path}.{socket.gethostname()}.{os.getpid()}"
+    with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(mine)

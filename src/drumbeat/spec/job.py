@@ -57,11 +57,12 @@ class Job:
     )
     launcher: str = key(
         "choice",
-        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), or nobody, because one process a "
-        "node is enough (once). auto reads the command, and the choice is printed with its reason.",
+        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task a rank "
+        "(tasks), or nobody, because one process a node is enough (once). auto reads the command, and the choice is "
+        "printed with its reason.",
         "ranks",
         "auto",
-        allowed=("auto", "ranks", "torchrun", "once"),
+        allowed=("auto", "ranks", "torchrun", "tasks", "once"),
         flag="L",
     )
     site: Optional[str] = key(
