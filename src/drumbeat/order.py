@@ -29,6 +29,7 @@ STOP_SIGNAL = signal.SIGTERM
 PREEMPT_SIGNAL = signal.SIGUSR2
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
+VISIBILITIES = ("all", "own")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
 
@@ -95,11 +96,21 @@ class Order:
     stop_grace: float = 60.0
     stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end
     time_limit: Optional[float] = None
+    user: str = ""  # whose job it is: names node-local caches
+    gpus_per_rank: int = 1
+    ranks_per_gpu: int = 1
+    visibility: str = "all"  # one of VISIBILITIES: does a rank see all GPUs of the job on its node, or its own
+    cpu_bind: Tuple[str, ...] = ()  # none: by the facts; ("none",): no affinity; else a mask or core list a local rank
+    reserved_cpus: Tuple[int, ...] = ()  # kept for the system, as the site says
+    threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
+    local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
+    cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:
         assert self.launcher in LAUNCHERS, self.launcher
+        assert self.visibility in VISIBILITIES, self.visibility
 
     @property
     def world_size(self) -> int:

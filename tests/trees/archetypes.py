@@ -239,7 +239,8 @@ def dgx(root, node, others="mixed"):
             name, f"{above}/0000:{port + 1:02x}:05.0/0000:{nic_bus:02x}:00.0", index // 4, netdev=f"ibp{nic_bus}s0"
         )
     for place, name in enumerate(("mlx5_1", "mlx5_2", "mlx5_7", "mlx5_8")):
-        path = f"pci0000:{'2a' if place < 2 else 'aa'}/0000:{'2a' if place < 2 else 'aa'}:01.0/0000:{0x2B + 0x40 * place:02x}:00.0"
+        root_bus = "2a" if place < 2 else "aa"
+        path = f"pci0000:{root_bus}/0000:{root_bus}:01.0/0000:{0x2B + 0x40 * place:02x}:00.0"
         if others == "mixed":
             address = f"10.{20 + place}.0.{1 + node}/24"
             storage = {"link_layer": "Ethernet", "rate": "200 Gb/sec (4X HDR)", "speed": 200000, "up": place % 2 == 0}

@@ -1,4 +1,4 @@
-"""Builds a folder laid out like a machine's `/`: sysfs with its real shape (links into /sys/devices), /proc, libraries."""
+"""Builds a folder laid out like a machine's `/`: sysfs in its real shape (links to /sys/devices), /proc, libraries."""
 
 import ipaddress
 import json
@@ -17,8 +17,10 @@ class Tree:
     def __init__(self, root, hostname, arch="x86_64"):
         self.root = Path(root)
         self.arch = arch
+        self.folders = set()
         self.nvidia = []
         self.kfd = 0
+        self.umad = 0
         self.told = {
             "hostname": hostname,
             "python": "3.11.7",
@@ -42,15 +44,20 @@ class Tree:
         self.address("lo", "127.0.0.1/8")
 
     def file(self, path, content):
-        place = self.root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        with open(self._made(path), "wb") as file:
+            file.write(content if isinstance(content, bytes) else f"{content}\n".encode())
+
+    def _made(self, path):
+        """The place of a file, its folder made; a big machine has a thousand files in few folders."""
+        folder = os.path.dirname(path)
+        if folder not in self.folders:
+            os.makedirs(f"{self.root}{folder}", exist_ok=True)
+            self.folders.add(folder)
+        return f"{self.root}{path}"
 
     def link(self, path, target):
         """A relative link, as sysfs has them."""
-        place = self.root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(os.path.relpath(target, os.path.dirname(path)))
+        os.symlink(os.path.relpath(target, os.path.dirname(path)), self._made(path))
 
     def done(self):
         if self.nvidia:
@@ -123,7 +130,8 @@ class Tree:
 
     def amd_gpu(self, path, numa, device, gfx, memory_gib, name=None, power=True, partner=None):
         """`partner`: the KFD node of the other GCD in the same module."""
-        base = self.pci(path, "0x1002", device, "0x038000", numa, "amdgpu")
+        kind = "0x120000" if gfx == 90402 else "0x038000"  # MI300X is no display but a processing accelerator
+        base = self.pci(path, "0x1002", device, kind, numa, "amdgpu")
         domain, bus = path.rsplit("/", 1)[1].split(":")[:2]
         node = f"/sys/class/kfd/kfd/topology/nodes/{self.kfd}"
         about = {
@@ -244,6 +252,11 @@ class Tree:
                 self.file(f"{port}/gid_attrs/ndevs/{index}", netdev)
         self.link(f"{base}/device", pci)
         self.link(f"/sys/class/infiniband/{name}", base)
+        management = f"/sys/class/infiniband_mad/umad{self.umad}"  # what ibstat goes by
+        for file, text in (("ibdev", name), ("port", "1"), ("dev", f"231:{self.umad}")):
+            self.file(f"{management}/{file}", text)
+        self.file("/sys/class/infiniband_mad/abi_version", "5")
+        self.umad += 1
 
     def cxi(self, index, path, numa, address=None, up=True):
         pci = self.pci(path, "0x17db", "0x0501", "0x020000", numa, "cxi_ss1")

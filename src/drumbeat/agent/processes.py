@@ -34,28 +34,26 @@ def children(of: Optional[int] = None) -> List[int]:
     parent = os.getpid() if of is None else of
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and _parent_of(name) == parent:
+        fields = _stat(name) if name.isdigit() else None
+        if fields and int(fields[1]) == parent:
             found.append(int(name))
     return found
 
 
-def _parent_of(pid: str) -> Optional[int]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[1])  # the name may hold blanks and brackets
-
-
 def start_time(pid: int) -> Optional[str]:
-    """Clock ticks since boot at which a process started: with the pid, its name for good."""
+    """Clock ticks since boot at which a live process started: with the pid, its name for good. None for a zombie."""
+    fields = _stat(str(pid))
+    return fields[19].decode() if fields and fields[0] != b"Z" else None
+
+
+def _stat(pid: str) -> Optional[List[bytes]]:
+    """The fields of /proc/PID/stat behind the name, which may itself hold blanks and brackets."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
-    return stat[stat.rindex(b")") + 2 :].split()[19].decode()
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None) -> int:

@@ -16,12 +16,29 @@ COMMANDS = {
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
+    "facts": "what this node has; --capture packs it for a support person",
+    "doctor": "look at this node and say what is wrong and how to mend it",
+    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
+    "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
+}  # type: dict[str, str]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `drumbeat logs | head`: nobody reads on, which is no error
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _main(argv: List[str]) -> int:
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help", "help"):
         print(overview())
@@ -83,11 +100,6 @@ def _call(name: str, rest: List[str]) -> int:
             raise
         print(f"drumbeat {name}: {problem}", file=sys.stderr)
         return problem.exit_code
-    except BrokenPipeError:  # `drumbeat logs | head`
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except KeyboardInterrupt:
         return 130
 

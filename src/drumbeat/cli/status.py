@@ -26,14 +26,14 @@ def run(args: Any) -> int:
         plain = {"status": to_plain(state), "folder": found.folder.path, "summary": summary}
         print(json.dumps({**plain, "progress": progress(found).to_plain()}, indent=2))
         return 0
-    print(f"{'run':<9} {found.run_id}")
-    print(f"{'state':<9} {state.state}{': ' + state.detail if state.detail else ''}")
+    print(f"{'run':<10} {found.run_id}")
+    print(f"{'state':<10} {state.state}{': ' + state.detail if state.detail else ''}")
     if summary:
         for label, text in closing_lines(found.folder, summary):
-            print(f"{label:<9} {text}")
+            print(f"{label:<10} {text}")
     else:
         so_far = progress(found)
         if so_far.step is not None:
-            print(f"{'progress':<9} {progress_line(so_far)}")
-        print(f"{'folder':<9} {found.folder.path}")
+            print(f"{'progress':<10} {progress_line(so_far)}")
+        print(f"{'folder':<10} {found.folder.path}")
     return 0

@@ -42,7 +42,7 @@ class Console:
             return  # the lead's node says it
         if os.path.exists(folder.events):
             self._events = Tail(folder.events, os.path.getsize(folder.events))
-        ranks = f"{order.ranks_per_node} ranks" if order.ranks_per_node else "one rank a GPU"
+        ranks = _count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank a GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         said = self.joined or order.run_id
         self.say("drumbeat", f"{said}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
@@ -74,7 +74,7 @@ class Console:
 
     def say(self, label: str, text: str) -> None:
         self._clear()
-        print(f"{label:<9} {text}", file=sys.stderr, flush=True)
+        print(f"{label:<10} {text}", file=sys.stderr, flush=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,13 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.diagnose.prefilter import GRAM, Prefilter, key_of
 from drumbeat.finding import ERROR, SEVERITIES
 
-CAUSE, SYMPTOM, CONSEQUENCE, NOTE = "cause", "symptom", "consequence", "note"
-ROLES = (CAUSE, SYMPTOM, CONSEQUENCE, NOTE)
+# A cause explains; a symptom shows what went on but not why; a report is a launcher saying that somebody failed; a
+# consequence follows from another's failure; a note explains or advises, and nothing fails because of it.
+CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOTE = "cause", "symptom", "report", "consequence", "note"
+ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOTE)
 MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
 
 
@@ -43,6 +45,9 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
+    blames: str = "self"  # or other: who prints the line is not the one to look at
+    over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
+    confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
     reference: str = ""
     needs: str = ""  # what a log cannot show: then there is no pattern
     examples: Tuple[str, ...] = ()
@@ -62,10 +67,11 @@ class Match:
 
     @property
     def title(self) -> str:
-        text = self.rule.title
-        for name, value in self.groups.items():
-            text = text.replace("{" + name + "}", value)
-        return re.sub(r"\{\w+\}", "", text)
+        def fill(match: re.Match[str]) -> str:
+            value = self.groups.get(match[2], "").strip()
+            return f"{match[1]} {value}" if match[1] and value else match[1] + value
+
+        return re.sub(r"(\w?)\{(\w+)\}", fill, self.rule.title)
 
 
 class Rulebook:
@@ -73,7 +79,8 @@ class Rulebook:
         self.rules = tuple(rules)
         self._by_literal: List[Tuple[str, Rule]] = [(literal, rule) for rule in self.rules for literal in rule.find]
         self.marks = tuple(sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen}))
-        self.prefilter = Prefilter([literal for literal, _ in self._by_literal] + list(self.marks))
+        self.literals = tuple(literal for literal, _ in self._by_literal) + self.marks
+        self.prefilter = Prefilter(self.literals)
 
     def match(self, text: str) -> List[Match]:
         """Every rule that this line alone satisfies (conditions on the rest of the log are not looked at)."""
@@ -136,7 +143,7 @@ def parse(text: str, file: str) -> List[Rule]:
 
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
-_LISTS = ("find", "pattern", "seen", "unseen", "examples", "near")
+_LISTS = ("find", "pattern", "seen", "unseen", "over", "examples", "near")
 
 
 def _rule(entry: Any, file: str, number: int) -> Rule:
@@ -165,8 +172,19 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if missing:
         raise RuleError(f"{where}: lacks {', '.join(missing)}")
     rule = Rule(**values)
-    if rule.role not in ROLES or rule.severity not in SEVERITIES:
-        raise RuleError(f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}")
+    if (
+        rule.role not in ROLES
+        or rule.severity not in SEVERITIES
+        or rule.confidence not in ("certain", "likely")
+        or rule.blames not in ("self", "other")
+    ):
+        raise RuleError(
+            f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
+            "confidence certain or likely, blames self or other"
+        )
+    short = [literal for literal in rule.find + rule.seen + rule.unseen if len(key_of(literal)) < GRAM]
+    if short:
+        raise RuleError(f"{where}: '{short[0]}' needs {GRAM} characters in a row without a digit")
     if not rule.find and not rule.needs:
         raise RuleError(f"{where}: needs 'find', or 'needs' to say what a log cannot show")
     return rule

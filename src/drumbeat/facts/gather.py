@@ -6,6 +6,7 @@ import dataclasses
 from typing import Callable, Dict, List, Optional, Tuple, TypeVar
 
 from drumbeat.facts import (
+    board,
     container,
     cpus,
     cxi,
@@ -79,6 +80,8 @@ def gather(host: Host) -> Facts:
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: environment.read(host.environ), {}),
+        default_route=ask("default route", lambda: board.default_route(host), None),
+        nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 
@@ -95,9 +98,10 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
     if not facts.interfaces:
         holes.append("interfaces: /sys/class/net says nothing")
     for gpu in facts.gpus:
+        numa = 0 if len(facts.cpus.numa) == 1 else gpu.numa  # with one node, firmware need not say which
         missing = [
             word
-            for word, value in (("PCI address", gpu.pci), ("memory", gpu.memory_bytes), ("NUMA node", gpu.numa))
+            for word, value in (("PCI address", gpu.pci), ("memory", gpu.memory_bytes), ("NUMA node", numa))
             if value is None
         ]
         if missing and not gpu.integrated:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts import gpus_amd, gpus_nvidia
+from drumbeat.facts.board import pci_link
 from drumbeat.facts.gpu_names import names
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
@@ -65,6 +66,7 @@ def _placed(host: Host, gpu: Gpu) -> Gpu:
         integrated=gpu.integrated or gpu.arch in names()["integrated"],
         driver=gpu.driver or (driver.rsplit("/", 1)[-1] if driver else None),
         pci_path=pci_path(host, base),
+        link=pci_link(host, base),
     )
 
 

@@ -9,6 +9,16 @@ SCHEMA = "1.0"
 
 
 @dataclass(frozen=True)
+class PciLink:
+    """How a device is attached; an idle GPU may show a lower speed than it has, its width never changes."""
+
+    speed_gts: Optional[float] = None
+    width: Optional[int] = None
+    most_speed_gts: Optional[float] = None
+    most_width: Optional[int] = None
+
+
+@dataclass(frozen=True)
 class Gpu:
     index: int  # in the order the vendor's runtime counts them
     vendor: str  # nvidia, amd, intel, unknown
@@ -23,6 +33,7 @@ class Gpu:
     driver: Optional[str] = None
     pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
     pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
+    link: Optional[PciLink] = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,8 @@ class Facts:
         default_factory=dict
     )  # variables that matter to a job; secrets are not among them
     unknown: Tuple[str, ...] = ()  # what could not be read, and why
+    default_route: Optional[str] = None  # the interface that leads out; empty: none does
+    nvme_disks: Optional[int] = None
     schema: str = SCHEMA
 
 

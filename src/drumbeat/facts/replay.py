@@ -1,8 +1,8 @@
 """Hosts that are not this machine: a folder laid out like another machine's `/`, or a capture taken on one.
 
-What no file can say (commands, environment, limits) stands in `.drumbeat/host.json` in the folder:
-`{"hostname", "python", "environ", "affinity", "limits", "disk_bytes", "addresses", "commands"}`, all optional; a command's
-key is its argv, quoted as for a shell. Both kinds are untrusted: no link leads out of a folder, nothing is unpacked.
+What no file can say stands in the folder's `.drumbeat/host.json`: `{"hostname", "python", "environ", "affinity",
+"limits", "disk_bytes", "addresses", "commands"}`, all optional; a command stands under its argv, quoted for a shell.
+Both kinds are untrusted: no link leads out of a folder, nothing is unpacked.
 """
 
 from __future__ import annotations

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gpu
-from drumbeat.finding import Finding
-from drumbeat.order import Order
-from drumbeat.plan.cores import divide, mask, ranges, usable_cores
+from drumbeat.finding import Evidence, Finding
+from drumbeat.order import EnvVar, Order
+from drumbeat.plan import masks
+from drumbeat.plan.cores import Core, place, usable_cores
+from drumbeat.plan.gpus import Chosen, choose, own_variable
+from drumbeat.plan.nics import compute_nics, natural, nearest
 
 
 @dataclass(frozen=True)
@@ -16,18 +19,21 @@ class Slot:
     """The place of one local rank on its node."""
 
     local_rank: int
-    gpu: Optional[int] = None  # as the vendor's runtime counts them
+    gpu: Optional[int] = None  # as the vendor's runtime counts them; the first, where a rank drives several
     cpus: Tuple[int, ...] = ()  # empty: no affinity is set
     nic: Optional[str] = None
+    numa: Optional[int] = None  # of the GPU
+    gpus: Tuple[int, ...] = ()
+    env: Tuple[EnvVar, ...] = ()  # variables of this rank alone
     why: str = ""
 
     @property
     def mask(self) -> str:
-        return mask(self.cpus)
+        return masks.mask(self.cpus)
 
     @property
     def cores(self) -> str:
-        return ranges(self.cpus)
+        return masks.ranges(self.cpus)
 
 
 @dataclass(frozen=True)
@@ -35,28 +41,202 @@ class Binding:
     slots: Tuple[Slot, ...]
     threads: int  # for OMP_NUM_THREADS: cores of the smallest slot
     threads_why: str
-    findings: Tuple[Finding, ...] = ()
+    variables: Tuple[EnvVar, ...] = ()  # node-wide: which GPUs are seen
+    findings: Tuple[Finding, ...] = field(default_factory=tuple)
+
+    @property
+    def mask_cpu(self) -> str:
+        """For srun --cpu-bind; empty where no affinity is set."""
+        return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
 
 
 def binding(order: Order, facts: Facts, node: int) -> Binding:
-    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-    ranks = order.ranks_per_node or len(gpus) or 1
+    chosen = choose(order, facts)
+    findings = list(chosen.findings)
+    ranks = ranks_here(order, chosen)
     # Emulated nodes are processes of one machine: its cores and GPUs are shared out among all of them.
     first, total = (node * ranks, order.nodes * ranks) if order.emulated else (0, ranks)
-    cores = usable_cores(facts.cpus)
-    if len(cores) < total:
-        each = max(1, len(cores) // total)
-        words = f"{total} ranks on {len(cores)} cores: they share them, so no affinity is set"
-        slots = [Slot(i, _gpu(gpus, first + i), why=words) for i in range(ranks)]
-        return Binding(tuple(slots), each, words)
-    shares = divide(cores, total)[first : first + ranks]
+    groups = _gpu_groups(order, chosen, total)
+    findings += _about_gpus(order, facts, chosen, ranks, groups)
+    cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
+    cpus, threads, words, more = _cpus(order, facts, groups, cores)
+    findings += more
+    nics = _nics(facts, groups)
     slots = []
-    for i, share in enumerate(shares):
-        cpus = tuple(sorted(cpu for core in share for cpu in core.cpus))
-        slots.append(Slot(i, _gpu(gpus, first + i), cpus, why=f"share {first + i + 1} of {total} of the usable cores"))
-    each = min(len(share) for share in shares)
-    return Binding(tuple(slots), each, f"the cores each rank is bound to: {each}")
+    for local in range(ranks):
+        gpus = groups[first + local]
+        own = own_variable(gpus, facts) if order.visibility == "own" else None
+        slots.append(
+            Slot(
+                local_rank=local,
+                gpu=gpus[0].index if gpus else None,
+                cpus=cpus[first + local],
+                nic=nics[first + local],
+                numa=gpus[0].numa if gpus else None,
+                gpus=tuple(gpu.index for gpu in gpus),
+                env=(own,) if own else (),
+                why=words,
+            )
+        )
+    return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings))
 
 
-def _gpu(gpus: List[Gpu], position: int) -> Optional[int]:
-    return gpus[position].index if position < len(gpus) else None
+def ranks_here(order: Order, chosen: Chosen) -> int:
+    """Ranks of this node: as ordered, else one a GPU (or as many as the job's shape asks for)."""
+    if order.ranks_per_node:
+        return order.ranks_per_node
+    return max(1, len(chosen.gpus) * order.ranks_per_gpu // order.gpus_per_rank)
+
+
+def _gpu_groups(order: Order, chosen: Chosen, total: int) -> List[Tuple[Gpu, ...]]:
+    """The GPUs of each rank of the machine; empty for a rank that gets none."""
+    if order.ranks_per_gpu > 1:
+        each = order.ranks_per_gpu
+        return [chosen.gpus[rank // each : rank // each + 1] for rank in range(total)]
+    width = order.gpus_per_rank
+    parts = [chosen.gpus[rank * width : (rank + 1) * width] for rank in range(total)]
+    return [part if len(part) == width else () for part in parts]
+
+
+def _about_gpus(
+    order: Order, facts: Facts, chosen: Chosen, ranks: int, groups: Sequence[Tuple[Gpu, ...]]
+) -> List[Finding]:
+    findings = []
+    if order.ranks_per_gpu > 1:
+        findings.append(
+            Finding(
+                "ranks-share-gpu",
+                "warning",
+                f"{order.ranks_per_gpu} ranks drive each GPU, as the job asks",
+                "they compete for memory and compute; NCCL refuses two ranks of one group on one GPU",
+                "one rank a GPU unless each rank leaves it mostly idle",
+            )
+        )
+    if chosen.gpus and not all(groups):
+        findings.append(
+            Finding(
+                "more-ranks-than-gpus",
+                "warning" if order.emulated else "error",
+                f"{len([group for group in groups if not group])} of {len(groups)} ranks get no GPU",
+                f"{ranks} ranks a node x {order.gpus_per_rank} GPUs a rank, {len(chosen.gpus)} GPUs can be used",
+                "fewer ranks a node, or ranks-per-gpu",
+                host=facts.host,
+            )
+        )
+    if order.visibility == "own" and chosen.gpus and ranks > 1:
+        findings.append(
+            Finding(
+                "visibility-own",
+                "warning",
+                "each rank sees only its own GPU, as number 0",
+                "a script that selects device LOCAL_RANK asks for one that is hidden",
+                "let the script use device 0, or take visibility: all",
+            )
+        )
+    return findings
+
+
+def _cpus(
+    order: Order, facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: List[Core]
+) -> Tuple[List[Tuple[int, ...]], int, str, List[Finding]]:
+    """Cpus of each rank of the machine, threads a rank, the reason in words, and findings."""
+    total = len(groups)
+    nothing: List[Tuple[int, ...]] = [()] * total
+    fair = max(1, len(cores) // total)
+    if order.cpu_bind == ("none",):
+        return nothing, fair, "the job asks for no affinity; threads are the cores divided by the ranks", []
+    if order.cpu_bind:
+        sets, findings = masks.check(order.cpu_bind, total, facts.cpus.allowed or facts.cpus.online)
+        threads = min((_count_cores(cpus, cores) for cpus in sets), default=fair)
+        return sets or nothing, max(1, threads), "the job's own masks", findings
+    if not cores:
+        return nothing, 1, "the cores this job may use are not known, so no affinity is set and one thread is safe", []
+    if len(cores) < total:
+        words = f"{total} ranks on {len(cores)} usable core{'s' if len(cores) > 1 else ''}: they share, none is bound"
+        return nothing, fair, words, [] if order.emulated else [_few(facts, words)]
+    numas = [group[0].numa if group and (group[0].numa or 0) >= 0 else None for group in groups]
+    turns = [group[0].index if group else rank for rank, group in enumerate(groups)]
+    shares, beside = place(numas, turns, cores)
+    findings = _part_of_node(facts, groups, cores)
+    sets = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares]
+    threads = min(len(share) for share in shares)
+    if any(groups) and not beside:
+        return (
+            sets,
+            threads,
+            "an equal share of the cores, not all beside the GPU",
+            [
+                *findings,
+                _not_beside(facts, numas, cores),
+            ],
+        )
+    if any(groups) and len({core.numa for core in cores}) > 1:
+        return sets, threads, "the cores beside the rank's GPU", findings
+    return sets, threads, "an equal share of the usable cores", findings
+
+
+def _count_cores(cpus: Sequence[int], cores: Sequence[Core]) -> int:
+    mine = set(cpus)
+    return sum(1 for core in cores if mine & set(core.cpus))
+
+
+def _few(facts: Facts, words: str) -> Finding:
+    return Finding(
+        "ranks-share-cores",
+        "warning",
+        words,
+        "ranks that wait for each other's core slow the whole job down",
+        "ask the scheduler for all cores of the node: --cpus-per-task, or --exclusive",
+        (Evidence(f"cpus this job may use: {masks.ranges(facts.cpus.allowed) or 'unknown'}"),),
+        host=facts.host,
+    )
+
+
+def _part_of_node(facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: Sequence[Core]) -> List[Finding]:
+    """All GPUs of the node, but less than half of its cores: a task was given too few."""
+    driven = {gpu.index for group in groups for gpu in group}
+    everything = len(facts.cpus.siblings) or len(facts.cpus.online)
+    if not driven or len(driven) < len([gpu for gpu in facts.gpus if not gpu.integrated]):
+        return []
+    if len(cores) * 2 >= everything:
+        return []
+    return [_few(facts, f"the job drives all GPUs of the node, but may use {len(cores)} of its {everything} cores")]
+
+
+def _not_beside(facts: Facts, numas: Sequence[Optional[int]], cores: Sequence[Core]) -> Finding:
+    have: Dict[str, int] = {}
+    for core in cores:
+        have[core.numa or "unknown"] = have.get(core.numa or "unknown", 0) + 1
+    unknown = any(numa is None for numa in numas)
+    return Finding(
+        "cores-not-beside-gpu",
+        "warning",
+        "some ranks are bound to cores that are not beside their GPU",
+        "the NUMA node of a GPU is not known"
+        if unknown
+        else "the cores this job may use are not on the NUMA nodes of its GPUs",
+        "" if unknown else "ask the scheduler for whole nodes, or for cores beside the GPUs (Slurm: --exclusive)",
+        (
+            Evidence("cores by NUMA node: " + ", ".join(f"{node}: {count}" for node, count in sorted(have.items()))),
+            Evidence("GPUs' NUMA nodes: " + ", ".join("unknown" if numa is None else str(numa) for numa in numas)),
+        ),
+        host=facts.host,
+    )
+
+
+def _nics(facts: Facts, groups: Sequence[Tuple[Gpu, ...]]) -> List[Optional[str]]:
+    """The nearest NIC of each rank; GPUs with the same nearest ones take turns. Unknown stays unknown."""
+    if facts.cxi:
+        known = [(device.name, device.pci_path, device.numa) for device in facts.cxi]
+    else:
+        known = [(device.name, device.pci_path, device.numa) for device in compute_nics(facts).devices]
+    known.sort(key=lambda nic: natural(nic[0]))
+    near = [nearest(group[0], known) if group else [] for group in groups]
+    takes: Dict[Tuple[str, ...], List[int]] = {}
+    for group, names in zip(groups, near):
+        if names and group[0].index not in takes.setdefault(tuple(names), []):
+            takes[tuple(names)].append(group[0].index)
+    found: List[Optional[str]] = []
+    for group, names in zip(groups, near):
+        found.append(names[sorted(takes[tuple(names)]).index(group[0].index) % len(names)] if names else None)
+    return found

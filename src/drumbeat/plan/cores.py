@@ -1,4 +1,4 @@
-"""Cores: the unit a rank is bound to, and how a set of them is divided among ranks. Masks and lists in and out."""
+"""Cores: the unit a rank is bound to, and how a set of them is divided among ranks."""
 
 from __future__ import annotations
 
@@ -54,17 +54,45 @@ def _chunks(cores: Sequence[Core], shares: int) -> List[List[Core]]:
     return [list(cores[i * each : (i + 1) * each]) for i in range(shares)]
 
 
-def mask(cpus: Iterable[int]) -> str:
-    """Slurm's `mask_cpu` form: bit n is cpu n."""
-    return hex(sum(1 << cpu for cpu in set(cpus)))
+def place(numas: Sequence[Optional[int]], turns: Sequence[int], cores: Sequence[Core]) -> Tuple[List[List[Core]], bool]:
+    """A share of the cores for each rank, given the NUMA node of its GPU; and whether every rank sits beside it.
+
+    Within a NUMA node they are given out by `turns`, the GPUs' own order, which follows the board's.
+    Where a NUMA node has fewer cores than ranks, or nothing is known, the cores are shared out in NUMA order instead.
+    """
+    pools: Dict[str, List[Core]] = {}
+    for core in cores:
+        pools.setdefault(core.numa or "", []).append(core)
+    homes = _homes(numas, list(pools))
+    if homes is not None and all(len(pools[home]) >= homes.count(home) for home in set(homes)):
+        shares: List[List[Core]] = [[] for _ in numas]
+        for home in set(homes):
+            members = sorted((turns[rank], rank) for rank, where in enumerate(homes) if where == home)
+            for (_, rank), share in zip(members, divide(pools[home], len(members))):
+                shares[rank] = share
+        return shares, all(numa is None or str(numa) == home or home == "" for numa, home in zip(numas, homes))
+    by_numa = [core for name in sorted(pools, key=_number) for core in pools[name]]
+    order = sorted(range(len(numas)), key=lambda rank: (_or_last(numas[rank]), turns[rank], rank))
+    shares = [[] for _ in numas]
+    for rank, share in zip(order, _chunks(by_numa, len(numas))):
+        shares[rank] = share
+    return shares, False
 
 
-def ranges(cpus: Iterable[int]) -> str:
-    """1-7,9: the list form that taskset and the kernel use."""
-    parts: List[List[int]] = []
-    for cpu in sorted(set(cpus)):
-        if parts and cpu == parts[-1][1] + 1:
-            parts[-1][1] = cpu
-        else:
-            parts.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+def _homes(numas: Sequence[Optional[int]], pools: List[str]) -> Optional[List[str]]:
+    """The pool each rank belongs to; None when a rank's is not known or has no core for us."""
+    if len(pools) == 1:
+        return [pools[0]] * len(numas)
+    if all(numa is None for numa in numas) and len(numas) % len(pools) == 0:  # no GPUs: spread evenly
+        each = len(numas) // len(pools)
+        return [pools[rank // each] for rank in range(len(numas))]
+    homes = [str(numa) for numa in numas]
+    return homes if set(homes) <= set(pools) else None
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isdigit() else -1
+
+
+def _or_last(numa: Optional[int]) -> int:
+    return 1 << 30 if numa is None else numa

@@ -2,28 +2,244 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
-from drumbeat.plan.binding import binding
+from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.interfaces import choose, slingshot_interfaces
+from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.nics import common_gid_index, hca_value
+from drumbeat.plan.scene import Scene, matches, scene
+from drumbeat.plan.variables import SETTINGS
+from drumbeat.plan.versions import fits
+
+FAST_ETHERNET_MBPS = 25_000  # from here one socket thread cannot fill the link
+EXPORTED = "exported where drumbeat was started"
+
+
+@dataclass(frozen=True)
+class Left:
+    """A variable that is left alone on purpose."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    variables: Tuple[EnvVar, ...]  # sorted by name
+    left: Tuple[Left, ...]
+    findings: Tuple[Finding, ...]
 
 
 def environment(order: Order, facts: Facts, peers: Peers, node: int) -> List[EnvVar]:
-    """Node-wide variables, sorted by name; the strongest source of each wins."""
+    """Node-wide variables, sorted by name. RANK and its like come from elsewhere; a slot may add its own."""
+    return list(decide(order, facts, peers, node).variables)
+
+
+def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[Binding] = None) -> Decision:
+    """What is set, what is left alone, and where two sources disagree: the strongest wins and it is said."""
+    here = scene(order, facts, peers)
+    left: List[Left] = []
+    findings: List[Finding] = []
     proposals = list(order.env)
-    proposals += [EnvVar(name, value, "exported by you", "user") for name, value in facts.environment.items()]
-    if order.emulated:
-        why = "the nodes are processes of one machine: they meet on its loopback"
-        proposals += [
-            EnvVar("GLOO_SOCKET_IFNAME", "lo", why, "detected"),
-            EnvVar("NCCL_SOCKET_IFNAME", "lo", why, "detected"),
-        ]
-    bound = binding(order, facts, node)
-    proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), bound.threads_why, "detected"))
-    chosen: Dict[str, EnvVar] = {}
+    proposals += [
+        EnvVar(name, value, EXPORTED, "user")
+        for name, value in sorted(facts.environment.items())
+        if name.startswith(FAMILIES)
+    ]
+    proposals += _interfaces(here, facts, peers, node, left, findings)
+    proposals += _rdma(here, facts, left)
+    proposals += _plugin(here, facts, left)
+    proposals += [
+        EnvVar(rule.name, rule.value, f"{rule.why} ({rule.reference})", "default")
+        for rule in SETTINGS
+        if matches(rule.when, here, facts)
+    ]
+    if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
+        left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
+    bound = bound or binding(order, facts, node)
+    proposals += bound.variables
+    proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
+    proposals += _caches(order, here, node, left)
+    variables, conflicts = settle(proposals)
+    names = {variable.name for variable in variables}
+    kept = tuple(item for item in left if item.name not in names)
+    return Decision(tuple(variables), kept, tuple(findings + conflicts))
+
+
+def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
+    """The strongest source of each name; among equals the first. What it overrules with another value is reported."""
+    by_name: Dict[str, List[EnvVar]] = {}
     for proposal in proposals:
-        held = chosen.get(proposal.name)
-        if held is None or SOURCES.index(proposal.source) < SOURCES.index(held.source):
-            chosen[proposal.name] = proposal
-    return [chosen[name] for name in sorted(chosen)]
+        by_name.setdefault(proposal.name, []).append(proposal)
+    chosen, conflicts = [], []
+    for name in sorted(by_name):
+        ranked = sorted(by_name[name], key=lambda variable: SOURCES.index(variable.source))
+        winner = ranked[0]
+        chosen.append(winner)
+        other = next((variable for variable in ranked[1:] if variable.value != winner.value), None)
+        if other is not None and (winner.source in ("user", "site") and other.source != "default"):
+            conflicts.append(
+                Finding(
+                    "variable-overruled",
+                    "info",
+                    f"{name}={winner.value} ({_whose(winner)}) is kept; {_whose(other)} would be {other.value}",
+                    other.why,
+                    f"unset {name} to get the other value" if winner.why == EXPORTED else "",
+                    (Evidence(f"{name}={winner.value}"),),
+                )
+            )
+    return chosen, conflicts
+
+
+def _whose(variable: EnvVar) -> str:
+    if variable.why == EXPORTED:
+        return "exported"
+    return {"user": "the job's", "site": "the site's", "detected": "what fits this node", "default": "the default"}[
+        variable.source
+    ]
+
+
+def _interfaces(
+    here: Scene, facts: Facts, peers: Peers, node: int, left: List[Left], findings: List[Finding]
+) -> List[EnvVar]:
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    if here.fabric == "loopback":
+        why = "the nodes are processes of one machine: they meet on its loopback"
+        return [EnvVar(name, "lo", why, "detected") for name in names]
+    if here.nodes == "one":
+        left.extend(Left(name, "one node: its ranks find each other on any interface") for name in names)
+        return []
+    if here.fabric == "slingshot":
+        found = slingshot_interfaces(facts)
+        if found:
+            value = ",".join(interface.name for interface in found)
+            why = "the Slingshot interfaces that are up; the others lead to management networks"
+            return [EnvVar(name, value, why, "detected") for name in names]
+    rails = [netdev for device in here.nics.devices for netdev in device.netdevs]
+    choice = choose(facts, peers, node, avoid=rails, fastest=here.fabric == "ethernet")
+    if choice.interface is None:
+        left.extend(Left(name, choice.why) for name in names)
+        findings.append(
+            Finding(
+                "no-interface",
+                "error" if facts.interfaces else "warning",
+                "no network interface leads to the other nodes",
+                choice.why,
+                "start the container with the host's network, or set NCCL_SOCKET_IFNAME yourself",
+                tuple(Evidence(f"{one.name}: {'up' if one.up else 'not up'}") for one in facts.interfaces[:8]),
+                host=facts.host,
+            )
+        )
+        return []
+    if choice.shared is False:
+        findings.append(
+            Finding(
+                "no-common-subnet",
+                "warning",
+                f"{choice.interface.name} is in no subnet that the other nodes are in",
+                "traffic between the nodes must be routed",
+                "set NCCL_SOCKET_IFNAME if another interface is meant",
+                tuple(Evidence(text) for text in choice.interface.addresses),
+                host=facts.host,
+            )
+        )
+    name = choice.interface.name
+    variables = [
+        EnvVar("NCCL_SOCKET_IFNAME", "=" + name, f"{choice.why}; = is for the exact name", "detected"),
+        EnvVar("GLOO_SOCKET_IFNAME", name, choice.why, "detected"),
+    ]
+    speed = choice.interface.speed_mbps or 0
+    if here.fabric == "ethernet" and speed >= FAST_ETHERNET_MBPS:
+        why = f"one thread cannot fill {speed / 1000:g} Gb/s; 4 x 4 sockets stay within NCCL's 64"
+        variables += [EnvVar(key, "4", why, "detected") for key in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")]
+    return variables
+
+
+def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
+    """NCCL_IB_HCA and NCCL_IB_GID_INDEX."""
+    if here.fabric not in ("infiniband", "roce") or here.nodes == "one":
+        return []
+    variables = []
+    if here.nics.devices:
+        out = f"; left out: {', '.join(name for name, _ in here.nics.left_out)}" if here.nics.left_out else ""
+        why = f"{here.fabric_why}; = is for exact names{out}"
+        if len(here.nics.devices) == 1 and here.nics.devices[0].bond:
+            why = f"the only active RDMA device is a bond, so it carries the job{out}"
+        variables.append(EnvVar("NCCL_IB_HCA", hca_value(here.nics), why, "detected"))
+    name = "NCCL_IB_GID_INDEX"
+    if here.fabric == "infiniband":
+        left.append(Left(name, "InfiniBand needs no GID index"))
+        return variables
+    left.append(Left("NCCL_IB_TC", "the traffic class of the lossless queue is set on the switches: a site's matter"))
+    version = facts.versions.get("rccl" if here.vendor == "amd" else "nccl")
+    rocm_chooses = version is None and here.vendor == "amd" and fits(">=6.3", facts.versions.get("rocm"))
+    if fits(">=2.21", version) or rocm_chooses:
+        which = f"version {version}" if version else f"ROCm {facts.versions.get('rocm')}"
+        left.append(Left(name, f"{which} looks up the RoCE v2 GID itself, for each device"))
+        return variables
+    index, why = common_gid_index(here.nics)
+    if index is None:
+        left.append(Left(name, why))
+    else:
+        known = f"version {version} would take index 0" if version else "the library's version is not known"
+        variables.append(EnvVar(name, str(index), f"{why}; {known}", "detected"))
+    return variables
+
+
+def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
+    """NCCL_NET_PLUGIN, and the plug-in that a fabric cannot do without."""
+    if here.nodes == "one" and here.fabric in ("slingshot", "efa"):
+        left.append(Left("NCCL_NET", "one node: the plug-in gets no network id there and forcing it would fail"))
+    if here.fabric in ("slingshot", "efa") and here.nodes == "many" and here.ofi_plugin is None:
+        left.append(Left("NCCL_NET", "the libfabric plug-in was not found, so forcing it would end the job at once"))
+    names = {library.name for library in facts.libraries if library.path and library.loadable is not False}
+    if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
+        plugin = here.ofi_plugin
+        if plugin is not None and plugin.path and plugin.name.startswith("librccl") and "libnccl-net.so" not in names:
+            why = "some RCCL builds look for libnccl-net.so, which is not here"
+            return [EnvVar("NCCL_NET_PLUGIN", plugin.path, why, "detected")]
+    pensando = (here.nic_driver or "").startswith("ionic") and not fits(">=7.2.1", facts.versions.get("rocm"))
+    if pensando and "librccl-anp.so" in names:
+        why = "before ROCm 7.2.1 RCCL drives Pensando NICs through this plug-in"
+        return [EnvVar("NCCL_NET_PLUGIN", "librccl-anp.so", why, "detected")]
+    return []
+
+
+def _threads_why(bound: Binding) -> str:
+    return f"{bound.threads} core{'s' if bound.threads > 1 else ''} a rank: {bound.threads_why}"
+
+
+def _caches(order: Order, here: Scene, node: int, left: List[Left]) -> List[EnvVar]:
+    variables = []
+    owner = order.user or order.run_id
+
+    def local(kind: str) -> str:
+        return f"{order.local_dir}/{owner}-{kind}-cache-{node}"
+
+    if here.vendor == "amd":
+        why = "MIOpen's kernel cache is SQLite: node-local, as a shared file system cannot take its locks"
+        variables += [
+            EnvVar("MIOPEN_USER_DB_PATH", local("miopen"), why, "default"),
+            EnvVar("MIOPEN_CUSTOM_CACHE_DIR", local("miopen"), why, "default"),
+        ]
+    if here.vendor:
+        why = "compiled kernels stay on this node: no locks and no stampede on shared storage"
+        variables += [
+            EnvVar("TRITON_CACHE_DIR", local("triton"), why, "default"),
+            EnvVar("TORCHINDUCTOR_CACHE_DIR", local("inductor"), why, "default"),
+        ]
+    if order.cache_dir:
+        why = "downloads go to the project's storage, not to the home folder's quota"
+        variables += [
+            EnvVar("HF_HOME", f"{order.cache_dir}/huggingface", why, "site"),
+            EnvVar("TORCH_HOME", f"{order.cache_dir}/torch", why, "site"),
+        ]
+    elif here.vendor:
+        reason = "neither site nor job says where the project's storage is (caches)"
+        left.extend(Left(name, reason) for name in ("HF_HOME", "TORCH_HOME"))
+    return variables

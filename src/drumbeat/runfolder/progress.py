@@ -33,10 +33,10 @@ class Progress:
         rank = str(record.get("rank", 0))
         kind = record.get("kind", "step")
         t = _number(record.get("t"))
-        if t is None:
+        if t is None or not rank.isdecimal():
             return
         seconds = _number(record.get("seconds"))
-        lowest = rank == min(self.ranks, key=int, default=rank) if rank.isdigit() else False
+        lowest = int(rank) <= min(map(int, self.ranks), default=int(rank))
         if seconds is not None and lowest:
             self.spent[str(kind)] = self.spent.get(str(kind), 0.0) + seconds
         accuracy = _number(record.get("accuracy"))

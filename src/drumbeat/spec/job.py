@@ -55,6 +55,38 @@ class Job:
     gpus: Optional[int] = key(
         "number", "How many GPUs of each node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
     )
+    gpus_per_rank: int = key("number", "How many GPUs each rank drives.", "2", 1, minimum=1, flag="N")
+    ranks_per_gpu: int = key(
+        "number",
+        "How many ranks share one GPU; more than one is rarely wanted, and is warned of.",
+        "2",
+        1,
+        minimum=1,
+        flag="N",
+    )
+    visibility: str = key(
+        "choice",
+        "Which GPUs a rank sees: all that the job has on its node, or only its own, which is then number 0.",
+        "own",
+        "all",
+        allowed=("all", "own"),
+        flag="X",
+    )
+    cpu_bind: Tuple[str, ...] = key(
+        "words",
+        "Cores of the local ranks, one mask (0xfe) or list (1-7) each; [none] binds nobody.",
+        '["0xfe", "0xfe00"]',
+        (),
+        default_text="the cores beside each rank's GPU",
+    )
+    caches: Optional[str] = key(
+        "path",
+        "The project's storage for downloads: HF_HOME and TORCH_HOME are set to folders in it.",
+        "$SCRATCH/cache",
+        None,
+        flag="DIR",
+        default_text="the site's, else left alone",
+    )
     launcher: str = key(
         "choice",
         "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task a rank "

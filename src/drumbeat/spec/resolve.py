@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.order import EnvVar, Order, Wrap
+from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
@@ -19,6 +20,7 @@ from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
 from drumbeat.spec.site import Site
+from drumbeat.spec.yamlfile import shown
 
 # Above the range 32768-60999 from which Linux hands out ports by itself.
 FIRST_PORT, LAST_PORT = 61000, 65535
@@ -87,7 +89,45 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         restarts=job.restarts,
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
+        user=here.user,
+        gpus_per_rank=job.gpus_per_rank,
+        ranks_per_gpu=job.ranks_per_gpu,
+        visibility=job.visibility,
+        cpu_bind=_cpu_bind(job),
+        reserved_cpus=_reserved(site),
+        threads_per_core=site.cpus.threads if site.cpus else None,
+        local_dir=_local_dir(site, here),
+        cache_dir=_cache_dir(job, site, here),
     )
+
+
+def _cpu_bind(job: Job) -> Tuple[str, ...]:
+    for entry in job.cpu_bind:
+        if job.cpu_bind != ("none",) and masks.parse(entry) is None:
+            raise Problem(
+                f"{job.where('cpu-bind')}: {shown(entry)} is neither a mask nor a list of cores",
+                "write 0xfe or 1-7,9 for each local rank, or [none]",
+            )
+    return job.cpu_bind
+
+
+def _reserved(site: Site) -> Tuple[int, ...]:
+    text = site.cpus.reserved if site.cpus else ""
+    cpus = masks.parse(text) if text else ()
+    if cpus is None:
+        raise Problem(f"{site.where('cpus.reserved')}: {shown(text)} is not a list of cores", "write 0,8,16-17")
+    return cpus
+
+
+def _local_dir(site: Site, here: Here) -> str:
+    return _path(site.storage.local if site.storage else None, site.where("storage.local"), here) or Order.local_dir
+
+
+def _cache_dir(job: Job, site: Site, here: Here) -> str:
+    cache = _path(job.caches, job.where("caches"), here)
+    if cache is None and site.storage:
+        cache = _path(site.storage.cache, site.where("storage.cache"), here)
+    return _absolute(cache, here) if cache else ""
 
 
 def muster_ports(meeting: str) -> Tuple[int, ...]:
@@ -129,8 +169,13 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
         return job.ranks_per_node
     if job.launcher == "once":
         return 1
-    gpus = here.gpus if job.gpus is None else job.gpus
-    return gpus or site.ranks_per_node or 1
+    # On a login node the site says what a node has.
+    gpus = (here.gpus or site.gpus) if job.gpus is None else job.gpus
+    if gpus:
+        if gpus * job.ranks_per_gpu < job.gpus_per_rank:
+            raise Problem(f"{job.where('gpus-per-rank')}: {job.gpus_per_rank}, but a node of this job has {gpus} GPUs")
+        return gpus * job.ranks_per_gpu // job.gpus_per_rank
+    return site.ranks_per_node or 1
 
 
 def _check_gpus(job: Job, site: Site, here: Here) -> None:
@@ -170,7 +215,8 @@ def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tupl
             f"{nodes} nodes, and nobody says which machine is node 0",
             "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
         )
-    return here.hosts, master or here.hostname, port
+    # Where a scheduler chooses the nodes, nobody knows node 0 before it has.
+    return here.hosts, master or (here.hostname if site.backend == "local" else ""), port
 
 
 def _split_port(master: str) -> Tuple[str, Optional[int]]:

@@ -18,6 +18,44 @@ class SiteVariable:
 
 
 @dataclass(frozen=True)
+class SiteCpus:
+    why: str = key("text", "Why, in words.", "the first core of each L3 group serves the system")
+    reserved: str = key("text", "Cores kept for the system, as a list; no rank is bound to them.", "0,8,16-17", "")
+    threads: Optional[int] = key(
+        "number",
+        "How many hardware threads of a core a rank is bound to.",
+        "1",
+        None,
+        minimum=1,
+        default_text="all it may use",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/cpus", None)
+
+
+@dataclass(frozen=True)
+class SiteStorage:
+    why: str = key("text", "Why, in words.", "nodes have no disk")
+    local: str = key("path", "Node-local storage, for caches that many processes lock.", "/tmp", "/tmp")  # noqa: S108
+    cache: Optional[str] = key(
+        "path",
+        "The project's storage, for models and data that are downloaded once.",
+        "$SCRATCH/cache",
+        None,
+        default_text="not known: HF_HOME and TORCH_HOME are left alone",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/storage", None)
+
+
+@dataclass(frozen=True)
+class SitePath:
+    pattern: str = key(
+        "path", "The folder or file; `*` stands for a version, and the newest that is there is taken.", "/opt/ofi/*/lib"
+    )
+    why: str = key("text", "What needs it.", "the libfabric that drives this network")
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
+
+
+@dataclass(frozen=True)
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
     hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
@@ -27,7 +65,7 @@ class Detect:
 class Site:
     name: str  # of its file
     summary: str = key("text", "The cluster in one line.", "4 MI250X a node, Slingshot 11")
-    backend: str = key("choice", "What starts jobs there.", "local", "local", allowed=("local",))
+    backend: str = key("choice", "What starts jobs there.", "slurm", "local", allowed=("local", "slurm", "runai"))
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )
@@ -35,6 +73,7 @@ class Site:
     ranks_per_node: Optional[int] = key(
         "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
     )
+    gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
     runs: Optional[str] = key(
         "path",
         "The folder in which run folders are made, on storage that all nodes share.",
@@ -48,6 +87,38 @@ class Site:
         "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
         {},
         inner=SiteVariable,
+        default_text="none",
+    )
+    submit: Dict[str, SiteVariable] = key(
+        "tables",
+        "Options that every job here is submitted with, each with its reason.",
+        "{network: {value: --network=disable_rdzv_get, why: the alternative rendezvous needs it}}",
+        {},
+        inner=SiteVariable,
+        default_text="none",
+    )
+    cpus: Optional[SiteCpus] = key(
+        "table",
+        "What a node does not say of its cores by itself.",
+        '{reserved: "0,8", why: kept for the system}',
+        None,
+        inner=SiteCpus,
+        default_text="what the node says",
+    )
+    storage: Optional[SiteStorage] = key(
+        "table",
+        "Where caches go.",
+        "{local: /scratch/local, why: each node has its own disk}",
+        None,
+        inner=SiteStorage,
+        default_text="temporary files of each node, and no project storage",
+    )
+    paths: Dict[str, SitePath] = key(
+        "tables",
+        "Folders of the host that jobs need, as patterns: versions in them age. They are looked up on the node.",
+        "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
+        {},
+        inner=SitePath,
         default_text="none",
     )
     detect: Detect = key(

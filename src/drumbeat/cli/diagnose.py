@@ -1,0 +1,112 @@
+"""drumbeat diagnose: read logs of any run and say which transport carried it, what failed first, why, and the fix."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, List
+
+from drumbeat.problem import Problem
+
+if TYPE_CHECKING:
+    from drumbeat.cli.log_sources import Source
+    from drumbeat.diagnose.reader import Reader
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", help="log file, folder, run folder, or - for stdin; .gz too"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument("--rules", action="store_true", help="list the rules and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.rules:
+        return _rules(args.json)
+    if not args.paths:
+        raise Problem("no log given", "drumbeat diagnose slurm-123.out, a folder, or - for stdin")
+    from drumbeat.cli.log_sources import Progress, find
+    from drumbeat.diagnose.reader import Reader
+
+    sources = find(args.paths)
+    reader = Reader()
+    progress = Progress()
+    for source in sources.files:
+        _read(reader, source, progress)
+    progress.end()
+    if sources.run_folder:
+        _recorded(reader, sources.run_folder)
+    report = reader.report()
+    if args.json:
+        from drumbeat.record import to_json
+
+        print(to_json(report))
+        return 0
+    from drumbeat.diagnose.text import render
+
+    width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 140)
+    names = [source.name for source in sources.files]
+    print(render(report, width, os.path.dirname(names[0]) if len(names) == 1 else _common(names)))
+    return 0
+
+
+def _common(names: List[str]) -> str:
+    try:
+        return os.path.commonpath(names)
+    except ValueError:  # some absolute, some not
+        return ""
+
+
+def _read(reader: Reader, source: Source, progress: Any) -> None:
+    from drumbeat.cli.log_sources import lines, open_binary, start_of
+    from drumbeat.diagnose import flight
+
+    start = start_of(source)
+    if flight.looks_like_dump(os.path.basename(source.path), start):
+        with open_binary(source.path) as file:
+            try:
+                reader.add_dump(flight.parse(source.name, file.read(flight.MAX_BYTES + 1)))
+            except flight.DumpError as error:
+                print(f"drumbeat diagnose: {source.name}: {error}; passed over", file=sys.stderr)
+        return
+    if b"\0" in start and start.count(b"\0") * 10 > len(start):
+        print(f"drumbeat diagnose: {source.name}: not text; passed over", file=sys.stderr)
+        return
+    if source.rank is not None or source.host:
+        reader.name_file(source.name, source.rank, source.host)
+    name, feed, number = source.name, reader.feed, 0
+    for number, raw in lines(source):
+        feed(name, number, raw)
+        if not number & 0x3FFF:
+            progress.tick(name, number)
+
+
+def _recorded(reader: Reader, folder: str) -> None:
+    """A run folder's events know which rank ended first, and when."""
+    from drumbeat.cli.log_sources import first_exit
+    from drumbeat.diagnose.elastic import FirstFailure
+    from drumbeat.finding import Evidence
+
+    event = first_exit(folder)
+    if event is not None and reader.elastic.first is None:
+        code, signal = event.get("exit_code"), event.get("signal")
+        text = f"rank {event.get('rank')} ended first: exit code {code}, signal {signal}"
+        where = Evidence(text, os.path.join("nodes", str(event.get("node")), "events.jsonl"))
+        reader.elastic.first = FirstFailure(event.get("rank"), str(event.get("host") or ""), code, where, "drumbeat")
+
+
+def _rules(as_json: bool) -> int:
+    from drumbeat.diagnose.rulebook import rulebook
+
+    if as_json:
+        from drumbeat.record import to_json
+
+        print(to_json(rulebook().rules))
+    else:
+        from drumbeat.diagnose.text import render_rules
+
+        print(render_rules(rulebook()))
+    return 0

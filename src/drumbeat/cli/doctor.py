@@ -1,0 +1,84 @@
+"""drumbeat doctor: look at this node and say what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "--root",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="another node, as a folder or a capture; several are also compared with each other",
+    )
+    parser.add_argument(
+        "--host-facts",
+        metavar="FILE",
+        help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.epilog = "Exit code: 0 when nothing is worse than a warning, 1 when something would break a job."
+
+
+def run(args: Any) -> int:
+    from drumbeat.doctor.case import make_case
+    from drumbeat.doctor.compare import compare
+    from drumbeat.doctor.examine import examine, worst_first
+    from drumbeat.doctor.network import compare_with_host
+    from drumbeat.facts.gather import gather
+    from drumbeat.facts.host import LiveHost
+    from drumbeat.facts.model import Facts, Peer, Peers
+    from drumbeat.facts.replay import open_host
+    from drumbeat.finding import ERROR, worst
+
+    facts = [gather(open_host(root)) for root in args.root] or [gather(LiveHost())]
+    peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
+    findings = [(each.host, examine(each, None, peers)) for each in facts]
+    if args.host_facts:
+        outside = _read(args.host_facts, Facts)
+        compared = list(compare_with_host(make_case(outside, None), make_case(facts[0], None)))
+        findings[0] = (findings[0][0], worst_first([*findings[0][1], *compared]))
+    if len(facts) > 1:
+        findings.append(("all nodes", worst_first(compare(peers))))
+    everything = [finding for _, found in findings for finding in found]
+    _print(args, findings)
+    return 1 if worst(everything) == ERROR else 0
+
+
+def _read(path: str, record: Any) -> Any:
+    from drumbeat.problem import Problem
+    from drumbeat.record import RecordError, from_json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return from_json(record, file.read(), path)
+    except (OSError, RecordError, UnicodeDecodeError) as error:
+        raise Problem(
+            f"{path} cannot be read: {error}", "make it outside the container: drumbeat facts --json"
+        ) from None
+
+
+def _print(args: Any, findings: List[Any]) -> None:
+    from drumbeat.finding import OK
+    from drumbeat.record import to_json
+
+    if args.json:
+        print(to_json([{"of": name, "findings": found} for name, found in findings]))
+        return
+    from drumbeat.plan.text import finding_lines
+
+    for name, found in findings:
+        fine = [finding for finding in found if finding.severity == OK]
+        rest = [finding for finding in found if finding.severity != OK]
+        counts = ", ".join(
+            f"{len([one for one in rest if one.severity == severity])} {word}"
+            for severity, word in (("error", "errors"), ("warning", "warnings"), ("info", "remarks"))
+        )
+        print(f"{name}: {counts}, {len(fine)} fine")
+        print("\n".join(finding_lines(rest)))
+        for finding in fine:
+            evidence = f" ({finding.evidence[0].text})" if finding.evidence and finding.evidence[0].text else ""
+            print(f"ok: {finding.title}{evidence}")
+        print()

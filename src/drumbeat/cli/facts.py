@@ -1,0 +1,42 @@
+"""drumbeat facts: what this node, a folder or a capture has."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", metavar="PLACE", help="a folder laid out like another machine's /, or a capture")
+    parser.add_argument("--json", action="store_true", help="the Facts record")
+    parser.add_argument("--capture", metavar="FILE.tar.gz", help="pack what was read, for --root elsewhere; no secrets")
+
+
+def run(args: argparse.Namespace) -> int:
+    from drumbeat.facts.capture import RecordingHost
+    from drumbeat.facts.gather import gather
+    from drumbeat.facts.host import Host, LiveHost
+    from drumbeat.facts.replay import open_host
+    from drumbeat.problem import Problem
+
+    host: Host = open_host(args.root) if args.root else LiveHost()
+    recording = RecordingHost(host) if args.capture else None
+    facts = gather(recording or host)
+    if recording:
+        try:
+            size = recording.write_capture(args.capture)
+        except OSError as error:
+            raise Problem(
+                f"{args.capture}: {error.strerror}", f"choose a folder that can be written: {os.getcwd()}?"
+            ) from None
+        print(f"drumbeat facts: wrote {args.capture} ({size} bytes)", file=sys.stderr)
+    if args.json:
+        from drumbeat.record import to_json
+
+        print(to_json(facts))
+    elif not recording:
+        from drumbeat.facts.table import table
+
+        print(table(facts))
+    return 0

@@ -1,0 +1,187 @@
+"""Where `diagnose` gets its lines from: files, folders, run folders, standard input; plain or gzip."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from drumbeat.problem import Problem
+
+BLOCK = 1 << 20
+MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
+MAX_FILES = 20_000
+# fmt: off
+SKIPPED = (
+    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip", ".tar",
+    ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
+    ".distcp", ".ckpt", ".tfevents",
+)
+# fmt: on
+
+
+@dataclass
+class Source:
+    """One file to read, by the name it is called in the output."""
+
+    path: str
+    name: str
+    rank: Optional[int] = None
+    host: Optional[str] = None
+
+
+@dataclass
+class Sources:
+    files: List[Source] = field(default_factory=list)
+    skipped: int = 0  # binary or not for us
+    run_folder: Optional[str] = None
+
+
+def find(paths: List[str]) -> Sources:
+    """Everything there is to read below the given paths; Problem for one that is not there."""
+    found = Sources()
+    for path in paths:
+        if path == "-":
+            found.files.append(Source("-", "stdin"))
+        elif os.path.isdir(path):
+            _folder(path, found)
+        elif os.path.exists(path):
+            found.files.append(Source(path, path))
+        else:
+            raise Problem(f"{path}: no such file or folder", "give log files, folders, run folders, or - for stdin")
+    if not found.files:
+        raise Problem(
+            f"{', '.join(paths)}: nothing to read there", "give the files themselves if they have unusual names"
+        )
+    return found
+
+
+def _folder(path: str, found: Sources) -> None:
+    if os.path.exists(os.path.join(path, "run.json")):
+        _run_folder(path, found)
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in ("__pycache__", "wandb")
+        )
+        for name in sorted(names):
+            full = os.path.join(folder, name)
+            if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
+                found.skipped += 1
+            elif len(found.files) >= MAX_FILES:
+                raise Problem(f"{path}: more than {MAX_FILES} files", "give a smaller folder, or the files themselves")
+            else:
+                found.files.append(Source(full, os.path.relpath(full, path)))
+
+
+def _run_folder(path: str, found: Sources) -> None:
+    """The rank logs of the last attempt; events and offsets are read by who knows them."""
+    from drumbeat.record import RecordError
+    from drumbeat.runfolder.read import open_run, read_json
+
+    try:
+        run = open_run(path)
+    except RecordError as error:
+        raise Problem(str(error), "use the drumbeat that wrote it") from None
+    found.run_folder = path
+    peers = read_json(run.peers) or {}
+    hosts = {peer.get("node"): peer.get("host") for peer in peers.get("nodes", ()) if isinstance(peer, dict)}
+    for node in run.nodes():
+        for attempt in node.attempts()[-1:]:
+            for rank, stem in sorted(node.ranks(attempt).items()):
+                for stream in ("out", "err"):
+                    log = f"{stem}.{stream}"
+                    if os.path.exists(log):
+                        found.files.append(Source(log, os.path.relpath(log, path), rank, hosts.get(node.node)))
+
+
+def lines(source: Source) -> Iterator[Tuple[int, bytes]]:
+    """Line numbers from 1, and lines without their end; memory is bounded whatever the file holds."""
+    number, rest, cut = 0, b"", False
+    for block in _blocks(source.path):
+        parts = (rest + block).split(b"\n")
+        rest = parts.pop()
+        for part in parts:
+            number += 1
+            if cut:  # the end of a line whose beginning was already given
+                cut = False
+                continue
+            yield number, part
+        if len(rest) > MAX_LINE:
+            if not cut:
+                yield number + 1, rest[:MAX_LINE]
+            cut, rest = True, b""
+    if rest and not cut:
+        yield number + 1, rest
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    try:
+        with open_binary(path) as file:
+            while True:
+                block = file.read(BLOCK)
+                if not block:
+                    return
+                yield block
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        # What could be unpacked has been read; a log that is still being written ends like this.
+        print(f"drumbeat diagnose: {path}: damaged or unfinished gzip ({error}); read up to there", file=sys.stderr)
+    except OSError as error:
+        raise Problem(f"{path}: {error.strerror or error}", "check that it can be read") from None
+
+
+def open_binary(path: str) -> IO[bytes]:
+    if path == "-":
+        return sys.stdin.buffer
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
+
+
+def start_of(source: Source) -> bytes:
+    """The first bytes, to tell text from the rest."""
+    if source.path == "-":
+        return b""
+    try:
+        with open_binary(source.path) as file:
+            return file.read(4096)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+class Progress:
+    """A line on stderr, on a terminal only, and only when it takes longer than two seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + 2.0
+        self._shown = False
+        self._on = sys.stderr.isatty()
+
+    def tick(self, name: str, number: int) -> None:
+        if self._on and self._clock() >= self._next:
+            self._next = self._clock() + 0.5
+            self._shown = True
+            print(f"\r\x1b[Kreading {name[-60:]}: line {number:,}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def first_exit(path: str) -> Optional[Dict[str, Any]]:
+    """The event of the rank that ended first with an error in the last attempt, by the lead's clock."""
+    from drumbeat.runfolder.layout import RunFolder
+    from drumbeat.runfolder.read import events
+
+    first: Optional[Dict[str, Any]] = None
+    for event in events(RunFolder(os.path.abspath(path))):
+        if event.get("kind") == "attempt-started":
+            first = None
+        elif event.get("kind") == "rank-exited" and (event.get("exit_code") or event.get("signal")):
+            first = first or event
+    return first

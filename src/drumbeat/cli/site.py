@@ -1,0 +1,114 @@
+"""drumbeat site: the clusters drumbeat knows, and a profile of your own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "action",
+        choices=("list", "show", "new", "check"),
+        help="list: all sites, and which one this machine is taken for. show NAME: one site with the reason of each "
+        "value. new: print a profile made from this machine's facts. check FILE: is this profile right, and are its "
+        "paths there?",
+    )
+    parser.add_argument("site", nargs="?", metavar="NAME or FILE", help="a name of the list, or a profile's path")
+    parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
+    parser.add_argument("--source", action="store_true", help="show: print the profile itself, to copy it")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(args: Any) -> int:
+    from drumbeat.problem import Problem
+
+    if args.action in ("show", "check") and not args.site:
+        raise Problem(f"{args.action} what?", "drumbeat site show NAME; drumbeat site check FILE")
+    return int({"list": _list, "show": _show, "new": _new, "check": _check}[args.action](args))
+
+
+def _list(args: Any) -> int:
+    import json
+    import os
+    import socket
+
+    from drumbeat.facts.host import LiveHost
+    from drumbeat.facts.identity import read as identity
+    from drumbeat.spec.sites import detect, load_site, site_names, user_profiles
+
+    here = detect(os.environ, socket.gethostname(), identity(LiveHost(), []).cluster).name
+    own = user_profiles(os.environ)
+    rows = [(name, load_site(name, os.environ).summary) for name in site_names(os.environ)]
+    if args.json:
+        listed = [{"name": name, "summary": words, "file": own.get(name), "here": name == here} for name, words in rows]
+        print(json.dumps(listed, indent=2))
+        return 0
+    width = max(len(name) for name, _ in rows)
+    for name, summary in rows:
+        print(f"{'*' if name == here else ' '} {name:<{width}}  {summary}{'  (yours)' if name in own else ''}")
+    print("* this machine is taken for it")
+    return 0
+
+
+def _show(args: Any) -> int:
+    import json
+    import os
+    import pkgutil
+
+    from drumbeat.record import to_plain
+    from drumbeat.spec.sites import load_site, site_from_path, user_profiles
+    from drumbeat.spec.sitetext import site_lines
+    from drumbeat.spec.yamlfile import read_file
+
+    path = args.site if os.sep in args.site or args.site.endswith((".yaml", ".yml")) else None
+    path = path or user_profiles(os.environ).get(args.site)
+    site = site_from_path(path, "site show") if path else load_site(args.site, os.environ, "site show")
+    if args.source:
+        built_in = None if path else pkgutil.get_data("drumbeat.sites", f"{args.site}.yaml")
+        print(built_in.decode() if built_in else read_file(path or "", "a site profile"), end="")
+    elif args.json:
+        plain = to_plain(site)
+        plain.pop("origins")
+        print(json.dumps(plain, indent=2))
+    else:
+        print("\n".join(site_lines(site)))
+    return 0
+
+
+def _new(args: Any) -> int:
+    from drumbeat.facts.gather import gather
+    from drumbeat.spec.sitetext import new_site
+
+    print(new_site(gather(_host(args.root))), end="")
+    return 0
+
+
+def _check(args: Any) -> int:
+    """0: right. 1: well written, but a path is not on this machine. A mistake in the file is a Problem: 2."""
+    import json
+
+    from drumbeat.spec.paths import expand_pattern
+    from drumbeat.spec.sites import site_from_path
+
+    site = site_from_path(args.site, "site check")
+    host = _host(args.root)
+    found = {name: next(iter(expand_pattern(host, path.pattern)), None) for name, path in site.paths.items()}
+    missing = [name for name, path in found.items() if path is None]
+    if args.json:
+        print(json.dumps({"site": site.name, "paths": found}, indent=2))
+    else:
+        for name, path in found.items():
+            print(f"{name}: {path or 'nothing here matches ' + site.paths[name].pattern}")
+        note = f", but {len(missing)} of its {len(found)} paths are not on this machine" if missing else ""
+        print(f"{args.site}: right{note}")
+    return 1 if missing else 0
+
+
+def _host(root: Any) -> Any:
+    if root:
+        from drumbeat.facts.replay import open_host
+
+        return open_host(root)
+    from drumbeat.facts.host import LiveHost
+
+    return LiveHost()

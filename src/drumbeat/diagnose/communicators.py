@@ -1,0 +1,255 @@
+"""Who talks to whom: processes, communicators and connections, gathered from observations as they come.
+
+A Channel line does not name its communicator (RCCL's does). It is given to the communicator that the same thread is
+building, or else to the youngest one of the process in which it has the right rank: NCCL connects late since 2.22.
+Memory is bounded: what comes after the bounds is counted, not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Set, Tuple
+
+from drumbeat.diagnose import nccl
+from drumbeat.finding import Evidence
+
+MAX_MEMBERS = 40_000
+MAX_EDGES = 400_000
+MAX_PROCESSES = 20_000
+MAX_PENDING = 4_096  # connections of a thread whose communicator is not known yet
+
+
+@dataclass
+class Edge:
+    """A connection to one peer as one end saw it, all its channels together."""
+
+    kind: str
+    name: str
+    devices: Set[int]
+    gdr: Set[Optional[bool]]
+    evidence: Evidence
+    count: int = 1
+
+
+EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
+
+
+@dataclass
+class Member:
+    """One rank's part in one communicator."""
+
+    process: Process
+    comm: str
+    rank: int = -1
+    nranks: int = 0
+    comm_id: str = ""
+    nnodes: int = 0
+    tid: int = 0
+    started: Optional[Evidence] = None
+    completed: Optional[Evidence] = None
+    aborted: bool = False
+    edges: Dict[EdgeKey, Edge] = field(default_factory=dict)
+
+
+@dataclass
+class Process:
+    """One process that spoke NCCL. `host` is empty where the lines have lost their head."""
+
+    host: str
+    pid: int
+    library: str = ""
+    version: str = ""
+    network: str = ""  # chosen by the last communicator
+    network_evidence: Optional[Evidence] = None
+    provider: str = ""
+    provider_evidence: Optional[Evidence] = None
+    nics: Optional[int] = None
+    plugin: str = ""
+    interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
+    sockets: Set[str] = field(default_factory=set)  # of NET/Socket
+    devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
+    devices_evidence: Optional[Evidence] = None
+    no_ib: bool = False
+    used: Dict[str, Evidence] = field(default_factory=dict)  # networks that printed errors while in use
+    used_device: str = ""
+    gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
+    settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
+    members: List[Member] = field(default_factory=list)
+    pending: Dict[int, List[Tuple[nccl.Channel, Evidence]]] = field(default_factory=dict)  # by thread
+    collective_ranks: int = 0  # largest [nranks=N] seen
+    records: int = 0
+
+
+class Communicators:
+    def __init__(self) -> None:
+        self.processes: Dict[Tuple[str, int, str], Process] = {}
+        self.versions: Dict[Tuple[str, str], Evidence] = {}
+        self.libraries: Set[str] = set()  # named by other signs than a version line
+        self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
+        self.dropped = 0
+        self._members = 0
+        self._edges = 0
+
+    def process(self, record: nccl.Record, file: str) -> Optional[Process]:
+        # Without a head the file is all that tells processes apart.
+        key = (record.host, record.pid, "") if record.host else ("", 0, file)
+        process = self.processes.get(key)
+        if process is None:
+            if len(self.processes) >= MAX_PROCESSES:
+                self.dropped += 1
+                return None
+            process = self.processes[key] = Process(record.host, record.pid)
+        return process
+
+    def add(self, record: nccl.Record, seen: nccl.Observation, evidence: Evidence) -> None:
+        process = self.process(record, evidence.file or "")
+        if process is None:
+            return
+        process.records += 1
+        if isinstance(seen, nccl.Channel):
+            self._channel(process, record.tid, seen, evidence)
+        elif isinstance(seen, nccl.Init):
+            self._init(process, record.tid, seen, evidence)
+        elif isinstance(seen, nccl.Shape):
+            for member in process.members:
+                if member.comm == seen.comm and member.nranks == seen.nranks:
+                    member.nnodes = seen.nnodes
+        elif isinstance(seen, nccl.Version):
+            process.library, process.version = seen.library, seen.version
+            self.version(seen, evidence)
+        elif isinstance(seen, nccl.Ranks):
+            process.collective_ranks = max(process.collective_ranks, seen.nranks)
+        elif isinstance(seen, nccl.Setting):
+            process.settings.setdefault(seen.name, (seen.value, evidence))
+        else:
+            _network(process, seen, evidence)
+
+    def version(self, seen: nccl.Version, evidence: Evidence) -> None:
+        if len(self.versions) < 100:
+            self.versions.setdefault((seen.library, seen.version), evidence)
+
+    def finish(self) -> None:
+        """Give what still waits to whom it fits; mend host names that another line was glued to."""
+        for process in self.processes.values():
+            for tid in list(process.pending):
+                for channel, evidence in process.pending.pop(tid):
+                    self._connect(process, self._owner(process, tid, channel, True), channel, evidence)
+        self._mend_hosts()
+
+    def _init(self, process: Process, tid: int, seen: nccl.Init, evidence: Evidence) -> None:
+        member = next((m for m in reversed(process.members) if m.comm == seen.comm and m.rank == seen.rank), None)
+        fresh = seen.stage == "start" and member is not None and member.completed is not None
+        if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
+            if seen.stage == "destroy" or self._members >= MAX_MEMBERS:
+                self.dropped += seen.stage != "destroy"
+                return
+            self._members += 1
+            member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid)
+            process.members.append(member)
+        member.comm_id = member.comm_id or seen.comm_id
+        if seen.stage == "start":
+            member.started, member.tid = evidence, tid
+        elif seen.stage == "complete":
+            member.completed = member.completed or evidence
+            for channel, where in process.pending.pop(tid, ()):
+                self._connect(process, member, channel, where)
+        elif seen.stage == "abort":
+            member.aborted = True
+
+    def _channel(self, process: Process, tid: int, channel: nccl.Channel, evidence: Evidence) -> None:
+        member = self._owner(process, tid, channel, False)
+        if member is not None:
+            self._connect(process, member, channel, evidence)
+            return
+        waiting = process.pending.setdefault(tid, [])
+        if len(waiting) < MAX_PENDING and len(process.pending) < 1024:
+            waiting.append((channel, evidence))
+        else:
+            self.dropped += 1
+
+    def _owner(self, process: Process, tid: int, channel: nccl.Channel, final: bool) -> Optional[Member]:
+        own = channel.receiver if channel.side == "receive" else channel.sender
+        if channel.comm:
+            for member in reversed(process.members):
+                if member.comm == channel.comm:
+                    return member
+        fits = [m for m in process.members if m.rank == own and max(channel.sender, channel.receiver) < m.nranks]
+        building = [m for m in fits if m.tid == tid and m.started and not m.completed]
+        if building:
+            return building[-1]
+        # Before 2.18 there is no START line: a thread's connections wait for its COMPLETE.
+        if fits and (final or fits[-1].started):
+            return fits[-1]
+        return None
+
+    def _connect(self, process: Process, member: Optional[Member], channel: nccl.Channel, evidence: Evidence) -> None:
+        if member is None:
+            member = next((m for m in process.members if not m.comm and m.rank == -1), None)
+            if member is None:
+                member = Member(process, "", nranks=channel.nranks or 0)
+                process.members.append(member)
+        key = (channel.sender, channel.receiver, channel.side, channel.kind, channel.name)
+        edge = member.edges.get(key)
+        if edge is None:
+            if self._edges >= MAX_EDGES:
+                self.dropped += 1
+                return
+            self._edges += 1
+            edge = member.edges[key] = Edge(channel.kind, channel.name, set(), set(), evidence, 0)
+        edge.count += 1
+        if channel.device is not None and len(edge.devices) < 64:
+            edge.devices.add(channel.device)
+        edge.gdr.add(channel.gdr)
+
+    def _mend_hosts(self) -> None:
+        """`sumnode7:812` is node7's process 812 with the end of a table row before it; `de7:812` lost its beginning."""
+        same_pid: Dict[int, List[Process]] = {}
+        for process in self.processes.values():
+            if process.host:
+                same_pid.setdefault(process.pid, []).append(process)
+        for processes in same_pid.values():
+            processes.sort(key=lambda process: -process.records)
+            for index, process in enumerate(processes):
+                for better in processes[:index]:
+                    if process.host.endswith(better.host) or better.host.endswith(process.host):
+                        process.host = better.host
+                        break
+
+
+def _network(process: Process, seen: nccl.Observation, evidence: Evidence) -> None:
+    if isinstance(seen, nccl.Network):
+        process.network, process.network_evidence = seen.name, evidence
+    elif isinstance(seen, nccl.Devices):
+        _devices(process, seen, evidence)
+    elif isinstance(seen, nccl.Provider):
+        process.provider, process.provider_evidence = seen.name, evidence
+        process.nics = seen.nics
+    elif isinstance(seen, nccl.Plugin):
+        process.plugin = process.plugin or seen.text
+    elif isinstance(seen, nccl.Gdr):
+        # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
+        scope = seen.scope if seen.possible else f"{seen.scope}-off"
+        process.gdr.setdefault(scope, (seen.possible, evidence))
+    elif isinstance(seen, nccl.Interface):
+        process.interfaces.add(seen.name)
+    elif isinstance(seen, nccl.Used):
+        process.used.setdefault(seen.network, evidence)
+        process.used_device = process.used_device or seen.device
+
+
+def _devices(process: Process, seen: nccl.Devices, evidence: Evidence) -> None:
+    if seen.network == "Socket":
+        process.sockets.update(name for _, name, _ in seen.devices)
+        return
+    if seen.network == "IB" and not seen.devices:
+        process.no_ib = process.no_ib or not process.devices
+        return
+    if seen.network == "IB":
+        process.devices_evidence = process.devices_evidence or evidence
+    for index, name, link in seen.devices:
+        if len(process.devices) < 256:
+            parts = name.split("+")
+            links = {process_link for process_name, process_link in process.devices.values() if process_name in parts}
+            link = link or (links.pop() if len(links) == 1 else "")
+            if link or index not in process.devices:
+                process.devices[index] = (name, link)

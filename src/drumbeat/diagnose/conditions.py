@@ -1,0 +1,106 @@
+"""Conditions of a rule on the log as a whole: versions, transport, settings, and other lines that were seen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+
+from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.rulebook import Rule, RuleError
+from drumbeat.diagnose.transport import Transport
+
+KEYS = ("transport", "link", "provider", "network", "gdr", "partial_gdr", "nodes", "env", "device", "interface")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the conditions are asked of."""
+
+    transport: Transport
+    settings: Mapping[str, FrozenSet[str]]  # NCCL_* -> values seen
+    marks: FrozenSet[str]
+
+
+def whole(state: Communicators, transport: Transport, marks: Set[str]) -> Whole:
+    settings: Dict[str, Set[str]] = {}
+    for process in state.processes.values():
+        for name, (value, _) in process.settings.items():
+            settings.setdefault(name, set()).add(value)
+    return Whole(transport, {name: frozenset(values) for name, values in settings.items()}, frozenset(marks))
+
+
+def holds(rule: Rule, seen: Whole) -> bool:
+    """Unknown is no: a rule that asks for a version does not speak about a log without one."""
+    if not rule.conditional:
+        return True
+    if any(mark not in seen.marks for mark in rule.seen) or any(mark in seen.marks for mark in rule.unseen):
+        return False
+    if rule.library and rule.library not in seen.transport.library:
+        return False
+    if rule.versions and not _version_holds(rule.versions, seen.transport.versions):
+        return False
+    return all(_holds(key, value, seen, rule) for key, value in (rule.when or {}).items())
+
+
+def _holds(key: str, value: Any, seen: Whole, rule: Rule) -> bool:
+    path = seen.transport.path
+    if key == "transport":
+        return path.answer in _list(value)
+    if key == "link":
+        return path.link in _list(value)
+    if key == "provider":
+        return path.provider.split(";")[0] in _list(value)
+    if key == "network":
+        return any(re.search(pattern, path.network) for pattern in _list(value))
+    if key == "partial_gdr":
+        return path.partial_gdr is value
+    if key == "gdr":
+        return path.gdr is value
+    if key == "nodes":
+        return seen.transport.nnodes is not None and _compare(str(value), (seen.transport.nnodes,))
+    if key == "device":
+        return any(re.search(pattern, device) for pattern in _list(value) for device in seen.transport.devices)
+    if key == "interface":
+        return any(re.search(pattern, name) for pattern in _list(value) for name in seen.transport.interfaces)
+    if key == "env":
+        return all(_setting(name, str(pattern), seen) for name, pattern in dict(value).items())
+    raise RuleError(f"{rule.file}: rule {rule.id}: 'when' has unknown key '{key}'; known: {', '.join(KEYS)}")
+
+
+def _setting(name: str, pattern: str, seen: Whole) -> bool:
+    return any(re.search(pattern, value) for value in seen.settings.get(name, ()))
+
+
+def _list(value: Any) -> Tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+
+
+def _version_holds(ranges: str, versions: Tuple[str, ...]) -> bool:
+    """Every part of `>=2.22 <2.27` must hold for one of the versions seen."""
+    return any(
+        all(_compare(part, numbers) for part in ranges.split()) for numbers in map(_numbers, versions) if numbers
+    )
+
+
+def _numbers(version: str) -> Optional[Tuple[int, ...]]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else None
+
+
+_COMPARISON = re.compile(r"(<=|>=|<|>|=)(\d+(?:\.\d+)*)$")
+
+
+def _compare(condition: str, numbers: Optional[Tuple[int, ...]]) -> bool:
+    match = _COMPARISON.match(condition)
+    if not match or numbers is None:
+        raise RuleError(f"'{condition}' is not a comparison such as <2.21 or >=2")
+    bound = tuple(int(part) for part in match[2].split("."))
+    given = numbers[: len(bound)]  # 2.21.5 counts as 2.21 where the rule says 2.21
+    return {
+        "<": given < bound,
+        "<=": given <= bound,
+        ">": given > bound,
+        ">=": given >= bound,
+        "=": given == bound,
+    }[match[1]]

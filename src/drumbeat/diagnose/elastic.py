@@ -1,0 +1,57 @@
+"""torchrun's closing summary: which rank it saw fail first, where, and how."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, Optional
+
+from drumbeat.finding import Evidence
+
+_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_MAX_LINES = 16
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    rank: Optional[int]
+    host: str
+    exit_code: Optional[int]
+    evidence: Evidence
+    who: str = "torchrun"  # says so
+
+
+class ElasticSummary:
+    """Feed it lines; `first` is the failure that torchrun itself calls the root cause."""
+
+    def __init__(self) -> None:
+        self.first: Optional[FirstFailure] = None
+        self.open = 0  # lines of the block still to come
+        self._fields: Dict[str, str] = {}
+        self._evidence = Evidence("")
+
+    def feed(self, text: str, file: str, number: int) -> None:
+        if "Root Cause (first observed failure)" in text:
+            self.open, self._fields = _MAX_LINES, {}
+            self._evidence = Evidence(text.strip()[:200], file, number)
+            return
+        if not self.open:
+            return
+        self.open -= 1
+        match = _FIELD.match(text)
+        if match:
+            self._fields[match[1]] = match[2].strip()
+        if match and match[1] == "traceback" or text.startswith("====") or not self.open:
+            self._close()
+
+    def _close(self) -> None:
+        self.open = 0
+        rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
+        code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
+        if self.first is None and (rank or code):
+            self.first = FirstFailure(
+                int(rank[0]) if rank else None,
+                self._fields.get("host", "").split(" ")[0],
+                int(code[0]) if code else None,
+                self._evidence,
+            )

@@ -1,0 +1,42 @@
+"""Members of one communicator, found across processes.
+
+From 2.14 on every line carries the communicator's id. Before, pointers differ by process and say nothing; then members
+of the same size are put together as long as no rank comes twice, those of one host first, in the order in which the
+processes made them.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Set, Tuple
+
+from drumbeat.diagnose.communicators import Member, Process
+
+
+def group(processes: List[Process]) -> List[List[Member]]:
+    by_id: Dict[str, List[Member]] = {}
+    open_groups: Dict[Tuple[int, int], List[Tuple[Set[int], List[Member]]]] = {}
+    closed: List[List[Member]] = []
+    for process in processes:
+        ordinal: Dict[int, int] = {}
+        for member in process.members:
+            if member.comm_id:
+                by_id.setdefault(member.comm_id, []).append(member)
+                continue
+            # The k-th communicator of a size in one process goes with the k-th of that size in the others.
+            number = ordinal.get(member.nranks, 0)
+            ordinal[member.nranks] = number + 1
+            candidates = open_groups.setdefault((member.nranks, number), [])
+            fitting = [entry for entry in candidates if member.rank not in entry[0] or member.rank < 0]
+            at_home = [entry for entry in fitting if entry[1][0].process.host == process.host]
+            if fitting:
+                ranks, members = (at_home or fitting)[0]
+            else:
+                ranks, members = set(), []
+                candidates.append((ranks, members))
+            ranks.add(member.rank)
+            members.append(member)
+            if member.rank >= 0 and len(ranks) == member.nranks:
+                candidates.remove((ranks, members))
+                closed.append(members)
+    left = [members for candidates in open_groups.values() for _, members in candidates]
+    return [*by_id.values(), *closed, *left]

@@ -1,0 +1,90 @@
+"""Communicators that were never complete: who began, who never came."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from drumbeat.diagnose.communicators import Communicators, Member
+from drumbeat.diagnose.groups import group
+from drumbeat.diagnose.watchdog import ranks
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
+
+MAX_FINDINGS = 8
+
+
+def incomplete(state: Communicators) -> List[Finding]:
+    """START without COMPLETE. Needs NCCL 2.18 or newer, which prints START."""
+    found: List[Finding] = []
+    for members in group(list(state.processes.values())):
+        waiting = [member for member in members if member.started and not member.completed]
+        if waiting and len(found) < MAX_FINDINGS:
+            found.append(_finding(members, waiting))
+    return found
+
+
+def _finding(members: List[Member], waiting: List[Member]) -> Finding:
+    nranks = max(member.nranks for member in members)
+    seen = {member.rank for member in members}
+    absent = [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
+    evidence = tuple(member.started for member in waiting[:2] if member.started)
+    if absent:
+        title = f"a communicator of {nranks} ranks was never complete: {ranks(absent)} did not come"
+        cause = "these ranks logged nothing (or their logs are not here): not started, dead, or stuck before NCCL"
+        fix = f"look at the logs of {ranks(absent)}; their hosts are not among: {_hosts(members)}"
+        return Finding("ranks-missing", ERROR, title, cause, fix, evidence)
+    names = ranks([member.rank for member in waiting])
+    title = f"a communicator of {nranks} ranks was never complete: {names} began and did not end"
+    cause = "the ranks did not reach each other (interface, firewall, different networks), or one of them died"
+    fix = f"look at {_hosts(waiting)} first; compare 'Using network' and the bootstrap's interface on all hosts"
+    host = waiting[0].process.host if len({member.process.host for member in waiting}) == 1 else None
+    return Finding("init-incomplete", ERROR, title, cause, fix, evidence, host=host or None)
+
+
+def _hosts(members: List[Member]) -> str:
+    hosts = sorted({member.process.host for member in members if member.process.host})
+    return ", ".join(hosts[:16]) + (f" and {len(hosts) - 16} more" if len(hosts) > 16 else "") or "unknown hosts"
+
+
+def lone_worlds(state: Communicators) -> List[Finding]:
+    """Several processes, each in a world of its own: the launcher's ranks never reached the program."""
+    worlds = [member for process in state.processes.values() for member in process.members]
+    hosts = {member.process.host for member in worlds}
+    if len(worlds) < 2 or len(state.processes) < 2 or any(member.nranks != 1 for member in worlds):
+        return []
+    evidence = tuple(member.completed or member.started for member in worlds[:2])
+    return [
+        Finding(
+            "lone-worlds",
+            WARNING,
+            f"{len(worlds)} processes on {len(hosts)} hosts, each alone in a communicator of 1 rank",
+            "the program does not see the launcher's ranks (nccl-tests without MPI=1, RANK and WORLD_SIZE not set)",
+            "build with MPI=1, or start it so that rank and world size reach it",
+            tuple(item for item in evidence if isinstance(item, Evidence)),
+        )
+    ]
+
+
+def different_networks(state: Communicators) -> List[Finding]:
+    """One host chose Socket, another IB: NCCL picks per node and does not agree."""
+    by_network: Dict[str, List[str]] = {}
+    evidence: List[Evidence] = []
+    for process in state.processes.values():
+        if process.network and process.members:
+            hosts = by_network.setdefault(process.network, [])
+            if not hosts and process.network_evidence:
+                evidence.append(process.network_evidence)
+            if process.host not in hosts:
+                hosts.append(process.host)
+    if len(by_network) < 2:
+        return []
+    words = "; ".join(f"{name} on {', '.join(sorted(hosts)[:8])}" for name, hosts in sorted(by_network.items()))
+    return [
+        Finding(
+            "networks-differ",
+            ERROR,
+            f"the processes chose different networks: {words}",
+            "each node picks by itself what it can open; they cannot talk to each other then",
+            "make the same libraries and devices visible everywhere; NCCL_NET makes the odd one fail with a message",
+            tuple(evidence[:4]),
+        )
+    ]

@@ -1,0 +1,374 @@
+"""The grammar of NCCL's and RCCL's own log lines, 2.4 to 2.30: a line becomes records, a record an observation.
+
+Standard output is torn by other writers, so one physical line may hold several records, or the first half of one. A
+record says whether it was cut off; what stood behind the cut is never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Tuple, Union
+
+_HEAD = re.compile(
+    r"(?P<host>[A-Za-z0-9_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[-?\d+\] )?"
+    r"(?:(?:[\d.]+ )?(?:\S{1,300}:\d+(?: \(\w+\))?|\w+, \d+) )?NCCL (?P<level>INFO|WARN|TRACE|VERSION|ABORT) "
+)
+_BARE = re.compile(r"\bNCCL (?P<level>INFO|WARN) ")  # the head itself was cut off, or left out by who quoted it
+_RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One NCCL message. Host and pid are empty when the head is missing."""
+
+    host: str
+    pid: int
+    tid: int
+    level: str
+    message: str
+    torn: bool = False  # another record begins in the middle of it
+
+
+def records(text: str) -> Iterator[Record]:
+    """The NCCL records of one physical line."""
+    heads = list(_HEAD.finditer(text))
+    if not heads:
+        bare = _BARE.search(text)
+        if bare:
+            yield Record("", 0, 0, bare["level"], text[bare.end() :])
+        return
+    for index, head in enumerate(heads):
+        torn = index + 1 < len(heads)
+        message = text[head.end() : heads[index + 1].start() if torn else len(text)]
+        host = head["host"].split(".")[0]
+        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(), torn)
+
+
+# --- observations ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Init:
+    """A communicator begins, is complete, or ends, as one rank sees it."""
+
+    comm: str
+    rank: int
+    nranks: int
+    stage: str  # start, complete, abort, destroy
+    comm_id: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a communicator lies over the nodes."""
+
+    comm: str
+    rank: int
+    nranks: int
+    nnodes: int
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One connection of one channel: who to whom, over what."""
+
+    sender: int
+    receiver: int
+    side: str  # send, receive, or empty
+    kind: str  # NET, P2P, SHM, COLLNET
+    name: str = ""  # of the network: IB, Socket, AWS Libfabric ...
+    device: Optional[int] = None
+    gdr: Optional[bool] = None  # none: cut off, or it does not apply
+    comm: str = ""
+    nranks: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network that a communicator chose, or a plug-in that was loaded."""
+
+    name: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a network found: names with the link type of each. Empty is an answer too."""
+
+    network: str  # IB or Socket
+    devices: Tuple[Tuple[int, str, str], ...]  # index, name, link
+    oob: str = ""
+
+
+@dataclass(frozen=True)
+class Provider:
+    name: str  # of libfabric: cxi, efa, tcp ...
+    nics: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Plugin:
+    text: str  # 'aws-ofi-nccl 1.9.1-aws'
+
+
+@dataclass(frozen=True)
+class Gdr:
+    """Is GPUDirect possible (by driver, by distance), or proven unused?"""
+
+    possible: bool
+    scope: str  # hca, gpu, ring, plugin
+
+
+@dataclass(frozen=True)
+class Version:
+    library: str  # nccl or rccl
+    version: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A collective call names the size of its communicator."""
+
+    comm: str
+    nranks: int
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str  # of the bootstrap: control plane, never the data path
+
+
+@dataclass(frozen=True)
+class Used:
+    """An error line that only a network in real use prints."""
+
+    network: str
+    device: str = ""
+
+
+Observation = Union[
+    Init, Shape, Channel, Network, Devices, Provider, Plugin, Gdr, Version, Setting, Ranks, Interface, Used
+]
+
+_INIT = re.compile(
+    r"comm (0x[0-9a-f]+|\(nil\)) rank (\d+) n[rR]anks (\d+) .{0,300}?"
+    r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
+)
+_SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
+_RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
+_CHANNEL = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? "
+    r"(?:\[(send|receive)\] )?via (\S.*)"
+)
+_COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
+_NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
+_COMM_SUFFIX = re.compile(r" comm (0x[0-9a-f]+) nRanks (\d+)\s*$")
+_DEVICE = re.compile(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
+_MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")
+_MADE = re.compile(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
+_SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
+_OOB = re.compile(r"OOB ([\w.@-]+?):")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.@-]+?):")
+_VERSION = re.compile(
+    r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)"
+    r"(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
+)
+_PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
+_SETTING = re.compile(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
+_COLLECTIVE = re.compile(r"\bcomm (0x[0-9a-f]+) \[nranks=(\d+)\]")
+_ON_DEVICE = re.compile(r"on dev ([\w.+-]+?):\d+")
+_HCA = re.compile(r"\bhca ([\w.+-]+)")
+
+# First word of a message -> is it worth parsing? Everything else is passed over unread.
+# fmt: off
+HEADS = frozenset((
+    "Channel", "Ring", "CollNet", "comm", "ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitAll",
+    "ncclCommSplit", "ncclCommShrink", "ncclCommGrow", "ncclCommInitRankScalable", "ncclCommInitRank_impl",
+    "ncclCommInitRankConfig_impl", "ncclCommInitAll_impl", "ncclCommSplit_impl", "ncclCommInitRankFunc", "[Rank",
+    "NCCL", "RCCL", "Using", "Initialized", "Assigned", "NET/IB", "NET/IB:", "NET/Socket", "NET/Socket:",
+    "NET/OFI", "Bootstrap", "Bootstrap:", "GPU", "Connected", "GDRDMA", "P2P", "Call", "AllReduce:", "Broadcast:",
+    "AllGather:", "ReduceScatter:", "Reduce:", "Send:", "Recv:", "AlltoAll:", "AllToAll:", "NET/Plugin:",
+    "NET/Plugin", "ANP", "NET/IBext", "NET/SHARP", "NET/RCCL-ANP",
+))
+# fmt: on
+
+
+def worth(message: bytes) -> bool:
+    """A cheap look at the first word, before the line is decoded."""
+    word = message.split(b" ", 1)[0].decode("ascii", "replace")
+    return word in HEADS or word.startswith(("NCCL_", "RCCL_", "NET/", "comm:"))
+
+
+def observe(record: Record) -> Optional[Observation]:
+    """What one record says, if it says anything about communicators, networks or settings."""
+    message = record.message
+    if message.startswith(("Channel", "Ring")):
+        return _channel(message, record.torn)
+    if message.startswith("CollNet"):
+        return _collnet(message, record.torn)
+    if "CCL version" in message and (match := _VERSION.search(message)):
+        return version_of(match)
+    if "nRanks" in message or "nranks" in message:
+        return _communicator(message)
+    if " set by environment to " in message and (match := _SETTING.match(message)):
+        return Setting(match[1], match[2].rstrip(". \t"))
+    return _network(message)
+
+
+def version_of(match: re.Match[str]) -> Version:
+    return Version(match["library"].lower(), match["version"] + (match["build"] or ""))
+
+
+def find_version(text: str) -> List[Version]:
+    """Bare version lines; two processes may have printed theirs into one line."""
+    return [version_of(match) for match in _VERSION.finditer(text)]
+
+
+def result_code(message: str) -> Optional[int]:
+    """The return code of a trail line such as `init.cc:1263 -> 2`."""
+    match = _RESULT.match(message)
+    return int(match[1]) if match else None
+
+
+_STAGES: Dict[str, str] = {
+    "Init START": "start",
+    "Init COMPLETE": "complete",
+    "Abort COMPLETE": "abort",
+    "Destroy COMPLETE": "destroy",
+    "Destroy START": "destroy",
+}
+
+
+def _communicator(message: str) -> Optional[Observation]:
+    match = _SHAPE.search(message)
+    if match:
+        return Shape(match[1], int(match[2]), int(match[3]), int(match[4]))
+    match = _INIT.search(message)
+    if match:
+        return Init(match[1], int(match[2]), int(match[3]), _STAGES[match[5]], match[4] or "")
+    match = _RCCL_SHAPE.search(message)
+    if match:
+        return Shape(match[1], -1, int(match[2]), int(match[3]))
+    match = _COLLECTIVE.search(message)
+    if match:
+        return Ranks(match[1], int(match[2]))
+    return None
+
+
+def _channel(message: str, torn: bool) -> Optional[Channel]:
+    match = _CHANNEL.match(message)
+    if not match:
+        return None
+    sender, receiver, side, path = int(match[1]), int(match[2]), match[3] or "", match[4]
+    comm, nranks = "", None
+    suffix = _COMM_SUFFIX.search(path)
+    if suffix:
+        comm, nranks, path = suffix[1], int(suffix[2]), path[: suffix.start()]
+    if path.startswith("NET/"):
+        net = _NET_PATH.match(path)
+        if not net:
+            return None  # cut before the device: nothing to learn
+        gdr = _gdr(net["rest"], torn)
+        return Channel(sender, receiver, side, "NET", net["name"], int(net["device"]), gdr, comm, nranks)
+    if path.startswith("P2P"):
+        return Channel(sender, receiver, side, "P2P", path.split(" ")[0], comm=comm, nranks=nranks)
+    if path.startswith(("SHM", "direct shared memory")):
+        return Channel(sender, receiver, side, "SHM", comm=comm, nranks=nranks)
+    return None
+
+
+def _gdr(rest: str, torn: bool) -> Optional[bool]:
+    if rest.startswith("/GDRDMA"):
+        return True
+    return None if torn or (rest and "/GDRDMA".startswith(rest)) else False
+
+
+def _collnet(message: str, torn: bool) -> Optional[Channel]:
+    match = _COLLNET.match(message)
+    net = _NET_PATH.match(match[3]) if match else None
+    if not match or not net:
+        return None
+    gdr = _gdr(net["rest"], torn)
+    return Channel(int(match[1]), -1, match[2], "COLLNET", net["name"], int(net["device"]), gdr)
+
+
+def _network(message: str) -> Optional[Observation]:
+    if message.startswith("Using network "):
+        return Network(message[14:].strip(), True)
+    if message.startswith("Assigned NET plugin "):
+        return Network(message[20:].split(" to comm")[0].strip(), True)
+    if message.startswith("NET/IB"):
+        return _ib(message)
+    if message.startswith("NET/Socket"):
+        found = (
+            tuple((int(index), name, "TCP") for index, name in _SOCKET.findall(message)) if "Using [" in message else ()
+        )
+        if found:
+            return Devices("Socket", found)
+        return Used("Socket") if "threads and" in message or "truncated" in message else None
+    if message.startswith("NET/OFI"):
+        return _ofi(message)
+    if "GPU Direct RDMA" in message:
+        return _gpu_direct(message)
+    if message.startswith("Connected all rings, use ring"):
+        # `GDR 1` is the value that nobody cleared, so it proves nothing; `GDR 0` does.
+        return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else None
+    if message.startswith("GDRDMA not enabled"):
+        return Gdr(False, "hca")
+    if message.startswith("Bootstrap"):
+        match = _BOOTSTRAP.match(message)
+        return Interface(match[1]) if match else None
+    if message.startswith("P2P plugin "):
+        return Plugin(message[4:].strip())
+    if message.startswith("Call to ibv_modify_qp failed"):
+        device = _ON_DEVICE.search(message)
+        return Used("IB", device[1] if device else "")
+    return None
+
+
+def _ib(message: str) -> Optional[Observation]:
+    if ": Using " in message:
+        oob = _OOB.search(message)
+        found = [(int(index), name, link) for index, name, link in _DEVICE.findall(_MERGED.sub("", message))]
+        for index, inner in _MERGED.findall(message):
+            parts = _DEVICE.findall(inner)
+            if parts:
+                found.append((int(index), "+".join(name for _, name, _ in parts), parts[0][2]))
+        return Devices("IB", tuple(sorted(found)), oob[1] if oob else "")
+    made = _MADE.search(message)
+    if made:
+        return Devices("IB+", ((int(made[1] or made[2]), made[3], ""),))
+    if "GPU Direct RDMA" in message:
+        return _gpu_direct(message)
+    if "No device found" in message:
+        return Devices("IB", ())
+    if "Got completion" in message:
+        hca = _HCA.search(message)
+        return Used("IB", hca[1] if hca else "")
+    return None
+
+
+def _gpu_direct(message: str) -> Optional[Gdr]:
+    low = message.lower()
+    if "enabled for" not in low and "disabled for" not in low:
+        return None
+    scope = "gpu" if " for gpu" in low else "hca"
+    return Gdr("enabled for" in low, scope)
+
+
+def _ofi(message: str) -> Optional[Observation]:
+    match = _PROVIDER.search(message)
+    if match:
+        return Provider(match[1].lower(), int(match[2]) if match[2] else None)
+    if "aws-ofi-nccl" in message and ("Initializing" in message or "Using aws" in message):
+        return Plugin(message.split(" ", 2)[-1].strip())
+    if "disabling GDR" in message or "GDR not supported" in message:
+        return Gdr(False, "plugin")
+    return None

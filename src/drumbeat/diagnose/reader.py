@@ -1,0 +1,168 @@
+"""The streaming driver: lines in, one at a time and from anywhere; verdicts out, at any time.
+
+`feed` is cheap for the lines that say nothing (most of them) and memory stays bounded whatever is fed, so the same
+reader serves a 300 MB log at the desk and the agent's live gate.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Dict, Iterable, List, Optional, Tuple
+
+from drumbeat.diagnose import nccl
+from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.elastic import ElasticSummary
+from drumbeat.diagnose.events import Events, Tracebacks
+from drumbeat.diagnose.flight import Dump, compare
+from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns
+from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.diagnose.report import Report, make_report
+from drumbeat.diagnose.rulebook import Rulebook, rulebook
+from drumbeat.diagnose.transport import Transport, judge
+from drumbeat.diagnose.watchdog import Timeouts
+from drumbeat.finding import Evidence
+
+_INFO = b" NCCL INFO "
+_TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
+# Lines that no rule names but that begin or hold something of their own.
+_TRACEBACK, _ROOT_CAUSE, _TEST_TABLE = (
+    "Traceback (most recent call last)",
+    "Root Cause (first observed failure)",
+    " Pid ",
+)
+MAX_TEXT = 400  # of an evidence line
+MAX_FILES = 100_000
+MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
+
+
+class Reader:
+    def __init__(self, rules: Optional[Rulebook] = None) -> None:
+        self.rules = rules or rulebook()
+        self.communicators = Communicators()
+        self.events = Events()
+        self.timeouts = Timeouts()
+        self.elastic = ElasticSummary()
+        self.dumps: List[Dump] = []
+        self.lines = 0
+        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE])
+        self._tracebacks: Dict[str, Tracebacks] = {}
+        self._collectives = 0
+        self._warning: Tuple[str, int, bytes] = ("", 0, b"")  # the last NCCL WARN, which may go on in the next line
+
+    def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
+        """Whose log this file is, where the caller knows it better than its name tells."""
+        if len(self.events.owners) < MAX_FILES:
+            self.events.owners[file] = (rank, host)
+
+    def add_dump(self, dump: Dump) -> None:
+        """A flight-recorder dump of one rank."""
+        if len(self.dumps) < MAX_FILES:
+            self.dumps.append(dump)
+
+    def feed_all(self, lines: Iterable[Tuple[str, int, bytes]]) -> None:
+        for file, number, raw in lines:
+            self.feed(file, number, raw)
+
+    def feed(self, file: str, number: int, raw: bytes) -> None:
+        """One line, with or without its newline. `number` counts from 1 within `file`."""
+        self.lines += 1
+        if len(raw) > MAX_LINE:
+            raw = raw[:MAX_LINE]
+        if b"\r" in raw:
+            for part in split_carriage_returns(raw):
+                self._feed(file, number, part)
+        else:
+            self._feed(file, number, raw)
+        if self._warning[1]:
+            self._continue(file, number, raw)
+
+    def _continue(self, file: str, number: int, raw: bytes) -> None:
+        """A WARN that somebody wrapped: read the two lines together once more."""
+        warned_in, at, text = self._warning
+        if b" NCCL WARN " in raw or raw.startswith(b"NCCL WARN "):
+            self._warning = (file, number, raw)
+            return
+        self._warning = ("", 0, b"")
+        if warned_in == file and at + 1 == number and raw.strip() and b"NCCL" not in raw:
+            joined = text.rstrip() + b" " + raw.strip()
+            self._nccl(file, at, joined[:MAX_LINE])
+
+    def transport(self) -> Transport:
+        """The transport as far as it is known now; the reader can be fed on."""
+        state = copy.deepcopy(self.communicators)
+        state.finish()
+        return judge(state)
+
+    def report(self) -> Report:
+        state = copy.deepcopy(self.communicators) if self.lines < 100_000 else self.communicators
+        state.finish()
+        return make_report(self.lines, state, self.events, self.timeouts, self.elastic, tuple(compare(self.dumps)))
+
+    def _feed(self, file: str, number: int, raw: bytes) -> None:
+        interesting = self._prefilter(raw)
+        if interesting or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+            self._read(file, number, raw, interesting)
+        if b"CCL" in raw:
+            self._nccl(file, number, raw)
+
+    def _read(self, file: str, number: int, raw: bytes, interesting: bool) -> None:
+        """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
+        line = clean(decode(raw))
+        text = line.text
+        evidence = Evidence(text[:MAX_TEXT], file, number)
+        matched = False
+        if interesting:
+            record = next(nccl.records(text), None) if "NCCL" in text else None
+            host, pid = (record.host, record.pid) if record else ("", 0)
+            for match in self.rules.match(text):
+                matched = True
+                self.events.add_match(self.lines, match, line, evidence, host, pid)
+            self.events.marks.update(self.rules.marks_in(text))
+            self.timeouts.feed(line, evidence)
+            self._test_rank(text)
+        self.elastic.feed(text, file, number)
+        self._traceback(file, line, evidence, matched)
+
+    def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
+        tracebacks = self._tracebacks.get(file)
+        if tracebacks is None:
+            if _TRACEBACK not in line.text or len(self._tracebacks) >= MAX_FILES:
+                return
+            tracebacks = self._tracebacks[file] = Tracebacks()
+        ended = tracebacks.feed(line)
+        if ended and not matched:
+            self.events.add_exception(self.lines, ended[0], ended[1], line, evidence)
+
+    def _nccl(self, file: str, number: int, raw: bytes) -> None:
+        start = raw.find(_INFO)
+        if start >= 0:
+            rest = raw[start + len(_INFO) :]
+            if _INFO not in rest and not nccl.worth(rest):
+                return
+            if b"[nranks=" in rest:
+                self._collectives += 1
+                if self._collectives > MAX_COLLECTIVES:
+                    return
+        text = clean(decode(raw)).text
+        evidence: Optional[Evidence] = None
+        found = False
+        for record in nccl.records(text):
+            found = True
+            if record.level == "WARN":
+                self._warning = (file, number, raw)
+                if "/rccl/" in text or "/hipify/" in text:  # its WARN lines carry the path of its build
+                    self.communicators.libraries.add("rccl")
+            seen = nccl.observe(record)
+            if seen is not None:
+                evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
+                self.communicators.add(record, seen, evidence)
+        if not found and b"CCL version" in raw:
+            for version in nccl.find_version(text):
+                self.communicators.version(version, Evidence(text[:MAX_TEXT], file, number))
+
+    def _test_rank(self, text: str) -> None:
+        """nccl-tests prints which rank runs where, whatever NCCL itself logs."""
+        match = _TEST_RANK.search(text) if _TEST_TABLE in text else None
+        if match and len(self.communicators.test_ranks) < MAX_FILES:
+            self.communicators.test_ranks[int(match[1])] = (match[3].split(".")[0], int(match[2]))

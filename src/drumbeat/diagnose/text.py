@@ -1,0 +1,170 @@
+"""The report for a person, on one screen: transport, then the failure with its evidence and fix, then the rest."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Iterable, List, Optional, Tuple
+
+from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.report import Report
+from drumbeat.diagnose.rulebook import Rulebook
+from drumbeat.diagnose.transport import LOCAL, UNKNOWN, Transport
+from drumbeat.finding import Evidence, Finding
+
+LABEL = 12
+MAX_LIST = 6
+
+
+def render(report: Report, width: int = 110, below: str = "") -> str:
+    """`below` is a folder that all files have in common; it is left out of their names."""
+    text = _render(report, width)
+    return text.replace(below.rstrip("/") + "/", "") if below else text
+
+
+def _render(report: Report, width: int) -> str:
+    lines: List[str] = []
+    _transport(report.transport, lines, width)
+    for finding in report.failure.notes[:MAX_LIST]:
+        _item("note", finding, lines, width)
+    lines.append("")
+    _failure(report.failure, lines, width)
+    for finding in report.environment[:MAX_LIST]:
+        _item("setting" if finding.code == "settings-differ" else "note", finding, lines, width)
+    if report.dropped:
+        _put(
+            "note",
+            f"{report.dropped} observations were not kept: the log holds more than this reader remembers",
+            lines,
+            width,
+        )
+    return "\n".join(lines)
+
+
+def _transport(transport: Transport, lines: List[str], width: int) -> None:
+    path = transport.path
+    sure = (
+        ""
+        if path.confidence == "certain"
+        else " [likely: chosen, no connection seen]"
+        if path.answer != UNKNOWN
+        else ""
+    )
+    words = path.words if path.answer != UNKNOWN else "unknown: no line shows a connection or a chosen network"
+    _put("transport", words + sure, lines, width)
+    about = []
+    if transport.library or transport.versions:
+        about.append(f"{(transport.library or 'nccl').upper()} {', '.join(transport.versions) or 'version not logged'}")
+    if transport.nranks:
+        about.append(f"{transport.nranks} ranks" + (f" on {transport.nnodes} nodes" if transport.nnodes else ""))
+    if transport.nodes:
+        about.append("hosts " + _some(transport.nodes))
+    if path.network and path.answer != LOCAL:
+        about.append(f"network {path.network}")
+    if path.answer == LOCAL and transport.selected:
+        about.append(f"network chosen but idle: {', '.join(transport.selected)}")
+    if transport.plugin:
+        about.append(f"plug-in {transport.plugin}")
+    if path.devices or transport.devices:
+        about.append(("used " if path.devices else "found ") + _some(path.devices or transport.devices))
+    if transport.interfaces:
+        about.append(f"bootstrap over {_some(transport.interfaces)} (control only)")
+    if about:
+        _put("", "; ".join(about), lines, width)
+    _evidence(path.evidence, lines, width)
+    different = {pair.path.words for pair in transport.pairs}
+    if len(different) > 1:
+        for pair in transport.pairs[:MAX_LIST]:
+            _put("pair", f"{pair.a} - {pair.b}: {pair.path.words}", lines, width)
+        if len(transport.pairs) > MAX_LIST:
+            _put("", f"and {len(transport.pairs) - MAX_LIST} more pairs (--json has all)", lines, width)
+    if len(transport.communicators) > 1:
+        groups = [f"{c.count} of {c.nranks} ranks: {c.path.words}" for c in transport.communicators[:MAX_LIST]]
+        _put("groups", "; ".join(groups), lines, width)
+
+
+def _failure(failure: Failure, lines: List[str], width: int) -> None:
+    finding = failure.finding
+    if failure.answer == NO_FAILURE:
+        _put("failure", "none seen", lines, width)
+    elif failure.answer == NOT_KNOWN:
+        _put("failure", f"cause not known: {failure.why_first}", lines, width)
+        if finding:
+            _put("", finding.title + _who(finding), lines, width)
+            _evidence(finding.evidence, lines, width)
+    elif finding:
+        _put("failure", f"{finding.title}{_who(finding)} [{failure.confidence}]", lines, width)
+        for label, words in (("cause", finding.cause), ("fix", finding.fix), ("first", failure.why_first)):
+            if words:
+                _put(label, words, lines, width)
+        _evidence(finding.evidence, lines, width)
+        if failure.rule:
+            _put("rule", f"{failure.rule} ({failure.source})", lines, width)
+    for other in failure.others[:MAX_LIST]:
+        _item("also", other, lines, width)
+    if failure.consequences:
+        words = "; ".join(f"{c.title}{_who(c)}{_where(c.evidence)}" for c in failure.consequences[:MAX_LIST])
+        _put("followed by", words, lines, width)
+
+
+def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
+    words = finding.title + _who(finding) + _where(finding.evidence)
+    _put(label, words + (f". {finding.fix}" if finding.fix else ""), lines, width)
+
+
+def _who(finding: Finding) -> str:
+    rank = f"rank {finding.rank}" if finding.rank is not None else ""
+    host = f"on {finding.host}" if finding.host else ""
+    return f" ({' '.join(part for part in (rank, host) if part)})" if rank or host else ""
+
+
+def _where(evidence: Tuple[Evidence, ...]) -> str:
+    return f" [{_place(evidence[0])}]" if evidence and evidence[0].file else ""
+
+
+def _place(evidence: Evidence) -> str:
+    return f"{evidence.file}:{evidence.line}" if evidence.line else str(evidence.file)
+
+
+def _evidence(evidence: Iterable[Evidence], lines: List[str], width: int) -> None:
+    for item in list(evidence)[:3]:
+        if item.file:
+            _put("line", _place(item), lines, None)
+        text = plain(item.text)
+        room = width - LABEL
+        _put("", text if len(text) <= room else text[: room - 3] + "...", lines, None)
+
+
+def plain(text: str) -> str:
+    """Logs are untrusted: nothing that steers a terminal gets through."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()
+
+
+def _put(label: str, words: str, lines: List[str], width: Optional[int]) -> None:
+    indent = " " * LABEL
+    words = plain(words)
+    if width is None:
+        lines.append(f"{label:<{LABEL}}{words}")
+        return
+    wrapped = textwrap.wrap(words, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
+    lines.extend(wrapped or [label])
+
+
+def _some(names: Tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def render_rules(book: Rulebook) -> str:
+    """Every rule in a few lines: `drumbeat diagnose --rules`."""
+    lines: List[str] = []
+    for rule in book.rules:
+        marks = [rule.role] + [f"{rule.library or 'library'} {rule.versions}".strip()] * bool(
+            rule.versions or rule.library
+        )
+        lines.append(f"{rule.id:<5}{rule.code}  [{', '.join(marks)}]  {rule.file}")
+        lines.append(f"     {rule.title}")
+        lines.append(f"     cause: {rule.cause}")
+        lines.append(f"     fix: {rule.fix}")
+        lines.append(f"     source: {rule.source}")
+        if rule.needs:
+            lines.append(f"     not to be seen in a log: needs {rule.needs}")
+    return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""What a check looks at: a node's facts, the job (or a stand-in for one), and the fabric the plan sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Tuple
+
+from drumbeat.facts.model import Facts, Gpu, Peer, Peers
+from drumbeat.finding import ERROR, OK, WARNING, Evidence, Finding
+from drumbeat.order import Order
+from drumbeat.plan.scene import Scene, scene
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    facts: Facts
+    order: Order
+    here: Scene
+
+    @property
+    def several_nodes(self) -> bool:
+        return self.here.nodes == "many" and self.here.fabric != "loopback"
+
+    @property
+    def verbs(self) -> bool:
+        """Does the job's traffic go through libibverbs?"""
+        return self.several_nodes and self.here.fabric in ("infiniband", "roce")
+
+    @property
+    def gpus(self) -> List[Gpu]:
+        return [gpu for gpu in self.facts.gpus if not gpu.integrated]
+
+    @property
+    def breaking(self) -> str:
+        """How bad is what only breaks a job on several nodes."""
+        return ERROR if self.several_nodes else WARNING
+
+
+def make_case(facts: Facts, order: Optional[Order], peers: Optional[Peers] = None) -> Case:
+    order = order or stand_in(facts)
+    return Case(facts, order, scene(order, facts, peers or alone(facts)))
+
+
+def alone(facts: Facts) -> Peers:
+    return Peers((Peer(0, facts.host, "", facts),), "", 0)
+
+
+def stand_in(facts: Facts) -> Order:
+    """Without a job: the scheduler's, if we are in one; else a node with a fast network is one of several."""
+    nodes = facts.identity.nodes or (2 if facts.rdma or facts.cxi else 1)
+    return Order("", "", 0.0, (), nodes, 0, "ranks", "", "/", "/", "", "local")
+
+
+def ok(code: str, title: str, *evidence: str) -> Finding:
+    return Finding(code, OK, title, evidence=_evidence(evidence))
+
+
+def bad(
+    code: str, severity: str, title: str, cause: str = "", fix: str = "", *evidence: str, support: str = ""
+) -> Finding:
+    return Finding(code, severity, title, cause, fix, _evidence(evidence), support=support)
+
+
+def _evidence(texts: Tuple[str, ...]) -> Tuple[Evidence, ...]:
+    return tuple(Evidence(text) for text in texts)
+
+
+def gib(size: int) -> str:
+    if size < 0:
+        return "unlimited"
+    amount, unit = (size / GIB, "GiB") if size >= GIB else (size / (1 << 20), "MiB")
+    return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"

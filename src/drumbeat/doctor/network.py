@@ -1,0 +1,229 @@
+"""Checks of the network: ports, rates, GIDs, MTU, interfaces, and the libraries that drive it inside this image."""
+
+from __future__ import annotations
+
+from typing import Iterator, List, Optional
+
+from drumbeat.doctor.case import Case, bad, ok
+from drumbeat.doctor.packages import package_of
+from drumbeat.facts.model import Library
+from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.plan.interfaces import candidates
+from drumbeat.plan.nics import active_ports, shared_bridges, usable_gids
+from drumbeat.plan.scene import OFI_PLUGINS
+
+ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
+GOOD_MTU = 9000
+SLOW_MBPS = 10_000
+
+
+def check(case: Case) -> Iterator[Finding]:
+    yield from _fabric(case)
+    yield from _ports(case)
+    yield from _gids(case)
+    yield from _mtu(case)
+    yield from _verbs_libraries(case)
+    yield from _plugin(case)
+    yield from _broadcom(case)
+
+
+def _fabric(case: Case) -> Iterator[Finding]:
+    """S0-01: is there a network at all, and which?"""
+    facts, here = case.facts, case.here
+    if here.fabric == "unknown":
+        yield bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
+        return
+    yield ok("network", f"the network between nodes is {here.fabric}", here.fabric_why)
+    if facts.rdma and not here.nics.devices:
+        states = [f"{name}: {reason}" for name, reason in here.nics.left_out]
+        expected = here.fabric in ("infiniband", "roce")
+        yield bad(
+            "rdma-all-down",
+            case.breaking if expected else WARNING,
+            f"none of the {len(facts.rdma)} RDMA devices has an active port",
+            "the other nodes of the job have one" if expected else "traffic between nodes goes over TCP",
+            "leave this node out" if expected else "",
+            *states,
+            support="the RDMA ports of this node are down: cable, switch port, or (InfiniBand) the subnet manager",
+        )
+    if case.several_nodes and here.fabric == "ethernet":
+        fastest = max((one.speed_mbps or 0 for one in candidates(facts)), default=0)
+        if 0 < fastest < SLOW_MBPS:
+            words = f"the fastest interface has {fastest / 1000:g} Gb/s; 10 are the least for training on several nodes"
+            yield bad(
+                "network-slow", WARNING, words, "gradients cross it in every step", "fewer nodes, or a faster link"
+            )
+
+
+def _ports(case: Case) -> Iterator[Finding]:
+    """NICs beside a GPU that cannot be used, and rates that differ."""
+    facts, nics = case.facts, case.here.nics
+    if not nics.devices:
+        return
+    reasons = dict(nics.left_out)
+    for device in facts.rdma:
+        reason = reasons.get(device.name, "")
+        beside = any(shared_bridges(gpu.pci_path, device.pci_path) > 1 for gpu in case.gpus)
+        if reason.startswith("no active port") and beside:
+            yield bad(
+                "rdma-port-down",
+                WARNING,
+                f"{device.name}, beside a GPU, has {reason}",
+                "its GPU goes over another NIC, and this node is slower than its peers",
+                "leave this node out if the job must be fast",
+                support=f"the port of {device.name} on {facts.host} is down",
+            )
+        elif "while the compute fabric is" in reason and beside:
+            yield bad(
+                "rdma-mixed",
+                WARNING,
+                f"{device.name}, beside a GPU, is {reason}",
+                "one job cannot use InfiniBand and RoCE together",
+                "",
+                support=f"the link type of {device.name} on {facts.host} differs from its neighbours' (mlxconfig)",
+            )
+    names = ", ".join(device.name for device in nics.devices)
+    rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
+    rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
+    yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+
+
+def _gids(case: Case) -> Iterator[Finding]:
+    if case.here.fabric != "roce":
+        return
+    good = 0
+    for device in case.here.nics.devices:
+        for port in active_ports(device):
+            if port.link_layer != "Ethernet":
+                continue
+            found = usable_gids(port)
+            if found:
+                good += 1
+                continue
+            held = [f"{gid.index}: {gid.gid} ({gid.type or 'type unknown'})" for gid in port.gids]
+            yield bad(
+                "gid-missing",
+                case.breaking,
+                f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address",
+                "its interface has no IPv4 address, or lost it when the link went down and up",
+                "leave this node out, or leave this device out of NCCL_IB_HCA",
+                *(held or ["the GID table is empty or could not be read"]),
+                support=f"give {', '.join(device.netdevs) or 'its interface'} on {case.facts.host} its address again",
+            )
+    if good:
+        yield ok("gid", f"{good} RoCE port{'s have' if good > 1 else ' has'} a RoCE v2 GID with an IPv4 address")
+
+
+def _mtu(case: Case) -> Iterator[Finding]:
+    names = {netdev for device in case.here.nics.devices for netdev in device.netdevs}
+    if case.here.fabric == "slingshot":
+        names = {device.netdev for device in case.facts.cxi if device.netdev}
+    if case.here.fabric not in ("roce", "slingshot"):
+        return
+    known = [one for one in case.facts.interfaces if one.name in names and one.mtu is not None]
+    small = [one for one in known if (one.mtu or 0) < ROCE_MTU]
+    if small:
+        yield bad(
+            "mtu-small",
+            WARNING,
+            f"the MTU of {', '.join(one.name for one in small)} is {', '.join(sorted({str(one.mtu) for one in small}))}",
+            "RDMA packets shrink to 1024 bytes: less bandwidth, more load",
+            support=f"set the MTU of the fast interfaces of {case.facts.host} and of the switches to {GOOD_MTU}",
+        )
+    elif known:
+        yield ok("mtu", f"the fast interfaces have an MTU of {min(one.mtu or 0 for one in known)} or more")
+
+
+def _verbs_libraries(case: Case) -> Iterator[Finding]:
+    """libibverbs, librdmacm and the provider must load inside this image, or NCCL sees no device."""
+    if case.here.fabric not in ("infiniband", "roce"):
+        return
+    providers = ("libmlx5", "libbnxt_re", "libionic", "libefa", "libirdma", "libhfi1verbs")
+    for start, needed in (("libibverbs.so", True), ("librdmacm.so", False), *((name, True) for name in providers)):
+        found = [library for library in case.facts.libraries if library.name.startswith(start)]
+        if not found:
+            continue
+        loadable = [library for library in found if library.path and library.loadable is not False]
+        if loadable:
+            yield ok("library", f"{loadable[0].name} can be loaded", loadable[0].path or "")
+            continue
+        package = package_of(start, case.facts.os)
+        severity = case.breaking if needed and case.verbs else WARNING
+        words = found[0].why_not or "not found"
+        yield bad(
+            "library-missing",
+            severity,
+            f"{found[0].name} cannot be loaded {'in this image' if case.facts.container.inside else 'here'}",
+            words + ("; without it NCCL sees no RDMA device" if needed else "; the RDMA tools need it"),
+            f"install {package}{' in the image' if case.facts.container.inside else ''}",
+            *(library.path for library in found if library.path),
+        )
+
+
+def _plugin(case: Case) -> Iterator[Finding]:
+    """Slingshot and EFA are reached through libfabric only."""
+    if case.here.fabric not in ("slingshot", "efa"):
+        return
+    plugin = case.here.ofi_plugin
+    if plugin is not None:
+        yield ok("ofi-plugin", f"{plugin.name} {plugin.version or 'of unknown version'} is here", plugin.path or "")
+    else:
+        broken = _first(case.facts.libraries, OFI_PLUGINS)
+        name = "librccl-net.so" if case.here.vendor == "amd" else "libnccl-net.so"
+        yield bad(
+            "ofi-plugin-missing",
+            WARNING,
+            f"no plug-in for libfabric can be loaded ({name}): collectives go over TCP, 3 to 4 times slower",
+            broken.why_not if broken else "it is not on the library path",
+            "take the site's container or module, or put the plug-in's folder into LD_LIBRARY_PATH",
+            *([broken.path] if broken and broken.path else []),
+        )
+    for name in ("libfabric.so.1", "libcxi.so.1"):
+        library = _first(case.facts.libraries, (name,))
+        if library is not None and (library.path is None or library.loadable is False):
+            yield bad(
+                "library-missing",
+                WARNING,
+                f"{name} cannot be loaded {'in this image' if case.facts.container.inside else 'here'}",
+                f"{library.why_not or 'not found'}; the plug-in needs the host's own, of the network's vendor",
+                "bind the host's libfabric and libcxi into the container (the site's paths say where they are)",
+            )
+
+
+def _first(libraries: tuple[Library, ...], names: tuple[str, ...]) -> Optional[Library]:
+    return next((library for name in names for library in libraries if library.name == name), None)
+
+
+def _broadcom(case: Case) -> Iterator[Finding]:
+    """S0-03, S0-04: two copies of the RoCE library, of which the loader takes one."""
+    copies: List[Library] = [one for one in case.facts.libraries if one.name.startswith("libbnxt_re") and one.path]
+    if len({one.digest for one in copies if one.digest}) > 1:
+        yield bad(
+            "bnxt-two-libraries",
+            WARNING,
+            "there are two different libbnxt_re: the distribution's and Broadcom's",
+            "libibverbs may load the one that does not match the host's driver",
+            "rename the distribution's libbnxt_re-rdmav*.so to *.inbox",
+            *(f"{one.path} sha256 {(one.digest or '')[:12]}" for one in copies),
+        )
+
+
+def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
+    """S0-03: the RDMA provider in the container must be the host's, byte for byte."""
+    theirs = {one.name: one for one in host.facts.libraries if one.digest}
+    for mine in inside.facts.libraries:
+        other = theirs.get(mine.name)
+        if mine.digest is None or other is None:
+            continue
+        if mine.digest == other.digest:
+            yield ok("provider-equal", f"{mine.name} is the host's own")
+        else:
+            strict = mine.name.startswith("libbnxt_re")
+            yield bad(
+                "provider-differs",
+                ERROR if strict and inside.several_nodes else WARNING,
+                f"{mine.name} in the container is not the host's",
+                "Broadcom's library must match the host's driver exactly" if strict else "versions may not fit",
+                f"bind {other.path} of the host over {mine.path}",
+                f"host {(other.digest or '')[:12]}, container {mine.digest[:12]}",
+            )

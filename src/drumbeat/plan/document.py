@@ -1,0 +1,70 @@
+"""docs/environment.md, from the tables the plan itself uses: python -m drumbeat.plan.document > docs/environment.md"""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List, Mapping, Tuple
+
+from drumbeat.plan.known import DEAD, DEBUGGING
+from drumbeat.plan.variables import COMPUTED, SETTINGS
+
+_INTRO = """\
+<!-- Made by: python -m drumbeat.plan.document. The words stand in src/drumbeat/plan/variables.py and known.py. -->
+# Environment variables
+
+Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
+from **you** (the job's `env`, then what you exported), the **site** (its profile), what was **detected** on the node, or a
+**default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
+the same list in its folder. What you exported is never overwritten: where it looks wrong, it is questioned.
+
+`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and their like are set for every rank and not listed here.
+"""
+
+_WORDS = {
+    "fabric": "{} network",
+    "nodes": "{} node(s)",
+    "vendor": "{} GPUs",
+    "arch": "GPU {}",
+    "nic-driver": "{} NICs",
+    "rocm": "ROCm {}",
+    "kernel": "kernel {}",
+    "nccl": "NCCL {}",
+    "rccl": "RCCL {}",
+    "gpus-used": "{} GPUs a node",
+    "ofi-plugin": "libfabric plug-in {}",
+}
+
+
+def environment_page() -> str:
+    entries: Dict[str, List[Tuple[str, str, str, str]]] = {}
+    for made in COMPUTED:
+        row = (made.value, made.when, made.why, made.reference)
+        entries.setdefault(made.name, []).append(row)
+    for fixed in SETTINGS:
+        row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why, fixed.reference)
+        entries.setdefault(fixed.name, []).append(row)
+    lines = [_INTRO]
+    for name in sorted(entries):
+        lines.append(f"## `{name}`\n")
+        for value, when, why, reference in entries[name]:
+            lines.append(f"- {value}; when: {when}\n  {why[0].upper() + why[1:]}. ({reference})")
+        lines.append("")
+    lines += ["# Variables of yours that are questioned\n", "| variable | what is said | when |", "|---|---|---|"]
+    for name in sorted(DEAD):
+        dead = DEAD[name]
+        use = f"; use `{dead.use}`" if dead.use else ""
+        lines.append(f"| `{name}` | {dead.why}{use} | {_condition(dead.when)} |")
+    for name in sorted(DEBUGGING):
+        entry = DEBUGGING[name]
+        off = ", ".join(f"`{value}`" for value in entry.harmless if value) or "unset"
+        lines.append(f"| `{name}` | for debugging: {entry.cost} | unless {off} |")
+    return "\n".join(lines) + "\n"
+
+
+def _condition(when: Mapping[str, str]) -> str:
+    parts = [_WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
+    return ", ".join(parts) or "always"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(environment_page())

@@ -1,0 +1,118 @@
+"""Which network interface the nodes meet on (NCCL's bootstrap and sockets, Gloo)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple, Union
+
+from drumbeat.facts.model import Facts, Interface, Peers
+from drumbeat.plan.nics import natural
+
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+
+# Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
+_LOCAL_ONLY = re.compile(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
+
+
+@dataclass(frozen=True)
+class Choice:
+    interface: Optional[Interface]
+    why: str
+    shared: Optional[bool] = None  # is its subnet one of every other node's; None: their addresses are not known
+
+
+def candidates(facts: Facts) -> List[Interface]:
+    """Up, with an address other nodes could reach, and no bridge of this machine alone; in natural order."""
+    found = [
+        interface
+        for interface in facts.interfaces
+        if interface.up is not False
+        and interface.kind not in ("loopback", "bridge")
+        and not _LOCAL_ONLY.match(interface.name)
+        and networks(interface)
+    ]
+    return sorted(found, key=lambda interface: natural(interface.name))
+
+
+def slingshot_interfaces(facts: Facts) -> List[Interface]:
+    behind_cxi = {device.netdev for device in facts.cxi}
+    return [
+        interface
+        for interface in candidates(facts)
+        if interface.name in behind_cxi or re.fullmatch(r"hsn\d+", interface.name)
+    ]
+
+
+def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fastest: bool = False) -> Choice:
+    """One interface whose subnet the other nodes are in too.
+
+    `avoid` are the RDMA devices' own interfaces: they are taken only when nothing else is there. `fastest` puts speed
+    first, for jobs whose data itself goes over sockets.
+    """
+    found = candidates(facts)
+    if not found:
+        return Choice(None, "no interface is up with an address that another node could reach")
+    others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
+    shared = [one for one in found if all(_meets(one, peer.facts) for peer in others)]
+    pool = shared or found
+    mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
+
+    def merit(interface: Interface) -> Tuple[bool, int, bool, int]:
+        speed = interface.speed_mbps or 0
+        return (
+            interface.name not in avoid,
+            speed if fastest else 0,
+            holds(interface, mine),
+            speed,
+        )
+
+    best = max(pool, key=merit)  # max keeps the first of equals: natural order
+    if not others:
+        return Choice(best, f"{_state(best)}; whether the other nodes share its subnet is decided there")
+    if shared:
+        return Choice(best, f"{_state(best)}, in the same subnet as the other nodes", True)
+    return Choice(best, f"{_state(best)}; it is in no subnet of every other node, so it must be routed", False)
+
+
+def holds(interface: Interface, address: str) -> bool:
+    return bool(address) and any(text.split("/")[0] == address for text in interface.addresses)
+
+
+def networks(interface: Interface) -> List[Network]:
+    """Subnets of its addresses; link-local ones reach no further than the cable."""
+    found: List[Network] = []
+    for text in interface.addresses:
+        try:
+            here = ipaddress.ip_interface(text)
+        except ValueError:
+            continue
+        if not here.ip.is_link_local and not here.ip.is_loopback:
+            found.append(here.network)
+    return found
+
+
+def address_of(interface: Interface) -> Optional[str]:
+    """IPv4 before IPv6, never link-local."""
+    usable = []
+    for text in interface.addresses:
+        try:
+            here = ipaddress.ip_interface(text).ip
+        except ValueError:
+            continue
+        if not here.is_link_local and not here.is_loopback:
+            usable.append((here.version, str(here)))
+    return min(usable)[1] if usable else None
+
+
+def _meets(interface: Interface, other: Facts) -> bool:
+    mine = set(networks(interface))
+    return any(mine & set(networks(theirs)) for theirs in candidates(other))
+
+
+def _state(interface: Interface) -> str:
+    parts = [f"{interface.name} is up" if interface.up else f"{interface.name} has an address (its state is unknown)"]
+    if interface.speed_mbps and interface.speed_mbps > 0:
+        parts.append(f"{interface.speed_mbps / 1000:g} Gb/s")
+    return ", ".join(parts)

@@ -1,0 +1,92 @@
+"""Sets of cpus as text: Slurm's `mask_cpu` form and core lists, in and out; and what is wrong with a user's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, List, Optional, Sequence, Tuple
+
+from drumbeat.finding import Evidence, Finding
+
+MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
+_LIST = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+
+
+def mask(cpus: Iterable[int]) -> str:
+    """Bit n is cpu n."""
+    return hex(sum(1 << cpu for cpu in set(cpus)))
+
+
+def ranges(cpus: Iterable[int]) -> str:
+    """1-7,9: the list form that taskset and the kernel use."""
+    parts: List[List[int]] = []
+    for cpu in sorted(set(cpus)):
+        if parts and cpu == parts[-1][1] + 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def parse(text: str) -> Optional[Tuple[int, ...]]:
+    """A mask (0xfe) or a list (1-7,9); None when it is neither."""
+    text = text.strip()
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,2048}", text):
+        bits = int(text, 16)
+        return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+    if not _LIST.fullmatch(text):
+        return None
+    cpus: List[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        first, last = int(low), int(high or low)
+        if first > last or last >= MOST_CPUS:
+            return None
+        cpus.extend(range(first, last + 1))
+    return tuple(sorted(set(cpus)))
+
+
+def from_slurm(value: str) -> Tuple[str, ...]:
+    """The masks in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00'), or none."""
+    found = re.search(r"mask_cpu:((?:0[xX])?[0-9a-fA-F]+(?:,(?:0[xX])?[0-9a-fA-F]+)*)", value)
+    if not found:
+        return ()
+    return tuple(part if part[:2].lower() == "0x" else "0x" + part for part in found.group(1).split(","))
+
+
+def check(entries: Sequence[str], ranks: int, allowed: Iterable[int]) -> Tuple[List[Tuple[int, ...]], List[Finding]]:
+    """A user's own list, one entry a local rank, reused from the start where it is shorter: the sets, and faults."""
+    sets: List[Tuple[int, ...]] = []
+    findings: List[Finding] = []
+    for place, entry in enumerate(entries):
+        cpus = parse(entry)
+        if not cpus:
+            findings.append(_fault("mask-unreadable", f"entry {place} names no cpu", "write 0xfe or 1-7,9", entry))
+            return [], findings
+        sets.append(cpus)
+    everything = set(allowed)
+    chosen = [sets[rank % len(sets)] for rank in range(ranks)]
+    for rank, cpus in enumerate(chosen):
+        outside = set(cpus) - everything if everything else set()
+        if outside:
+            words = f"cpus {ranges(outside)} of local rank {rank} are not among those this job may use"
+            findings.append(
+                _fault("mask-outside", words, f"use only {ranges(everything)}", entries[rank % len(entries)])
+            )
+        for before in range(rank):
+            both = set(cpus) & set(chosen[before])
+            if both:
+                kind = "the same mask" if set(cpus) == set(chosen[before]) else f"cpus {ranges(both)} in common"
+                findings.append(
+                    _fault(
+                        "mask-overlap",
+                        f"local ranks {before} and {rank} have {kind}",
+                        "give each rank cores of its own",
+                        f"{entries[before % len(entries)]} and {entries[rank % len(entries)]}",
+                    )
+                )
+                break
+    return chosen, findings
+
+
+def _fault(code: str, title: str, fix: str, evidence: str) -> Finding:
+    return Finding(code, "error", title, fix=fix, evidence=(Evidence(evidence),))

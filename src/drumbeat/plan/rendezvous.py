@@ -1,0 +1,100 @@
+"""Where the ranks meet: an address of node 0 that the others reach, a port and an id of this job and step alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import List, Optional, Tuple
+
+from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import Evidence, Finding
+from drumbeat.order import Order
+from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interfaces
+from drumbeat.plan.scene import scene
+
+DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody
+LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the node ports of Kubernetes
+TOP = 65535
+CANDIDATES = 8
+_ITSELF = ("localhost", "ip6-localhost", "::1", "0.0.0.0")  # noqa: S104  # names, nothing listens on them
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    address: str  # of node 0; empty: not known here, decided on the node
+    ports: Tuple[int, ...]  # candidates, in order; the lead takes the first free one
+    run_id: str
+    why: str
+    findings: Tuple[Finding, ...] = ()
+
+
+def rendezvous(order: Order, peers: Peers) -> Rendezvous:
+    lead = next((peer for peer in peers.nodes if peer.node == 0), None)
+    facts = lead.facts if lead else None
+    identity = facts.identity if facts else None
+    meeting = f"{identity.job_id}.{identity.step_id or 0}" if identity and identity.job_id else order.run_id
+    ephemeral = (facts.kernel.ephemeral_ports if facts else None) or DEFAULT_EPHEMERAL
+    candidates, findings = ports(meeting, ephemeral)
+    address, why = _address(order, peers, facts)
+    exported = facts.environment.get("MASTER_ADDR", "") if facts else ""
+    if order.nodes > 1 and not order.emulated and (exported in _ITSELF or exported.startswith("127.")):
+        findings.append(
+            Finding(
+                "master-is-localhost",
+                "warning",
+                f"MASTER_ADDR={exported} sends each of the {order.nodes} nodes to itself",
+                f"the ranks are given {address or 'the address of node 0'} instead",
+                "unset MASTER_ADDR",
+                (Evidence(f"MASTER_ADDR={exported}"),),
+            )
+        )
+    return Rendezvous(address, candidates, meeting, why, tuple(findings))
+
+
+def ports(meeting: str, ephemeral: Tuple[int, int]) -> Tuple[Tuple[int, ...], List[Finding]]:
+    """Candidates that every node works out alike, outside the range the kernel gives away by itself."""
+    low, high = ephemeral
+    findings: List[Finding] = []
+    if high < TOP - 1000:
+        first, last = high + 1, TOP
+    elif low > LOW_PORTS[0] + 1000:
+        first, last = LOW_PORTS[0], min(LOW_PORTS[1], low - 1)
+    else:
+        first, last = LOW_PORTS
+        findings.append(
+            Finding(
+                "ephemeral-range-wide",
+                "warning",
+                f"the kernel hands out ports {low} to {high}: none is left that nobody else can be given",
+                "a rendezvous port may be taken by chance; the next candidate is tried then",
+                support="narrow net.ipv4.ip_local_port_range to its default 32768 60999",
+            )
+        )
+    found: List[int] = []
+    count = 0
+    while len(found) < CANDIDATES:
+        digest = hashlib.sha256(f"rendezvous/{meeting}/{count}".encode()).digest()
+        port = first + int.from_bytes(digest[:4], "big") % (last - first + 1)
+        if port not in found:
+            found.append(port)
+        count += 1
+    return tuple(found), findings
+
+
+def _address(order: Order, peers: Peers, facts: Optional[Facts]) -> Tuple[str, str]:
+    if order.emulated:
+        return order.master or "127.0.0.1", "the nodes are processes of one machine"
+    reached = next((peer.address for peer in peers.nodes if peer.node == 0), "")
+    if facts is None:
+        return order.master, "as the order names node 0" if order.master else "decided on the node"
+    if order.nodes == 1:
+        return "127.0.0.1", "one node: its ranks meet on the loopback"
+    here = scene(order, facts, peers)
+    fast = slingshot_interfaces(facts) if here.fabric == "slingshot" else []
+    rails = [netdev for device in here.nics.devices for netdev in device.netdevs]
+    interface = fast[0] if fast else choose(facts, peers, 0, avoid=rails, fastest=here.fabric == "ethernet").interface
+    if interface is None:
+        return reached, "the address by which node 0 was reached"
+    if holds(interface, reached):
+        return reached, f"node 0's address on {interface.name}, by which it was reached"
+    return address_of(interface) or reached, f"node 0's address on {interface.name}"

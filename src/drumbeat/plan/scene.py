@@ -1,0 +1,103 @@
+"""The scene: the few things about a job on a node that decide which settings fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Tuple
+
+from drumbeat.facts.model import Facts, Library, Peers
+from drumbeat.order import Order
+from drumbeat.plan.nics import ComputeNics, compute_nics
+from drumbeat.plan.versions import fits
+
+FABRICS = ("loopback", "slingshot", "infiniband", "roce", "efa", "ethernet", "unknown")
+OFI_PLUGINS = ("librccl-net.so", "libnccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
+
+
+@dataclass(frozen=True)
+class Scene:
+    fabric: str  # one of FABRICS
+    fabric_why: str
+    nics: ComputeNics
+    nodes: str  # one, many
+    vendor: Optional[str] = None  # of the GPUs; None: there are none
+    archs: Tuple[str, ...] = ()
+    nic_driver: Optional[str] = None
+    ofi_plugin: Optional[Library] = None
+    gpus_used: int = 0
+
+
+def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
+    nics = compute_nics(facts)
+    fabric, why = _fabric(order, facts, peers, nics)
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+    drivers = {device.driver for device in nics.devices if device.driver}
+    plugins = [library for name in OFI_PLUGINS for library in facts.libraries if library.name == name and library.path]
+    return Scene(
+        fabric=fabric,
+        fabric_why=why,
+        nics=nics,
+        nodes="many" if order.nodes > 1 else "one",
+        vendor=gpus[0].vendor if gpus else None,
+        archs=tuple(sorted({gpu.arch for gpu in gpus if gpu.arch})),
+        nic_driver=drivers.pop() if len(drivers) == 1 else None,
+        ofi_plugin=next((library for library in plugins if library.loadable is not False), None),
+        gpus_used=order.gpus if order.gpus is not None else len(gpus),
+    )
+
+
+def _fabric(order: Order, facts: Facts, peers: Peers, nics: ComputeNics) -> Tuple[str, str]:
+    if order.emulated:
+        return "loopback", "the nodes are processes of one machine"
+    own = _own_fabric(facts, nics)
+    if own[0] in ("ethernet", "unknown"):
+        # A node without the fast network that its peers have is a broken node, not an Ethernet cluster.
+        for peer in peers.nodes:
+            theirs = _own_fabric(peer.facts, compute_nics(peer.facts))
+            if theirs[0] not in ("ethernet", "unknown"):
+                return theirs[0], f"node {peer.node} ({peer.host}) has it: {theirs[1]}"
+    return own
+
+
+def _own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
+    if facts.cxi:
+        return "slingshot", f"{len(facts.cxi)} CXI device{'s' if len(facts.cxi) > 1 else ''}"
+    if nics.devices:
+        names = ", ".join(device.name for device in nics.devices)
+        if all((device.driver or "").startswith("efa") for device in nics.devices):
+            return "efa", f"EFA devices {names}"
+        if nics.layer == "InfiniBand":
+            return "infiniband", f"active InfiniBand ports: {names}"
+        if nics.layer == "Ethernet":
+            return "roce", f"active RoCE ports: {names}"
+    if facts.interfaces:
+        return "ethernet", "no RDMA device with an active port" if facts.rdma else "no RDMA device"
+    return "unknown", "neither RDMA devices nor interfaces could be read"
+
+
+def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
+    """Does a setting's condition hold? Alternatives are written a|b; versions as in `versions.fits`."""
+    for key, wanted in when.items():
+        if key in ("rocm", "nccl", "rccl", "kernel"):
+            version = facts.kernel.release if key == "kernel" else facts.versions.get(key)
+            if not fits(wanted, version):
+                return False
+        elif key == "arch":
+            if not any(arch.startswith(option) for arch in scene.archs for option in wanted.split("|")):
+                return False
+        elif key == "gpus-used":
+            if not fits(wanted, str(scene.gpus_used)):
+                return False
+        elif key == "ofi-plugin":
+            if (scene.ofi_plugin is not None) != (wanted == "found"):
+                return False
+        else:
+            value = {
+                "fabric": scene.fabric,
+                "nodes": scene.nodes,
+                "vendor": scene.vendor,
+                "nic-driver": (scene.nic_driver or "").split("_core")[0],
+            }[key]
+            if value not in wanted.split("|"):
+                return False
+    return True

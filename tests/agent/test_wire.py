@@ -1,0 +1,90 @@
+"""The wire: only those who know the token get in, and a stranger's bytes end in a WireError, nothing else."""
+
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumbeat.agent.wire import Channel, WireError, free_port, listen
+
+
+def pair(token_lead="a" * 32, token_node="a" * 32):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    return Channel(right, token_lead, lead=True), Channel(left, token_node, lead=False)
+
+
+def settle(*channels):
+    messages = {id(channel): [] for channel in channels}
+    for _ in range(20):
+        for channel in channels:
+            if not channel.closed:
+                messages[id(channel)] += channel.receive()
+    return [messages[id(channel)] for channel in channels]
+
+
+def test_both_sides_prove_themselves_then_talk():
+    lead, node = pair()
+    settle(lead, node)
+    assert lead.opened and node.opened
+    node.send({"say": "hello", "text": "ä\n"})
+    lead.send({"do": "welcome"})
+    assert settle(lead, node) == [[{"say": "hello", "text": "ä\n"}], [{"do": "welcome"}]]
+
+
+def test_another_token_is_refused_by_both():
+    lead, node = pair(token_node="b" * 32)
+    node.receive()
+    with pytest.raises(WireError, match="token"):
+        settle(lead)
+    with pytest.raises(WireError, match="another token"):
+        settle(node)
+    assert not lead.opened and not node.opened
+
+
+def test_a_message_before_the_proof_is_not_one():
+    lead, node = pair()
+    node._put({"say": "hello", "node": 1})
+    with pytest.raises(WireError):
+        settle(lead)
+
+
+def test_a_large_message_comes_whole():
+    lead, node = pair()
+    settle(lead, node)
+    node.send({"say": "x" * 3_000_000})
+    got = []
+    for _ in range(1000):
+        node.flush()
+        got += lead.receive()
+        if got:
+            break
+    assert got == [{"say": "x" * 3_000_000}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=6000))
+def test_a_strangers_bytes(data):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    channel = Channel(right, "token", lead=True)
+    left.sendall(data)
+    left.close()
+    try:
+        assert channel.receive() == [] and not channel.opened
+    except WireError:
+        pass
+    channel.close()
+
+
+def test_listen_takes_the_first_free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        other = free_port("127.0.0.1", set())
+        with listen("127.0.0.1", (port, other)) as sock:
+            assert sock.getsockname()[1] == other
+        with pytest.raises(WireError, match="none of the ports"):
+            listen("127.0.0.1", (port,))

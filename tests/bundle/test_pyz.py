@@ -1,0 +1,143 @@
+"""drumbeat.pyz: one file, any Python from 3.9, nothing installed; older ones get a line that helps."""
+
+import ast
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drumbeat.bundle.build import bundle_bytes
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def pythons():
+    """Every Python on this machine: PATH, and pyenv's."""
+    names = [f"python{version}" for version in ("2.7", "3.6", "3.7", "3.8", *(f"3.{minor}" for minor in range(9, 20)))]
+    found = {name: shutil.which(name) for name in names}
+    pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
+    for path in sorted(glob.glob(f"{pyenv}/versions/*/bin/python")):
+        version = ".".join(Path(path).parent.parent.name.split(".")[:2])
+        found[f"python{version}"] = path
+    works = {}
+    for name, path in found.items():
+        if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+            works[tuple(map(int, name[6:].split(".")))] = path
+    return works
+
+
+PYTHONS = pythons()
+NEW = sorted(version for version in PYTHONS if version >= (3, 9))
+OLD = sorted(version for version in PYTHONS if version < (3, 9))
+ENDS = sorted({NEW[0], NEW[-1]}) if NEW else []
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pyz") / "drumbeat.pyz"
+    path.write_bytes(bundle_bytes())
+    return path
+
+
+def call(version, pyz, *words, **options):
+    argv = [PYTHONS[version], "-I", "-S", str(pyz), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, **options)
+
+
+def test_same_sources_same_bytes(pyz):
+    assert bundle_bytes() == pyz.read_bytes()
+
+
+def test_a_python_3_9_is_tried():
+    if (3, 9) not in PYTHONS:
+        pytest.skip("no Python 3.9 on PATH or in pyenv")
+    assert ENDS[0] == (3, 9)
+
+
+@pytest.mark.parametrize("version", ENDS)
+def test_runs_a_job_with_nothing_installed(version, pyz, home, tmp_path):
+    (tmp_path / "job.yaml").write_text("command: echo hello\nnodes: 2\n")
+    done = call(version, pyz, "run", "job.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[1] hello", "hello"]
+
+
+@pytest.mark.parametrize("version", ENDS)
+def test_every_command_of_the_bundle_answers(version, pyz, home):
+    listed = [line.split()[0] for line in call(version, pyz, "--help").stdout.splitlines() if line.startswith("  ")]
+    assert "run" in listed
+    for name in listed:
+        done = call(version, pyz, name, "--help")
+        assert done.returncode == 0 and f"drumbeat {name}" in done.stdout, (name, done.stderr)
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_an_old_python_gets_one_line_that_helps(version, pyz):
+    done = subprocess.run([PYTHONS[version], str(pyz), "run"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("drumbeat needs Python 3.9 or newer")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("version", ENDS)
+def test_all_node_modules_import(version, pyz):
+    code = (
+        "import sys, pkgutil, importlib; sys.path.insert(0, sys.argv[1]); import drumbeat\n"
+        "names = [m.name for m in pkgutil.walk_packages(drumbeat.__path__, 'drumbeat.')]\n"
+        "assert len(names) > 40, names\n"
+        "for name in names:\n"
+        "    if not name.endswith(('__main__', 'torchrun_driver')): importlib.import_module(name)\n"
+    )
+    argv = [PYTHONS[version], "-I", "-S", "-c", code, str(pyz)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_neither_see_the_zip_nor_lose_their_own_drumbeat(pyz, home, tmp_path):
+    own = tmp_path / "site" / "drumbeat"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text("whose = 'the rank\\'s own'\n")
+    code = "import drumbeat, sys; print(drumbeat.whose, any('.pyz' in p for p in sys.path))"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    argv = [sys.executable, str(pyz), "run", "--", sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+    assert done.stdout == "the rank's own False\n", done.stderr
+
+
+ALLOWED = {"yaml", "drumbeat"}
+DESK_ONLY = ("train", "tune", "watch", "report", "predict", "verify")
+
+
+def test_the_node_world_imports_only_the_standard_library():
+    """By reading the code, so that a lazy import in a branch nobody runs is found too."""
+    standard = set(sys.stdlib_module_names)
+    wrong = []
+    for path in sorted((ROOT / "src" / "drumbeat").rglob("*.py")):
+        place = path.relative_to(ROOT / "src" / "drumbeat")
+        if place.parts[0] in DESK_ONLY or place.name == "torchrun_driver.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            wrong += [f"{place}: {name}" for name in names if name.split(".")[0] not in standard | ALLOWED]
+    assert wrong == []
+
+
+def test_no_room_of_the_node_world_imports_a_desk_room():
+    wrong = []
+    for path in sorted((ROOT / "src" / "drumbeat").rglob("*.py")):
+        place = path.relative_to(ROOT / "src" / "drumbeat")
+        if place.parts[0] in (*DESK_ONLY, "cli"):
+            continue
+        text = path.read_text()
+        wrong += [
+            f"{place}: {room}" for room in DESK_ONLY if f"drumbeat.{room}" in text and f"import drumbeat.{room}" in text
+        ]
+    assert wrong == [] and json.dumps(wrong) == "[]"
