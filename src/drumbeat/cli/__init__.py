@@ -20,10 +20,9 @@ COMMANDS = {
     "doctor": "look at this node and say what is wrong and how to mend it",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "site": "the clusters drumbeat knows: list, show, new, check",
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
-    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
-}  # type: dict[str, str]
 
 
 def main(argv: Optional[List[str]] = None) -> int:
