@@ -55,6 +55,15 @@ class Wrap:
 
 
 @dataclass(frozen=True)
+class HostPath:
+    """A folder or file of the host that the job needs; the pattern is looked up on the node, the newest match counts."""
+
+    name: str
+    pattern: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Timing:
     """Deadlines of the agents, in seconds."""
 
@@ -104,6 +113,7 @@ class Order:
     reserved_cpus: Tuple[int, ...] = ()  # kept for the system, as the site says
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
+    host_paths: Tuple[HostPath, ...] = ()
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA

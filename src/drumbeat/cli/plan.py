@@ -25,6 +25,7 @@ def run(args: Any) -> int:
     import os
 
     from drumbeat.desk.run import look_around
+    from drumbeat.facts.gather import gather
     from drumbeat.finding import ERROR, worst
     from drumbeat.plan.node import differences, plan_node
     from drumbeat.problem import Problem
@@ -35,7 +36,8 @@ def run(args: Any) -> int:
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
     job = load_job(args.job, args)
-    facts = _facts(args)
+    hosts = _hosts(args)
+    facts = _facts_of_run(args.from_run) if args.from_run else [gather(host) for host in hosts]
     if len(facts) > 1 and job.nodes is None:
         job = dataclasses.replace(job, nodes=len(facts))
     here = look_around(os.environ)
@@ -59,25 +61,29 @@ def run(args: Any) -> int:
         facts = facts * order.nodes
     peers = _peers(facts)
     plans = [plan_node(order, each, peers, node) for node, each in enumerate(facts)]
+    paths = _paths(order, hosts[0], facts[0]) if hosts else ({}, [])
     if args.against is not None:
         other = plan_node(dataclasses.replace(order, nodes=args.against), facts[0], peers, 0)
         return _print_against(args, order, differences(other, plans[0]))
-    _print_plans(args, order, plans)
-    return 1 if any(worst(plan.findings) == ERROR for plan in plans) else 0
+    _print_plans(args, order, plans, paths)
+    return 1 if worst([*paths[1], *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
 
 
-def _facts(args: Any) -> List[Any]:
-    from drumbeat.facts.gather import gather
-
-    if args.root:
-        from drumbeat.facts.replay import open_host
-
-        return [gather(open_host(root)) for root in args.root]
+def _hosts(args: Any) -> List[Any]:
+    """The machines to look at; none for those of an earlier run, of which only the facts are left."""
     if args.from_run:
-        return _facts_of_run(args.from_run)
+        return []
     from drumbeat.facts.host import LiveHost
+    from drumbeat.facts.replay import open_host
 
-    return [gather(LiveHost())]
+    return [open_host(root) for root in args.root] or [LiveHost()]
+
+
+def _paths(order: Any, host: Any, facts: Any) -> Tuple[Any, List[Any]]:
+    """The site's paths on node 0. They are the host's: from inside a container they cannot be judged."""
+    from drumbeat.spec.paths import find_paths
+
+    return ({}, []) if facts.container.inside else find_paths(order.host_paths, host.list, facts.host)
 
 
 def _facts_of_run(path: str) -> List[Any]:
@@ -133,17 +139,20 @@ def _at_the_desk(args: Any, order: Any, facts: Any) -> int:
     return 0
 
 
-def _print_plans(args: Any, order: Any, plans: List[Any]) -> None:
+def _print_plans(args: Any, order: Any, plans: List[Any], paths: Tuple[Any, List[Any]]) -> None:
     from drumbeat.plan.node import differences
     from drumbeat.plan.text import difference_lines, finding_lines, plan_lines
 
     changes: List[Tuple[Any, List[Any]]] = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
     if args.json:
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
-        _dump({"order": order, "nodes": plans, "differences": others})
+        _dump({"order": order, "nodes": plans, "differences": others, "paths": paths[0], "path findings": paths[1]})
         return
     print(_headline(order))
     print("\n".join(plan_lines(plans[0], args.explain, _width())))
+    if paths[0]:
+        print("\n" + "\n".join(f"{name}: {path}" for name, path in paths[0].items()))
+    print("\n".join(finding_lines(paths[1])), end="\n" if paths[1] else "")
     for plan, found in changes:
         print(f"\nnode {plan.node} ({plan.host}) " + ("differs in:" if found else "is planned alike"))
         print("\n".join([*difference_lines(found), *finding_lines(plan.findings)]))

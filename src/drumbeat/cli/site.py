@@ -87,19 +87,20 @@ def _check(args: Any) -> int:
     """0: right. 1: well written, but a path is not on this machine. A mistake in the file is a Problem: 2."""
     import json
 
-    from drumbeat.spec.paths import expand_pattern
+    from drumbeat.order import HostPath
+    from drumbeat.spec.paths import find_paths
     from drumbeat.spec.sites import site_from_path
 
     site = site_from_path(args.site, "site check")
     host = _host(args.root)
-    found = {name: next(iter(expand_pattern(host, path.pattern)), None) for name, path in site.paths.items()}
-    missing = [name for name, path in found.items() if path is None]
+    wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
+    found, missing = find_paths(wanted, host.list, host.hostname())
     if args.json:
-        print(json.dumps({"site": site.name, "paths": found}, indent=2))
+        print(json.dumps({"site": site.name, "paths": {each.name: found.get(each.name) for each in wanted}}, indent=2))
     else:
-        for name, path in found.items():
-            print(f"{name}: {path or 'nothing here matches ' + site.paths[name].pattern}")
-        note = f", but {len(missing)} of its {len(found)} paths are not on this machine" if missing else ""
+        for each in wanted:
+            print(f"{each.name}: {found.get(each.name) or 'nothing here matches ' + each.pattern}")
+        note = f", but {len(missing)} of its {len(wanted)} paths are not on this machine" if missing else ""
         print(f"{args.site}: right{note}")
     return 1 if missing else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Dict, List, Mapping, Tuple
 
-from drumbeat.plan.known import DEAD, DEBUGGING
+from drumbeat.plan.known import DEAD, DEBUGGING, OLD
 from drumbeat.plan.variables import COMPUTED, SETTINGS
 
 _INTRO = """\
@@ -22,7 +22,6 @@ the same list in its folder. What you exported is never overwritten: where it lo
 
 _WORDS = {
     "fabric": "{} network",
-    "nodes": "{} node(s)",
     "vendor": "{} GPUs",
     "arch": "GPU {}",
     "nic-driver": "{} NICs",
@@ -54,6 +53,7 @@ def environment_page() -> str:
         dead = DEAD[name]
         use = f"; use `{dead.use}`" if dead.use else ""
         lines.append(f"| `{name}` | {dead.why}{use} | {_condition(dead.when)} |")
+    lines += [f"| `{name}` | the old name, still read; use `{OLD[name]}` | always |" for name in sorted(OLD)]
     for name in sorted(DEBUGGING):
         entry = DEBUGGING[name]
         off = ", ".join(f"`{value}`" for value in entry.harmless if value) or "unset"
@@ -62,7 +62,8 @@ def environment_page() -> str:
 
 
 def _condition(when: Mapping[str, str]) -> str:
-    parts = [_WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
+    nodes = {"many": "more than one node", "one": "one node"}
+    parts = [nodes.get(value) or _WORDS[key].format(value.replace("|", " or ")) for key, value in when.items()]
     return ", ".join(parts) or "always"
 
 

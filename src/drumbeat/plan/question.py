@@ -9,7 +9,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan import masks
-from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, SPELT
+from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, OLD, SPELT
 from drumbeat.plan.nics import active_ports, usable_gids
 from drumbeat.plan.scene import Scene, matches
 
@@ -46,6 +46,11 @@ def _names(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
         if dead is not None and matches(dead.when, here, facts):
             fix = f"use {dead.use}" if dead.use else "remove it"
             findings.append(_say("variable-dead", "warning", f"{name} has no effect", dead.why, fix, f"{name}={value}"))
+        elif name in OLD:
+            title = f"{name} is the old name of {OLD[name]}"
+            findings.append(
+                _say("variable-old", "info", title, "it is still read", f"use {OLD[name]}", f"{name}={value}")
+            )
         elif name not in SPELT and name not in DEAD and name not in DEBUGGING:
             near = difflib.get_close_matches(name, SPELT, 1, _NEAR)
             if near:

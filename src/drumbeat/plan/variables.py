@@ -50,7 +50,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "FI_MR_CACHE_MONITOR",
         "userfaultfd",
         _SLINGSHOT,
-        "the default, memhooks, can deadlock with NCCL and RCCL",
+        "memhooks, the other monitor, can deadlock with NCCL and RCCL",
         f"{HPE}; OLCF user docs",
     ),
     Setting(
@@ -194,21 +194,29 @@ SETTINGS: Tuple[Setting, ...] = (
         "the validated setting with ConnectX on ROCm 7.1 and later",
         CVS,
     ),
-    Setting(
-        "NCCL_DMABUF_ENABLE", "0", _AINIC, "dma-buf is not used with Pensando NICs; they register peer memory", PRIMUS
-    ),
+    Setting("NCCL_DMABUF_ENABLE", "0", _AINIC, "AMD's setting for Pensando NICs: no dma-buf", PRIMUS),
     Setting(
         "NCCL_IB_QPS_PER_CONNECTION",
         "1",
         _AINIC,
-        "one queue pair a connection suits the Pensando NIC's scheduler",
+        "AMD's setting for Pensando NICs: one queue pair a connection",
         PRIMUS,
     ),
-    Setting("NCCL_MAX_P2P_CHANNELS", "56", _AINIC, "keeps within the Pensando NIC's queue pairs", PRIMUS),
+    Setting("NCCL_MAX_P2P_CHANNELS", "56", _AINIC, "AMD's setting for Pensando NICs", PRIMUS),
     Setting(
-        "NCCL_GDR_FLUSH_DISABLE", "1", _AINIC, "the flush read is not needed with this NIC and costs latency", PRIMUS
+        "NCCL_GDR_FLUSH_DISABLE",
+        "1",
+        _AINIC,
+        "AMD's setting for Pensando NICs: no flush read after each message",
+        PRIMUS,
     ),
-    Setting("NCCL_IGNORE_CPU_AFFINITY", "1", _AINIC, "RCCL's threads follow the GPU, not the rank's mask", PRIMUS),
+    Setting(
+        "NCCL_IGNORE_CPU_AFFINITY",
+        "1",
+        _AINIC,
+        "AMD's setting for Pensando NICs: RCCL's threads follow the GPU, not the rank's mask",
+        PRIMUS,
+    ),
     Setting(
         "RCCL_AINIC_ROCE",
         "1",

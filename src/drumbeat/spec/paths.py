@@ -4,42 +4,47 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Dict, List, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
-from drumbeat.facts.host import Host
-from drumbeat.problem import Problem
-from drumbeat.spec.site import Site
+from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.order import HostPath
+
+Lister = Callable[[str], List[str]]  # Host.list: the names in a folder
 
 
-def find_paths(site: Site, host: Host) -> Dict[str, str]:
-    """Every path of the site; one that is not there is a Problem that says what was looked for and why."""
-    found, missing = {}, []
-    for name, path in site.paths.items():
-        matching = expand_pattern(host, path.pattern)
+def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[Dict[str, str], List[Finding]]:
+    """Where each of them is here; one that is not there is an error that says what was looked for and why."""
+    found: Dict[str, str] = {}
+    missing: List[Finding] = []
+    for path in paths:
+        matching = expand_pattern(names_in, path.pattern)
         if matching:
-            found[name] = matching[0]
-        else:
-            missing.append(f"{name}: nothing matches {path.pattern} ({path.why})")
-    if missing:
-        raise Problem(
-            f"site {site.name} on {host.hostname()}: " + "; ".join(missing),
-            "look where it is now, then mend the site's profile, or take your own: drumbeat site show "
-            f"{site.name} --source > my.yaml; drumbeat site check my.yaml",
+            found[path.name] = matching[0]
+            continue
+        missing.append(
+            Finding(
+                "site-path-missing",
+                ERROR,
+                f"{path.name} is not where the site's profile says",
+                path.why,
+                "look where it is now and mend the profile: drumbeat site show NAME --source > my.yaml",
+                (Evidence(f"looked for {path.pattern}"),),
+                host=host,
+            )
         )
-    return found
+    return found, missing
 
 
-def expand_pattern(host: Host, pattern: str) -> List[str]:
+def expand_pattern(names_in: Lister, pattern: str) -> List[str]:
     """What matches, the newest version first."""
     places = ["/"]
     for part in pattern.strip("/").split("/"):
-        names = [
-            (place.rstrip("/") + "/" + name)
+        places = [
+            place.rstrip("/") + "/" + name
             for place in places
-            for name in host.list(place)
+            for name in names_in(place)
             if fnmatch.fnmatchcase(name, part)
         ]
-        places = names
     return sorted(places, key=_by_version, reverse=True)
 
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.order import EnvVar, Order, Wrap
+from drumbeat.order import EnvVar, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.torchrun import find_launcher
@@ -97,6 +97,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         reserved_cpus=_reserved(site),
         threads_per_core=site.cpus.threads if site.cpus else None,
         local_dir=_local_dir(site, here),
+        host_paths=tuple(HostPath(name, path.pattern, path.why) for name, path in site.paths.items()),
         cache_dir=_cache_dir(job, site, here),
     )
 
