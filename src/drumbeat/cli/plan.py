@@ -24,7 +24,7 @@ def run(args: Any) -> int:
     import dataclasses
     import os
 
-    from drumbeat.desk.run import look_around
+    from drumbeat.desk.around import look_around
     from drumbeat.facts.gather import gather
     from drumbeat.finding import ERROR, worst
     from drumbeat.plan.node import differences, plan_node
@@ -44,9 +44,9 @@ def run(args: Any) -> int:
     cluster = facts[0].identity.cluster
     if args.root or args.from_run:  # the nodes are those machines: their names, cores and GPUs count, not this one's
         gpus = len([gpu for gpu in facts[0].gpus if not gpu.integrated]) or None
-        hosts = tuple(each.host for each in facts) if len(facts) == (job.nodes or 1) else ()
+        names = tuple(each.host for each in facts) if len(facts) == (job.nodes or 1) else ()
         here = dataclasses.replace(
-            here, hostname=facts[0].host, gpus=gpus, cpus=len(facts[0].cpus.allowed) or 1, hosts=hosts
+            here, hostname=facts[0].host, gpus=gpus, cpus=len(facts[0].cpus.allowed) or 1, hosts=names
         )
     site = find_site(job.site, os.environ, here.hostname, cluster, job.where("site"))
     emulated = site.emulated and not args.root and not args.from_run
