@@ -20,6 +20,7 @@ EXIT_OK = 0
 EXIT_USAGE = 2  # bad input: nothing was started
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
 EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
+EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
 EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
 EXIT_TIME_LIMIT = 124  # as timeout(1)
 EXIT_NOT_FOUND = 127
@@ -62,7 +63,9 @@ class HostPath:
     pattern: str
     why: str
     prepend: str = ""  # in a container: the variable its folder stands first in (LD_LIBRARY_PATH, CPATH)
-    target: str = ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
+    target: str = (
+        ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
+    )
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ class Order:
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
     host_paths: Tuple[HostPath, ...] = ()
+    arch: str = ""  # of the nodes, as the site says; empty: not known
     modules: Tuple[str, ...] = ()  # environment modules, loaded before the agent starts
     container: Optional[Container] = None
     resources: Resources = field(default_factory=Resources)

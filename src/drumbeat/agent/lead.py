@@ -83,6 +83,7 @@ class Lead:
     stop_signal: int = 0
     mustered_after: float = 0.0
     master_addr: str = "127.0.0.1"
+    earlier: List[Dict[str, Any]] = field(default_factory=list)  # attempts of before a scheduler started the job again
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------

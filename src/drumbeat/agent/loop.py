@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from drumbeat import __version__
+from drumbeat.agent.decide import TIME_LIMIT
 from drumbeat.agent.dial import dial, resolve
 from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
@@ -20,11 +21,11 @@ from drumbeat.agent.summary import summarize
 from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
 from drumbeat.facts.model import Facts, Peers
-from drumbeat.order import EXIT_MUSTER, Order, dump_order
+from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json, read_lines
-from drumbeat.runfolder.stopping import StopFile
+from drumbeat.runfolder.read import earlier_attempts, read_json
+from drumbeat.runfolder.stopping import StopFile, write_verdict
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25
@@ -79,9 +80,16 @@ class Agent:
         except WireError as error:
             print(f"drumbeat: node {self.number}: {error}", file=sys.stderr)
             return EXIT_MUSTER
-        while self.exit_code is None:
-            self._turn()
-        return self._leave()
+        try:
+            while self.exit_code is None:
+                self._turn()
+            return self._leave()
+        except OSError as error:
+            # A full disk or a file system that is gone: nothing can be recorded any more, so the job must not go on.
+            print(f"drumbeat: node {self.number}: {error}; ending", file=sys.stderr)
+            if self.node:
+                self.node.kill()
+            return EXIT_STORAGE
 
     # -- coming together ---------------------------------------------------------------------------------------------
 
@@ -95,12 +103,12 @@ class Agent:
         order = self.order
         self._open_folder(RunFolder(order.folder), facts)
         self.asked_to_stop.skip()
-        earlier = [
-            event["attempt"] for event in read_lines(self.folder.events) if event.get("kind") == "attempt-started"
-        ]
+        earlier = earlier_attempts(self.folder)
         self.run_events = EventLog(self.folder.events, 0)
-        self.lead = Lead(order, self._pick_port, time.monotonic())
-        self.lead.first_attempt = max([restart_count(os.environ), *(int(number) + 1 for number in earlier)])
+        self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.lead.first_attempt = max(
+            restart_count(os.environ), 1 + max((each["attempt"] for each in earlier), default=-1)
+        )
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
@@ -243,7 +251,10 @@ class Agent:
             assert self.lead
             again = self.stop_seen is not None and now - self.stop_seen > 1.0
             self.stop_seen = self.stop_seen or now
-            self._do(self.lead.stop(number, why, STOPPED, now, again and number != signal.SIGUSR2))
+            if number == signal.SIGUSR2:  # the scheduler will end the job: time to save
+                self._do(self.lead.stop(self.order.stop_signal, why, TIME_LIMIT, now))
+            else:
+                self._do(self.lead.stop(number, why, STOPPED, now, again))
 
     def _from_task(self, local_id: int) -> None:
         channel = self.tasks.lines[local_id]
@@ -420,6 +431,9 @@ class Agent:
 
     def _write_summary(self) -> None:
         assert self.lead
+        if self.order.backend == "slurm":
+            lost = [self.order.hosts[node] for node in self.lead.lost]
+            write_verdict(self.folder, self.lead.history[-1].exit_code, lost)
         replace_json(self.folder.summary, summarize(self.lead, self.first_step, time.time(), time.monotonic()))
 
     def _pick_port(self) -> int:

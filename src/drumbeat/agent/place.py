@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import time
 from typing import Mapping
 
 from drumbeat.facts.model import Identity
@@ -12,8 +13,12 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 
 
-def placed(order: Order, identity: Identity) -> Order:
+def placed(order: Order, identity: Identity, environ: Mapping[str, str]) -> Order:
     """An order that was made before the nodes were known gets them; the scheduler's order of hosts is kept."""
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    if order.resources.array and task.isdigit():
+        folder = os.path.join(order.folder, "array", task)
+        order = dataclasses.replace(order, run_id=f"{order.run_id}-{task}", folder=folder)
     if order.hosts or order.backend == "local":
         return order
     hosts = identity.hosts
@@ -22,7 +27,8 @@ def placed(order: Order, identity: Identity) -> Order:
             f"the order is for {order.nodes} nodes, but {identity.scheduler} says {len(hosts)}: {', '.join(hosts[:8])}",
             "ask the scheduler for as many nodes as the job does",
         )
-    return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0])
+    # The run's clock starts with the job, not in the queue.
+    return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0], created=time.time())
 
 
 def own_node(order: Order, identity: Identity) -> int:

@@ -12,10 +12,12 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join one that is typed on several machines",
+    "submit": "hand a job to Slurm: the job file takes the place of the batch script",
     "list": "the runs you started here",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
+    "shell": "a shell on a node of a running job",
     "facts": "what this node has; --capture packs it for a support person",
     "doctor": "look at this node and say what is wrong and how to mend it",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",

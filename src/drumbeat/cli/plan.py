@@ -17,6 +17,8 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("what to print")
     group.add_argument("--explain", action="store_true", help="every reason in full, and what is left alone and why")
     group.add_argument("--against", type=int, metavar="N", help="only what changes from a job of N nodes, and why")
+    group.add_argument("--render", action="store_true", help="the batch script, byte for byte as submit would send it")
+    group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
     group.add_argument("--json", action="store_true", help="for programs")
 
 
@@ -36,6 +38,8 @@ def run(args: Any) -> int:
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
     job = load_job(args.job, args)
+    if args.render or args.save:
+        return _render(args, job)
     hosts = _hosts(args)
     facts = _facts_of_run(args.from_run) if args.from_run else [gather(host) for host in hosts]
     if len(facts) > 1 and job.nodes is None:
@@ -117,6 +121,29 @@ def _peers(facts: List[Any]) -> Any:
         reachable = candidates(each)
         nodes.append(Peer(node, each.host, (address_of(reachable[0]) if reachable else "") or "", each))
     return Peers(tuple(nodes), nodes[0].address, 0)
+
+
+def _render(args: Any, job: Any) -> int:
+    import os
+
+    from drumbeat.backends.slurm import render
+    from drumbeat.desk.submit import make_order
+    from drumbeat.order import dump_order
+    from drumbeat.problem import Problem
+
+    order = make_order(job, os.environ)
+    if args.save:
+        try:
+            with open(args.save, "w", encoding="utf-8") as file:
+                file.write(dump_order(order))
+        except OSError as error:
+            raise Problem(f"cannot write {args.save}: {error.strerror}") from None
+    request = render(order)
+    if args.json:
+        _dump(request)
+    else:
+        print(request.text, end="")
+    return 0
 
 
 def _at_the_desk(args: Any, order: Any, facts: Any) -> int:

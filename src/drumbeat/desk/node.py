@@ -14,9 +14,12 @@ from drumbeat.desk.foreground import Foreground
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.order import EXIT_USAGE, Order, load_order
+from drumbeat.order import EXIT_USAGE, Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.stopping import forget_end
+from drumbeat.runfolder.write import replace, replace_json
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
 
@@ -30,16 +33,30 @@ def run_node(order_file: str) -> int:
     assert bundle, "_node runs from the bundle"
     try:
         with open(order_file, encoding="utf-8") as file:
-            order = placed(load_order(file.read(), order_file), identity)
+            order = placed(load_order(file.read(), order_file), identity, environ)
         if not token:
             raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch line must hand it on")
         node = own_node(order, identity)
         if order.launcher == "tasks" and identity.local_id:
             return guard_rank(order, identity, token, environ)
+        if node == 0:
+            _open_again(order)
     except (OSError, RecordError, Problem) as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         return EXIT_USAGE
     return joined(Foreground(order, order_file, [node], bundle, token, EVERY), node, environ)
+
+
+def _open_again(order: Order) -> None:
+    """The run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
+    folder = RunFolder(order.folder)
+    if not os.path.exists(folder.run_json):
+        os.makedirs(folder.at("nodes"), exist_ok=True)
+        replace(folder.order, dump_order(order))
+        replace(folder.stop, "")
+        record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
+        replace_json(folder.run_json, record)
+    forget_end(folder)
 
 
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:

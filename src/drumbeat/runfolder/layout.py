@@ -6,6 +6,9 @@ RUN/
   job.yaml             the job file as it was given        desk, once
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
+  job.sh               the batch script, where there is one desk, once
+  slurm-J.out          what the whole job printed          Slurm
+  verdict, lost        the end, for the batch script       lead, replaced
   stop                 a line for each wish to stop        whoever wishes; only the lead reads it
   events.jsonl         the run's events                    lead
   peers.json           every node, as mustered             lead, replaced
@@ -55,8 +58,20 @@ class RunFolder:
         return self.at("drumbeat.pyz")
 
     @property
+    def script(self) -> str:
+        return self.at("job.sh")
+
+    @property
     def stop(self) -> str:
         return self.at("stop")
+
+    @property
+    def verdict(self) -> str:
+        return self.at("verdict")
+
+    @property
+    def lost(self) -> str:
+        return self.at("lost")
 
     @property
     def events(self) -> str:

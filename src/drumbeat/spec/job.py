@@ -227,7 +227,9 @@ class Job:
     exclusive: bool = key("switch", "No other job on these nodes.", "true", False, flag="switch")
     constraint: Optional[str] = key("text", "Features that nodes must have.", "h200", None, flag="TEXT")
     reservation: Optional[str] = key("text", "A reservation to use.", "course", None, flag="NAME")
-    mail: Optional[str] = key("text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO")
+    mail: Optional[str] = key(
+        "text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO"
+    )
     dependency: Optional[str] = key(
         "text", "Jobs to wait for, as Slurm writes them.", "afterok:1234", None, flag="TEXT"
     )
@@ -239,7 +241,12 @@ class Job:
         flag="TEXT",
     )
     requeues: int = key(
-        "number", "How often the job is queued again, without the node, after a node was lost.", "1", 3, minimum=0, flag="N"
+        "number",
+        "How often the job is queued again, without the node, after a node was lost.",
+        "1",
+        3,
+        minimum=0,
+        flag="N",
     )
     submit_options: Tuple[str, ...] = key(
         "words", "Other options of sbatch, word by word as it reads them.", '["--licenses=scratch"]', ()

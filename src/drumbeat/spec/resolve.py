@@ -104,6 +104,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             for name, path in site.paths.items()
         ),
         stop_signal=int(getattr(signal, "SIG" + job.stop_signal)),
+        arch=site.arch or "",
         modules=job.modules,
         container=container(job, site, here),
         resources=resources(job, site, here.environ),

@@ -21,7 +21,17 @@ _EXPORTED = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos"
 def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
     words = {
         name: _word(getattr(job, name) or environ.get(_EXPORTED.get(name, ""), ""), job.where(name))
-        for name in ("account", "partition", "qos", "constraint", "reservation", "dependency", "mail", "array", "memory")
+        for name in (
+            "account",
+            "partition",
+            "qos",
+            "constraint",
+            "reservation",
+            "dependency",
+            "mail",
+            "array",
+            "memory",
+        )
     }
     words["memory"] = words["memory"] or site.memory or ""
     gpus = _gpus(job, site)
@@ -38,7 +48,9 @@ def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
 
 def _gpus(job: Job, site: Site) -> Optional[int]:
     if job.gpus is not None and site.gpus is not None and job.gpus > site.gpus:
-        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but a node of {site.name} has {site.gpus}")
+        raise Problem(
+            f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but a node of {site.name} has {site.gpus}"
+        )
     return (site.gpus if job.gpus is None else job.gpus) or None
 
 
@@ -55,7 +67,9 @@ def _options(job: Job, site: Site, environ: Mapping[str, str], words: Mapping[st
     place = job.where("submit-options")
     for text in job.submit_options:
         if not text.startswith("-"):
-            raise Problem(f"{place}: {shown(text)} is no option of sbatch", "write each as one word: --licenses=scratch")
+            raise Problem(
+                f"{place}: {shown(text)} is no option of sbatch", "write each as one word: --licenses=scratch"
+            )
         made.append(Option(_word(text, place), "as the job asks"))
     said = {flag_of(option.text) for option in made} | {f"--{name}" for name, value in words.items() if value}
     for name, option in site.submit.items():

@@ -78,13 +78,13 @@ class SiteContainer:
         "apptainer",
         allowed=("apptainer", "singularity", "docker", "podman", "pyxis"),
     )
-    vendor: str = key("choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none")
+    vendor: str = key(
+        "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
+    )
     binds: Tuple[str, ...] = key(
         "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
     )
-    options: Tuple[str, ...] = key(
-        "words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none"
-    )
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
 
 
 @dataclass(frozen=True)
