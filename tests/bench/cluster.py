@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from bench import config
 from drumbeat.agent.processes import children
@@ -36,6 +36,7 @@ class Cluster:
     nodes: Dict[str, str]  # name -> last number of its address, in Slurm's order
     cpus: int = 2
     gpus: int = 4
+    partitions: Dict[str, Iterable[str]] = field(default_factory=dict)  # the first is the default
     pids: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,10 +54,13 @@ class Cluster:
     def up(self, seconds: float = 30.0) -> None:
         for name in ("etc", "state", "spool", "log", "run", "dev", "munge", "home"):
             os.makedirs(os.path.join(self.base, name), mode=0o755, exist_ok=True)
+        # A small disk that runs full: mounted before the nodes are, so that they see it too.
+        os.makedirs(os.path.join(self.home, "small"), exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", f"{self.home}/small"], check=True)
         self._munge()
         for number in range(self.gpus):  # a gres file must be a device; this one is /dev/null's
             os.mknod(os.path.join(self.base, "dev", f"nvidia{number}"), 0o666 | 0o020000, os.makedev(1, 3))
-        for name, text in config.files(self.base, self.nodes, self.cpus, self.gpus).items():
+        for name, text in config.files(self.base, self.nodes, self.cpus, self.gpus, self.partitions).items():
             with open(os.path.join(self.base, "etc", name), "w", encoding="utf-8") as file:
                 file.write(text)
         self._network()
@@ -77,6 +81,7 @@ class Cluster:
             except (ProcessLookupError, ChildProcessError):
                 pass
         self.pids.clear()
+        subprocess.run(["umount", f"{self.home}/small"], check=False, capture_output=True)
         for node in (HEAD, *self.nodes):
             subprocess.run(["ip", "netns", "del", self._netns(node)], check=False, capture_output=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Iterable, Mapping
 
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix2 iproute2 util-linux procps"
 
@@ -11,7 +11,9 @@ def address(last: str) -> str:
     return f"10.77.0.{last}"
 
 
-def files(base: str, nodes: Dict[str, str], cpus: int, gpus: int) -> Dict[str, str]:
+def files(
+    base: str, nodes: Dict[str, str], cpus: int, gpus: int, partitions: Mapping[str, Iterable[str]]
+) -> Dict[str, str]:
     lines = [f"{address(last)} {name}" for name, last in nodes.items()]
     # Slurm writes IPv4 addresses of nodes as IPv6 ones in some places, and asks for their names.
     lines += [f"::ffff:{address(last)} {name}" for name, last in nodes.items()]
@@ -21,12 +23,17 @@ def files(base: str, nodes: Dict[str, str], cpus: int, gpus: int) -> Dict[str, s
         f"NodeName={name} NodeAddr={address(last)} {shape} Gres=gpu:h200:{gpus}" for name, last in nodes.items()
     )
     names = ",".join(nodes)
+    parts = partitions or {"debug": nodes}
+    partition_lines = "\n".join(
+        f"PartitionName={name} Nodes={','.join(members)} Default={'NO' if number else 'YES'} MaxTime=INFINITE State=UP"
+        for number, (name, members) in enumerate(parts.items())
+    )
     return {
         "hosts": hosts,
         "init.sh": INIT,
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         "gres.conf": f"NodeName={names} Name=gpu Type=h200 File={base}/dev/nvidia[0-{gpus - 1}]\n",
-        "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, names=names),
+        "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, partitions=partition_lines),
     }
 
 
@@ -58,7 +65,7 @@ EnforcePartLimits=ALL
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/linux
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout=30
 MessageTimeout=5
 InactiveLimit=0
 KillWait=8
@@ -67,7 +74,7 @@ MinJobAge=3600
 JobRequeue=1
 ReturnToService=2
 {nodes}
-PartitionName=debug Nodes={names} Default=YES MaxTime=INFINITE State=UP
+{partitions}
 """
 
 INIT = """#!/bin/sh

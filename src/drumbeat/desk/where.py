@@ -34,6 +34,8 @@ def where(host: Host) -> Where:
     notes: List[str] = []
     identity = identities.read(host, notes)
     kind = _kind(identity, host.environ)
+    if kind == "allocation" and identity.step_id:
+        identity = identities.whole_job(host, notes)
     return Where(kind, identity, tuple(notes))
 
 
