@@ -61,8 +61,9 @@ class Oar:
 
     def job(self, name: str, **keys) -> Path:
         path = self.home / f"{name}.yaml"
-        lines = {"name": name, "nodes": 2, "ranks-per-node": 2, "time": "10m", "stop-grace": "5s", **keys}
-        path.write_text("".join(f"{key.replace('_', '-')}: {value}\n" for key, value in lines.items()))
+        lines = {"name": name, "nodes": 2, "ranks-per-node": 2, "time": "10m", "stop-grace": "5s"}
+        lines.update((key.replace("_", "-"), value) for key, value in keys.items())
+        path.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
         return path
 
     def submit(self, job: Path, *flags) -> tuple[int, Path]:

@@ -18,7 +18,7 @@ def nothing_queued(oar):
     [
         ({"partition": "nowhere"}, "invalid partition specified: nowhere", "sinfo -s lists the partitions"),
         ({"gpus": 64}, "Requested node configuration is not available", "fewer GPUs"),
-        ({"nodes": 400}, "Node count", ""),
+        ({"nodes": 400}, "more processors requested than permitted", "fewer nodes"),
         (
             {"container": "/no/such.sif", "container-runtime": "apptainer"},
             "the image /no/such.sif does not exist",

@@ -26,7 +26,7 @@ def nothing_left(oar, *nodes):
 def test_a_training_from_the_job_file(oar):
     """2 nodes x 2 ranks of the demo's script, over gloo, between two network namespaces."""
     command = f"python3 {ROOT}/examples/train_bytes.py --steps 25"
-    job = oar.job("bytes", command=command, gpus=2, cpus=2)
+    job = oar.job("bytes", command=command, gpus=2, cpus=2, env=f"{{PYTHONPATH: {ROOT}/src}}")
     shown = oar("plan", "--render", "--save", "order.json", job)
     assert shown.returncode == 0, shown.stderr
     number, folder = oar.submit(oar.home / "order.json")
@@ -131,8 +131,8 @@ def test_scontrol_requeue(oar):
 
 
 def test_array(oar):
-    script = oar.ranks("array", "import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])\n")
-    job = oar.job("array", nodes=1, ranks_per_node=1, array="3-4", command=f"python3 {script}")
+    script = oar.ranks("which", "import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])\n")
+    job = oar.job("several", nodes=1, ranks_per_node=1, array="3-4", command=f"python3 {script}")
     _, folder = oar.submit(job)
     wait_for(lambda: len(list(folder.glob("array/*/summary.json"))) == 2, 40, "both jobs of the array")
     for task in (3, 4):

@@ -150,6 +150,7 @@ def _advice(text: str) -> str:
         ("invalid account", "sacctmgr show associations user=$USER lists yours; say --account NAME"),
         ("time limit", "sinfo -o '%P %l' shows the longest times; say --time"),
         ("node configuration", "no node has all that is asked for: fewer GPUs, cores or less memory a node"),
+        ("more processors", "the partition has no such number of nodes or cores: fewer nodes, or --cpus"),
         ("node count", "sinfo -o '%P %D' shows how many nodes a partition has"),
         ("invalid qos", "say --qos NAME, or leave it out"),
     ):

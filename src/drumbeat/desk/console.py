@@ -63,6 +63,8 @@ class Console:
         self._show_progress(final)
 
     def stopping(self, number: int, grace: float) -> None:
+        if 0 not in self.nodes:
+            return  # the lead's node says it
         name = signal.Signals(number).name
         self.say("stop", f"{name}: the ranks have {grace:g} s to save; once more ends them now")
 
