@@ -71,7 +71,7 @@ def test_a_pattern_that_matches_nothing_ends_the_job(oar, image):
         f"summary: the test's own\nbackend: slurm\ncontainer: {{runtime: apptainer, binds: {json.dumps(apptainer.binds())}}}\n"
         "paths:\n  libcxi: {pattern: /no/such/*/libcxi.so.1, why: the network needs it, prepend: LD_LIBRARY_PATH}\n"
     )
-    number, folder = oar.submit(oar.job("gone", site=oar.home / "gone.yaml", container=image, command="python3 -V"))
+    number, folder = oar.submit(oar.job("nothing", site=oar.home / "gone.yaml", container=image, command="python3 -V"))
     assert oar.cluster.wait(number, ["FAILED"])["ExitCode"] == "78:0"
     assert "nothing matches /no/such/*/libcxi.so.1 (libcxi)" in output(folder)
 
@@ -81,7 +81,7 @@ def test_an_image_for_another_machine_is_refused(oar, image):
     (oar.home / "other.yaml").write_text(
         f"summary: the test's own\nbackend: slurm\narch: {other}\ncontainer: {{runtime: apptainer}}\n"
     )
-    done = oar("submit", oar.job("other", site=oar.home / "other.yaml", container=image, command="python3 -V"))
+    done = oar("submit", oar.job("foreign", site=oar.home / "other.yaml", container=image, command="python3 -V"))
     assert done.returncode == 2
     assert f"but the nodes of other are {other}" in done.stderr
 

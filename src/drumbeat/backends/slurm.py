@@ -6,6 +6,7 @@ it once more with the word `node`, so that what happens before a container stand
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import List, Tuple
 
@@ -14,6 +15,7 @@ from drumbeat.backends.contract import Request
 from drumbeat.backends.srun import srun_options
 from drumbeat.containers.wrap import node_lines, pyxis_lines
 from drumbeat.order import EXIT_REQUEUE, Order
+from drumbeat.problem import Problem
 from drumbeat.spec.resources import flag_of
 
 SCRIPT = "job.sh"
@@ -22,6 +24,7 @@ _MARGIN = 30  # seconds between the end of the grace and Slurm's own end
 
 
 def render(order: Order) -> Request:
+    _check_paths(order)
     lines = [
         "#!/bin/bash",
         *_header(order),
@@ -38,8 +41,17 @@ def render(order: Order) -> Request:
     return Request("slurm", order, "\n".join(lines) + "\n", ("sbatch", "--parsable", folder))
 
 
+def _check_paths(order: Order) -> None:
+    """#SBATCH lines have no quoting to rely on, and a container's binds are split at blanks."""
+    image = order.container.image if order.container else ""
+    for what, path in (("the run folder", order.folder), ("workdir", order.workdir), ("the image", image)):
+        if re.search(r"[\s'\"\\`$:,]", path.replace("://", "").replace(":", "", 1) if what == "the image" else path):
+            raise Problem(f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path")
+
+
 def _header(order: Order) -> List[str]:
-    return [f"#SBATCH {text:<40} # {why}" if why else f"#SBATCH {text}" for text, why in directives(order)]
+    said = [(text, " ".join(why.split())) for text, why in directives(order)]  # a reason must stay on its line
+    return [f"#SBATCH {text:<40} # {why}" if why else f"#SBATCH {text}" for text, why in said]
 
 
 def directives(order: Order) -> List[Tuple[str, str]]:

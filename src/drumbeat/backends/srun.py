@@ -23,11 +23,18 @@ def srun_options(order: Order) -> List[tuple[str, str]]:
         (f"--nodes={order.nodes}", "all nodes of the job"),
         (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent a node; it starts the node's ranks"),
         (f"--ntasks={order.nodes * tasks}", "said, or a value of the allocation's would count"),
+        *_cores(order, tasks),
         ("--overlap", "two runs may share an allocation; without it the second would wait for the first"),
         ("--cpu-bind=none", "the agent binds each rank to the cores beside its GPU"),
         ("--kill-on-bad-exit=1", "an agent that dies must not leave the others waiting"),
         ("--wait=60", "seconds after the first agent has ended until the rest is ended too"),
     ]
+
+
+def _cores(order: Order, tasks: int) -> List[tuple[str, str]]:
+    cpus = order.resources.cpus
+    why = "since Slurm 22.05 srun does not take it over from sbatch"
+    return [(f"--cpus-per-task={max(1, cpus // tasks)}", why)] if cpus else []
 
 
 def srun_argv(order: Order, environ: Mapping[str, str], command: Sequence[str]) -> List[str]:

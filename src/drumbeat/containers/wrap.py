@@ -31,6 +31,7 @@ def host_path_lines(order: Order) -> List[str]:
         "  found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)",
         '  if [ -z "$found" ]; then',
         '    echo "drumbeat: $(uname -n): nothing matches $2 ($1); mend the site\'s profile: drumbeat site show" >&2',
+        "    printf 'code=78\\nlost=\\n' > \"$RUN/verdict\"  # said here, because srun ends the other nodes with another code",
         "    exit 78",
         "  fi",
         '  sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)',
@@ -39,7 +40,7 @@ def host_path_lines(order: Order) -> List[str]:
     ]
     for path in paths:
         lines += [
-            f"newest {shlex.quote(path.name)} {shlex.quote(path.pattern)}  # {path.why}",
+            f"newest {shlex.quote(path.name)} {shlex.quote(path.pattern)}  # {' '.join(path.why.split())}",
             *_bind_lines(path),
         ]
     return lines
