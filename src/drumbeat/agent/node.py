@@ -10,8 +10,9 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
+from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.processes import sweep
 from drumbeat.agent.rank_logs import tail
 from drumbeat.agent.shim import shim_argv
@@ -77,6 +78,7 @@ class Node:
         self._printed: Optional[Tail] = None
         self._first_step_told = False
         replace_json(folder.facts, facts)
+        self.monitor = 0 if order.emulated and node else self._start_monitor()  # one machine needs one
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
 
@@ -112,6 +114,9 @@ class Node:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A child was reaped; it may be an orphan that only became ours."""
+        if pid == self.monitor:
+            self.monitor = 0
+            return
         self.reaped += 1
         run = self.running.pop(pid, None)
         if run is None:
@@ -130,7 +135,7 @@ class Node:
             return
         if self.kill_at is not None and now >= self.kill_at:
             self.tasks.kill()
-            sweep(reaped=self.on_exit)
+            sweep(self._kept(), reaped=self.on_exit)
         if not self.running:
             self._finish()
 
@@ -138,11 +143,12 @@ class Node:
         """End everything now, whatever the lead thinks: it may be gone."""
         self.stopped_by_us = True
         self.tasks.kill()
-        sweep(reaped=self.on_exit)
+        sweep(self._kept(), reaped=self.on_exit)
         self.active = False
 
     def close(self, seconds: float) -> None:
         self._ship_metrics(final=True)
+        self._end_monitor()
         times = os.times()
         spent = {
             "cpu_seconds": round(times.user + times.system, 3),
@@ -154,6 +160,28 @@ class Node:
         shutil.rmtree(self.local, ignore_errors=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _kept(self) -> Set[int]:
+        """The monitor goes on between attempts."""
+        return {self.monitor} if self.monitor else set()
+
+    def _start_monitor(self) -> int:
+        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order.nodes, self.node)
+        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+        return start(argv, env, os.path.sep, os.devnull, self.folder.agent_log)
+
+    def _end_monitor(self) -> None:
+        """By its pid; it writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
+        if not self.monitor:
+            return
+        try:
+            os.kill(self.monitor, signal.SIGTERM)
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline and not os.waitpid(self.monitor, os.WNOHANG)[0]:
+                time.sleep(0.02)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
         if self.order.launcher != "torchrun":
@@ -236,7 +264,7 @@ class Node:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""
         self.active = False
         self.tasks.kill()
-        sweep(reaped=self.on_exit)
+        sweep(self._kept(), reaped=self.on_exit)
         self._ship_metrics(final=True)
         self.tell({"say": "done", "attempt": self.attempt, "progress": self.progress.to_plain()})
 

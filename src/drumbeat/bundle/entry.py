@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and three that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and four that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.desk.node import run_node
 
         return run_node(arguments[1])
+    if arguments[:1] == ["_monitor"]:
+        from drumbeat.agent.monitor import run_monitor
+
+        return run_monitor(arguments[1:])
     if arguments[:1] == ["_shim"]:
         from drumbeat.agent.shim import run_shim
 

@@ -17,6 +17,7 @@ RUN/
   nodes/K/environment.json   every variable, with reason   agent K
   nodes/K/events.jsonl       its events                    agent K
   nodes/K/metrics.jsonl      what its ranks reported       agent K
+  nodes/K/telemetry.jsonl    GPUs, cores, network          agent K's monitor
   nodes/K/agent.log          what went wrong in the agent  agent K
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
 """
@@ -119,6 +120,10 @@ class NodeFolder:
     @property
     def metrics(self) -> str:
         return self.at("metrics.jsonl")
+
+    @property
+    def telemetry(self) -> str:
+        return self.at("telemetry.jsonl")
 
     @property
     def agent_log(self) -> str:

@@ -47,7 +47,7 @@ if [ "${1:-}" = node ]; then  # what srun runs on each node
   name="drumbeat-$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}"
   trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
   trap 'exit 143' TERM INT
-  docker run --name "$name" $flags --shm-size=64g --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json" &
+  docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/megatron-lm sh -c 'LD_LIBRARY_PATH=/opt/host/roce_library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; exec "$@"' sh python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json" &
   wait $!
   exit $?
 fi
