@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench clean
+.PHONY: demo test check pyz bench corpus fuzz clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,7 @@ demo: $(VENV)/.cpu
 test: $(VENV)/.dev check
 	@sh tests/system-packages.sh
 	$(BIN)/python -m pytest
+	@sh tests/oldest-python.sh
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -34,6 +35,14 @@ drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -n
 
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
+
+# How well diagnose reads real logs; ends well where there are none (DRUMBEAT_CORPUS).
+corpus: $(VENV)/.cpu
+	$(BIN)/python tools/corpus.py
+
+# 10,000 damaged logs, and that time grows no faster than length.
+fuzz: $(VENV)/.dev
+	DRUMBEAT_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 1800 tests/diagnose/test_fuzz.py
 
 clean:
 	rm -rf $(VENV) drumbeat.pyz build src/*.egg-info

@@ -31,6 +31,8 @@ PREEMPT_SIGNAL = signal.SIGUSR2
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")
+TRANSPORTS = ("any", "rdma", "roce", "ib", "ofi", "tcp")
+CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
 
@@ -116,6 +118,17 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Expect:
+    """Which network must carry the traffic between nodes."""
+
+    transport: str = "any"  # one of TRANSPORTS; rdma also takes libfabric over a provider that is not TCP
+    gdr: Optional[bool] = None  # GPU memory straight to the NIC; none: not said
+
+    def __post_init__(self) -> None:
+        assert self.transport in TRANSPORTS, self.transport
+
+
+@dataclass(frozen=True)
 class Timing:
     """Deadlines of the agents, in seconds."""
 
@@ -171,6 +184,9 @@ class Order:
     container: Optional[Container] = None
     resources: Resources = field(default_factory=Resources)
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
+    expect: Expect = field(default_factory=Expect)
+    checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
+    brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA
 

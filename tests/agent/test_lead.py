@@ -8,7 +8,7 @@ from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Outcome
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import ERROR, Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_REQUEUE, EXIT_TIME_LIMIT, Order
+from drumbeat.order import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT, Order
 from drumbeat.record import to_plain
 
 
@@ -105,6 +105,25 @@ def test_muster_timeout_names_who_is_missing():
     assert lead.tick(299.0) == []
     acts = lead.tick(301.0)
     assert finish(acts) == [EXIT_MUSTER] and "[1]" in lead.history[-1].finding.title
+
+
+def test_preflight_stops_only_for_an_error_and_only_if_it_may():
+    broken = to_plain(Finding("memlock-low", ERROR, "too little"))
+    for level, ended_at_once in (("stop", True), ("warn", False)):
+        asked = order(nodes=1, checks={"preflight": level})
+        lead = Lead(asked, lambda: 61000, 0.0)
+        acts = lead.hello(hello(0, asked, findings=[broken]), 1.0)
+        assert bool(finish(acts)) is ended_at_once and "finding" in kinds(acts)
+        if ended_at_once:
+            assert finish(acts) == [EXIT_PREFLIGHT] and lead.history[-1].finding.code == "memlock-low"
+
+
+def test_a_watcher_may_stop_the_job():
+    lead, _ = mustered()
+    acts = lead.watcher_stop(Finding("wrong-network", ERROR, "TCP, not RDMA"), 10.0)
+    assert told(acts) == [(0, "stop"), (1, "stop")]
+    lead.node_done(0, {}, 11.0)
+    assert finish(lead.node_done(1, {}, 11.0)) == [1] and lead.history[-1].finding.code == "wrong-network"
 
 
 def test_all_done_is_finished():

@@ -8,7 +8,7 @@ import pytest
 from drumbeat.facts.parse import cpulist
 from drumbeat.facts.table import table
 from drumbeat.facts.topology import distance, nearest
-from trees.archetypes import NAMES
+from tests.trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent.parent / "golden/facts"
 

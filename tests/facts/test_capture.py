@@ -14,7 +14,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.facts.replay import CaptureHost, FolderHost
 from drumbeat.problem import Problem
 from drumbeat.record import from_plain
-from trees.archetypes import NAMES
+from tests.trees.archetypes import NAMES
 
 SECRETS = {
     "NCCL_AUTH_TOKEN": "s3cr3t-a",

@@ -20,7 +20,7 @@ from drumbeat.facts.replay import FolderHost
 from drumbeat.facts.table import table
 from drumbeat.problem import Problem
 from drumbeat.record import from_plain, to_json, to_plain
-from trees.archetypes import build
+from tests.trees.archetypes import build
 
 RAISED = re.compile(r"^\w+: \w*(Error|Exception|Interrupt)\b")
 

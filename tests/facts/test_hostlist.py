@@ -87,7 +87,7 @@ def test_any_text_gives_hosts_or_one_kind_of_error(text):
 
 
 def test_published_node_lists():
-    from corpus import corpus
+    from tests.corpus import corpus
 
     for entry in json.loads((corpus("E_nodelists") / "nodelists.json").read_text()):
         hosts = expand(entry["nodelist"])

@@ -50,6 +50,12 @@ def test_a_shell_of_salloc_is_no_node(tmp_path):
     assert (me.node_rank, me.nodes) == (None, 2)
 
 
+def test_the_interactive_step_of_salloc_stands_for_the_job(tmp_path):
+    special = {"SLURM_STEP_ID": 0xFFFFFFFA, "SLURM_STEP_NUM_NODES": 1, "SLURM_STEP_NODELIST": "b1", "SLURM_NODEID": 0}
+    me, _ = read(tmp_path, **{**STEP, **special})
+    assert (me.step_id, me.node_rank, me.nodes, len(me.hosts)) == (None, 0, 4, 4)
+
+
 def test_the_users_master_is_kept(tmp_path):
     me, _ = read(tmp_path, **STEP, MASTER_ADDR="10.0.0.9", MASTER_PORT="29400")
     assert (me.master, me.master_port) == ("10.0.0.9", 29400)

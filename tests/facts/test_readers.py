@@ -10,13 +10,26 @@ import time
 
 import pytest
 
-from drumbeat.facts import container, cpus, gpus, gpus_amd, gpus_nvidia, interfaces, kernel, limits, netlink, rdma
+from drumbeat.facts import (
+    amd_tools,
+    container,
+    cpus,
+    gpus,
+    gpus_amd,
+    gpus_nvidia,
+    interfaces,
+    kernel,
+    limits,
+    netlink,
+    rdma,
+)
+from drumbeat.facts.gather import gather
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, cpulist_text, natural, pci_address
 from drumbeat.facts.replay import FolderHost
 from drumbeat.facts.topology import distance, nearest
-from trees.tree import Tree
+from tests.trees.tree import Tree
 
 
 @pytest.fixture
@@ -128,26 +141,47 @@ def test_nvidia_rows_with_holes():
     assert (two.index, two.name, two.memory_bytes, two.arch) == (2, "Name, with comma", 24564 << 20, None)
 
 
+INFORMATION = (
+    "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-{minor}\nBus Location: \t 0000:{bus}:00.0\nDevice Minor: \t {minor}\n"
+)
+
+
 def test_nvidia_without_its_tool(tree):
     path = "pci0000:10/0000:10:01.0/0000:11:00.0"
-    tree.nvidia_gpu(path, 1, "NVIDIA H100 80GB HBM3", 81559)
+    tree.nvidia_gpu(path, 1, "NVIDIA H200", 143771)
     tree.nvidia = []  # no nvidia-smi in this image
+    tree.file("/proc/driver/nvidia/gpus/0000:11:00.0/information", INFORMATION.format(minor=0, bus=11))
     (gpu,) = gpus.read(host(tree))
-    assert (gpu.name, gpu.numa, gpu.memory_bytes, gpu.pci_path) == ("NVIDIA H100 80GB HBM3", 1, None, path)
-    information = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-1234\nBus Location: \t 0000:11:00.0\n"
-    tree.file("/proc/driver/nvidia/gpus/0000:11:00.0/information", information)
-    (gpu,) = gpus.read(host(tree))
-    assert (gpu.name, gpu.uuid, gpu.pci, gpu.driver, gpu.pids) == (
-        "NVIDIA H200",
-        "GPU-1234",
-        "0000:11:00.0",
-        "550.54.15",
-        None,
-    )
+    assert (gpu.name, gpu.uuid, gpu.pci, gpu.driver) == ("NVIDIA H200", "GPU-0", "0000:11:00.0", "550.54.15")
+    assert (gpu.numa, gpu.memory_bytes, gpu.pci_path, gpu.pids) == (1, None, path, None)
+
+
+def test_a_container_has_the_gpus_whose_device_files_it_has(tree):
+    for minor, bus in enumerate((11, 21)):
+        tree.nvidia_gpu(f"pci0000:{bus - 1}/0000:{bus - 1}:01.0/0000:{bus}:00.0", 0, "NVIDIA H200", 143771)
+        tree.file(f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information", INFORMATION.format(minor=minor, bus=bus))
+    tree.nvidia = []
+    tree.file("/dev/nvidia1", "")
+    assert [(gpu.index, gpu.pci) for gpu in gpus.read(host(tree))] == [(0, "0000:21:00.0")]
+    os.rename(tree.root / "dev/nvidia1", tree.root / "dev/null")
+    facts = gather(host(tree))
+    assert facts.gpus == () and facts.gpus_on_bus == {"nvidia": 2}
+    assert any("none of 2 nvidia GPUs on the bus is open to us" in note for note in facts.unknown)
+
+
+def test_a_container_without_kfd_has_no_amd_gpu(tree):
+    for bus in ("11", "21"):
+        tree.amd_gpu(f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0/0000:{bus}:00.0", 0, "0x74a1", 90402, 192)
+    tree.file("/dev/null", "")
+    assert gpus.read(host(tree)) == () and gpus.on_bus(host(tree)) == {"amd": 2}
+    tree.file("/dev/kfd", "")
+    tree.file("/dev/dri/renderD129", "")
+    assert [gpu.pci for gpu in gpus.read(host(tree))] == ["0000:21:00.0"]
 
 
 def test_an_older_driver_does_not_know_the_last_column(tree):
     tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x10de", "0x1db5", "0x030200", 0, "nvidia")
+    tree.file("/sys/module/nvidia/version", "418.87.00")
     query = (
         "nvidia-smi --query-gpu=index,name,uuid,pci.bus_id,memory.total,driver_version --format=csv,noheader,nounits"
     )
@@ -186,7 +220,9 @@ def test_gcds_pair_up_on_kernels_without_link_speeds(tree):
 
 
 def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
-    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", "0x1002", "0x66a1", "0x038000", 0, "amdgpu")
+    tree.amd_gpu("pci0000:10/0000:10:01.0/0000:11:00.0", 0, "0x66a1", 90006, 16)
+    os.unlink(tree.root / "sys/class/kfd/kfd/topology/nodes/0/mem_banks/0/properties")
+    os.unlink(tree.root / "sys/bus/pci/devices/0000:11:00.0/mem_info_vram_total")
     cards = {
         "card0": {"PCI Bus": "0000:11:00.0", "Card Series": "AMD Radeon VII", "VRAM Total Memory (B)": "17163091968"}
     }
@@ -194,7 +230,28 @@ def test_rocm_smi_fills_what_sysfs_keeps_back(tree):
     tree.told["commands"][command] = json.dumps(cards)
     (gpu,) = gpus.read(host(tree))
     assert (gpu.name, gpu.memory_bytes, gpu.vendor) == ("AMD Radeon VII", 17163091968, "amd")
-    assert gpus_amd.parse_rocm_smi("WARNING: no GPU") == gpus_amd.parse_rocm_smi("[1]") == {}
+    del tree.told["commands"][command]
+    card = {"gpu": 0, "bus": {"bdf": "0000:11:00.0"}, "asic": {"market_name": "MI50"}, "vram": {"size": "16368 MB"}}
+    tree.told["commands"]["amd-smi static --bus --asic --vram --json"] = json.dumps({"gpu_data": [card]})
+    (gpu,) = gpus.read(host(tree))
+    assert (gpu.name, gpu.memory_bytes) == ("MI50", 16368 << 20)
+
+
+@pytest.mark.parametrize(
+    "text", ["WARNING: no GPU", "[1]", "{}", "null", "[" * 99999, '{"a": 1}', '[{"bus": 3}, {"bus": {"bdf": 7}}]']
+)
+def test_tools_that_say_nothing_useful(text):
+    assert amd_tools.parse_rocm_smi(text) == amd_tools.parse_amd_smi(text) == {}
+
+
+def test_amd_smi_before_rocm_7():
+    card = {
+        "bus": {"bdf": "0000:C1:00.0"},
+        "asic": {"market_name": "N/A"},
+        "vram": {"size": {"value": 192, "unit": "GB"}},
+    }
+    (gpu,) = amd_tools.parse_amd_smi(json.dumps([card])).values()
+    assert (gpu.pci, gpu.name, gpu.memory_bytes) == ("0000:c1:00.0", None, 192 << 30)
 
 
 def test_a_management_display_is_no_gpu_and_intels_is_integrated(tree):
@@ -273,6 +330,26 @@ def test_an_interface_that_does_not_report_its_state(tree):
     assert {card.name: card.up for card in interfaces.read(host(tree))}["tun0"] is True
     (base / "carrier").write_text("0\n")
     assert {card.name: card.up for card in interfaces.read(host(tree))}["tun0"] is False
+
+
+# RDMA
+
+
+@pytest.mark.parametrize(
+    "module,driver",
+    [("ionic", "ionic_rdma"), ("hfi1", "hfi1"), ("efa", "efa"), ("mlx5_core", "mlx5_core"), ("ice", "irdma")],
+)
+def test_rdma_drivers(module, driver, tree):
+    tree.rdma("rdma0", "pci0000:10/0000:10:01.0/0000:11:00.0", 0, driver=module)
+    assert [one.driver for one in rdma.read(host(tree))] == [driver]
+
+
+def test_software_roce_names_the_interface_below_it(tree):
+    for path, text in (("parent", "eth0"), ("ports/1/state", "4: ACTIVE"), ("ports/1/link_layer", "Ethernet")):
+        tree.file(f"/sys/devices/virtual/infiniband/rxe0/{path}", text)
+    tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0")
+    (one,) = rdma.read(host(tree))
+    assert (one.driver, one.pci, one.ports[0].state, one.ports[0].rate_gbps) == ("rxe", None, "ACTIVE", None)
 
 
 # CPUs
@@ -382,7 +459,7 @@ def test_commands_end_at_their_deadline(tmp_path):
     assert time.monotonic() - start < 100, "it waited for the grandchild"
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
-        if not os.path.exists(f"/proc/{pid}") or "State:\tZ" in open(f"/proc/{pid}/status").read():
+        if "State:\tZ" in (live.read(f"/proc/{pid}/status") or "State:\tZ"):
             break
         time.sleep(0.05)
     else:

@@ -1,6 +1,7 @@
 """The plan of an archetype: a job on the machines of tests/trees, with the profile of their site."""
 
 import functools
+import os
 import tempfile
 
 from drumbeat.facts.gather import gather
@@ -11,7 +12,7 @@ from drumbeat.plan.node import plan_node
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site
-from trees.archetypes import build
+from tests.trees.archetypes import build
 
 SITES = {
     "lumi-g": "lumi",
@@ -28,7 +29,7 @@ SITES = {
     "no-ipv4-gid": "rcp",
     "dgx-h100": "dgx-h100",
     "twelve-mlx5": "dgx-h100",
-    "bond-only": "dgx-h100",
+    "bond-only": "rcp",
     "ib-and-roce": "dgx-h100",
     "workstation": "workstation",
 }
@@ -37,7 +38,8 @@ SITES = {
 @functools.cache
 def node_facts(name, node):
     """Facts are plain data: the folder they were read from is not needed any more."""
-    with tempfile.TemporaryDirectory() as folder:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small files
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
         build(name, folder, node)
         return gather(FolderHost(folder))
 

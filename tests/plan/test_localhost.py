@@ -1,10 +1,9 @@
 """Nodes emulated on one machine."""
 
-from making import machine, named, order, peers
-
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import binding
 from drumbeat.plan.environment import environment
+from tests.plan.making import machine, named, order, peers
 
 
 def test_emulated_nodes_share_out_the_machine():

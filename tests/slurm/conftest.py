@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.cluster import HEAD, Cluster, why_not
 
+from bench.cluster import HEAD, Cluster, why_not
 from drumbeat.bundle.build import bundle_bytes
 
 ROOT = Path(__file__).parent.parent.parent

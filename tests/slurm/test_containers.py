@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from bench import apptainer
 from slurm.conftest import ROOT, output
 from slurm.test_join import WHO, iam

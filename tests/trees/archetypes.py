@@ -5,8 +5,8 @@
 
 from pathlib import Path
 
-from trees import awkward
-from trees.tree import Tree, ipv4_gid, roce_gids
+from tests.trees import awkward
+from tests.trees.tree import Tree, ipv4_gid, roce_gids
 
 # GCD: PCI bus, NUMA node; one Slingshot NIC a module, beside its second GCD.
 LUMI_GCDS = (("c1", 3), ("c6", 3), ("c9", 1), ("ce", 1), ("d1", 0), ("d6", 0), ("d9", 2), ("de", 2))

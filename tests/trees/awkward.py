@@ -2,7 +2,7 @@
 
 import shutil
 
-from trees.tree import NO_GID, ipv4_gid, roce_gids
+from tests.trees.tree import NO_GID, ipv4_gid, roce_gids
 
 
 def builders(lumi, pod, dgx, thor2):

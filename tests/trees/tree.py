@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from trees.elf import shared_library
+from tests.trees.elf import shared_library
 
 QUERY = "index,name,uuid,pci.bus_id,memory.total,driver_version,compute_cap"
 DRIVER_OF_RDMA = {"bnxt_re": "bnxt_en", "ionic_rdma": "ionic"}  # the PCI function belongs to the Ethernet driver
@@ -143,6 +143,7 @@ class Tree:
             "location_id": int(bus, 16) << 8,
             "domain": int(domain, 16),
             "unique_id": 1000 + self.kfd,
+            "drm_render_minor": 128 + self.kfd,
         }
         self.file(f"{node}/gpu_id", 40000 + self.kfd)
         self.file(f"{node}/properties", "\n".join(f"{key} {value}" for key, value in about.items()))

@@ -116,7 +116,7 @@ class Lead:
         findings = [from_plain(Finding, finding) for finding in hello.get("findings", ())]
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
         broken = next((finding for finding in findings if finding.severity == ERROR), None)
-        if broken:
+        if broken and self.order.checks.get("preflight", "stop") == "stop":
             return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
         if len(self.peers) == self.order.nodes:
             self.mustered_after = now - self.started

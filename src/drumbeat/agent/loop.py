@@ -20,7 +20,9 @@ from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.summary import summarize
 from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
+from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
@@ -30,6 +32,13 @@ from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+class Stopped(Exception):
+    """Asked to end before the nodes have come together."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class Agent:
@@ -80,6 +89,8 @@ class Agent:
         except WireError as error:
             print(f"drumbeat: node {self.number}: {error}", file=sys.stderr)
             return EXIT_MUSTER
+        except Stopped as stopped:
+            return 128 + stopped.number
         try:
             while self.exit_code is None:
                 self._turn()
@@ -118,13 +129,13 @@ class Agent:
             # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
             self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
             self.selector.register(self.listener, selectors.EVENT_READ)
-        address = resolve(order.master, self._beat) if order.nodes > 1 else None
+        address = resolve(order.master, self._wait_politely) if order.nodes > 1 else None
         self.lead.master_addr = address or "127.0.0.1"
         self._do(self._hello(self._introduction(facts, self.lead.master_addr)))
 
     def _join(self, facts: Facts) -> None:
         order = self.order
-        self.up = dial(order.master, order.muster_ports, self.token, order.timing.muster, self._beat)
+        self.up = dial(order.master, order.muster_ports, self.token, order.timing.muster, self._wait_politely)
         self.selector.register(self.up.sock, selectors.EVENT_READ)
         mine = self.up.sock.getsockname()[0]
         address = order.hosts[self.number] if order.emulated else mine
@@ -135,8 +146,14 @@ class Agent:
         return {
             "say": "hello", "node": self.number, "host": facts.host, "address": address, "terms": self.order.terms(),
             "run_id": self.order.run_id, "facts": to_plain(facts), "t": time.time(),
-            "findings": to_plain(self.tasks.findings(self.number, facts.host)),
+            "findings": to_plain([*self.tasks.findings(self.number, facts.host), *self._preflight(facts)]),
         }  # fmt: skip
+
+    def _preflight(self, facts: Facts) -> List[Finding]:
+        if self.order.checks.get("preflight") == "off":
+            return []
+        found = preflight(self.order, facts, node=self.number)
+        return [finding for finding in found if finding.severity in (WARNING, ERROR)]
 
     def _hello(self, message: Message) -> List[Act]:
         assert self.lead
@@ -214,6 +231,12 @@ class Agent:
         if self.up is not None and self.up.opened and not self.up.closed:
             self.up.send({"say": "beat"})
 
+    def _wait_politely(self) -> None:
+        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed."""
+        self._beat()
+        for number in self._stop_signals():
+            raise Stopped(number)
+
     # -- signals -----------------------------------------------------------------------------------------------------
 
     def _catch_signals(self) -> None:
@@ -227,10 +250,7 @@ class Agent:
         self.selector.register(self.wake, selectors.EVENT_READ)
 
     def _on_signals(self) -> None:
-        try:
-            numbers = [byte for byte in self.wake.recv(4096) if byte in _STOPS]
-        except BlockingIOError:
-            return
+        numbers = self._stop_signals()
         if not numbers:
             return
         if os.getppid() != self.guard:  # the kernel tells us so: nobody would clean up after us
@@ -257,19 +277,17 @@ class Agent:
                 self._do(self.lead.stop(number, why, STOPPED, now, again))
 
     def _from_task(self, local_id: int) -> None:
-        channel = self.tasks.lines[local_id]
-        try:
-            messages = channel.receive()
-        except WireError:
-            messages = []
-            channel.close()
-        for message in messages:
-            if message.get("say") == "exited" and self.node:
-                self.node.on_exit(-local_id, int(message["status"]))
-        if channel.closed:
-            self.selector.unregister(channel.sock)
+        for status in self.tasks.ended(local_id):
             if self.node:
-                self.node.on_exit(-local_id, signal.SIGKILL)  # its guard is gone, so the rank is too
+                self.node.on_exit(-local_id, status)
+        if self.tasks.lines[local_id].closed:
+            self.selector.unregister(self.tasks.lines[local_id].sock)
+
+    def _stop_signals(self) -> List[int]:
+        try:
+            return [byte for byte in self.wake.recv(4096) if byte in _STOPS]
+        except BlockingIOError:
+            return []
 
     def _end_now(self, code: int) -> None:
         if self.node:
@@ -376,6 +394,13 @@ class Agent:
             self.first_step = float(message["t"]) + lead.peers[node].clock_offset
             assert self.run_events
             self.run_events.write("first-step", {"seconds": round(self.first_step - self.order.created, 3)})
+        elif say == "verdict":
+            assert self.run_events
+            self.run_events.write("verdict", {"verdict": message["verdict"], "peer": node})
+        elif say == "finding":
+            self._do([Record("finding", {"finding": message["finding"]})])
+            if message["stop"]:
+                self._do(lead.watcher_stop(from_plain(Finding, message["finding"]), now))
         elif say == "file":
             take(self.folder.node(node), message)
 

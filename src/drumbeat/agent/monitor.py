@@ -10,8 +10,9 @@ import time
 from typing import Any, Dict, List
 
 from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Facts
-from drumbeat.facts.telemetry import sample
+from drumbeat.facts.load import sample
+from drumbeat.facts.model import Facts, Gpu
+from drumbeat.record import from_plain, to_plain
 
 EVERY = 5.0  # seconds between samples
 _LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage in one write
@@ -23,8 +24,7 @@ def monitor_argv(bundle: str, path: str, facts: Facts, nodes: int, node: int) ->
         "path": path,
         "node": node,
         "host": facts.host,
-        "amd": [[gpu.index, gpu.pci] for gpu in gpus if gpu.vendor == "amd" and gpu.pci],
-        "nvidia": any(gpu.vendor == "nvidia" for gpu in gpus),
+        "gpus": to_plain(gpus),
         "batch": 1 if nodes <= _LARGE_JOB else 6,
     }
     return [sys.executable, "-I", "-S", bundle, "_monitor", json.dumps(settings)]
@@ -36,10 +36,10 @@ def run_monitor(arguments: List[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     host = LiveHost()
     kept: List[str] = []
-    amd = [(int(index), str(pci)) for index, pci in settings["amd"]]
+    gpus = [from_plain(Gpu, each) for each in settings["gpus"]]
     due = time.monotonic()
     while True:
-        kept.append(_line(settings, sample(host, amd, bool(settings["nvidia"]))))
+        kept.append(_line(settings, sample(host, gpus)))
         if ended or len(kept) >= settings["batch"]:
             _write(settings["path"], kept)
         if ended:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from drumbeat.agent.looking import look_at_ranks
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.processes import sweep
 from drumbeat.agent.rank_logs import tail
@@ -20,8 +21,9 @@ from drumbeat.agent.start import start
 from drumbeat.agent.tasks import Tasks
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Finding
+from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
+from drumbeat.plan import affinity
 from drumbeat.plan.argv import Process, Tools, processes
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import environment
@@ -33,6 +35,7 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail
 from drumbeat.runfolder.write import EventLog, replace_json
 
+_LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 
 
@@ -40,6 +43,16 @@ _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 class Running:
     process: Process
     started: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """When to look at the ranks, and what should be seen then."""
+
+    at: float
+    bound: Binding
+    expected: List[EnvVar]
+    first_rank: int
 
 
 class Node:
@@ -77,6 +90,7 @@ class Node:
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
         self._printed: Optional[Tail] = None
         self._first_step_told = False
+        self._look: Optional[Look] = None
         replace_json(folder.facts, facts)
         self.monitor = 0 if order.emulated and node else self._start_monitor()  # one machine needs one
 
@@ -92,6 +106,8 @@ class Node:
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
+        first = sum(peer.ranks for peer in peers.nodes[: self.node])
+        self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
         if peers.nodes[0].node == self.node:
             self._printed = Tail(self.folder.log(attempt, 0, "out"))
 
@@ -133,6 +149,9 @@ class Node:
         self._ship_metrics()
         if not self.active:
             return
+        if self._look and now > self._look.at and not self.stopped_by_us:
+            self._check_affinity(self._look)
+            self._look = None
         if self.kill_at is not None and now >= self.kill_at:
             self.tasks.kill()
             sweep(self._kept(), reaped=self.on_exit)
@@ -200,6 +219,7 @@ class Node:
         variables = list(shared)
         own = self.order.launcher in ("ranks", "tasks")
         if own:
+            variables += bound.slots[process.local_rank].env
             variables += rank_identity(process.rank, process.local_rank)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
@@ -259,6 +279,21 @@ class Node:
         file = os.path.relpath(log, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _check_affinity(self, look: Look) -> None:
+        """Once, when the ranks are up: do they sit and see as planned? The table goes to the run folder."""
+        level = self.order.checks.get("affinity", "warn")
+        if level == "off" or self.order.launcher == "once":
+            return
+        seen = look_at_ranks(self.order.run_id, self.node)
+        verdict = affinity.check(look.bound, seen, look.expected, look.first_rank)
+        rows = affinity.table(look.bound, seen, look.first_rank)
+        self.events.write("verdict", {"verdict": verdict, "table": rows})
+        self.tell({"say": "verdict", "verdict": to_plain(verdict)})
+        for finding in verdict.findings:
+            if finding.severity in (WARNING, ERROR):
+                located = replace(finding, node=self.node, host=self.facts.host)
+                self.tell({"say": "finding", "finding": to_plain(located), "stop": level == "stop"})
 
     def _finish(self) -> None:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""

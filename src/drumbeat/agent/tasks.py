@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping, Sequence
@@ -79,6 +80,17 @@ class Tasks:
 
     def signal(self, handle: int, number: int) -> None:
         self._send(-handle, {"do": "signal", "number": int(number)})
+
+    def ended(self, local_id: int) -> List[int]:
+        """Exit statuses that this task has reported. Where its guard is gone, the rank is too."""
+        channel = self.lines[local_id]
+        try:
+            messages = channel.receive()
+        except WireError:
+            messages = []
+            channel.close()
+        statuses = [int(message["status"]) for message in messages if message.get("say") == "exited"]
+        return [*statuses, int(signal.SIGKILL)] if channel.closed else statuses
 
     def kill(self) -> None:
         for local_id in self.lines:

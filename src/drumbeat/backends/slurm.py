@@ -46,7 +46,9 @@ def _check_paths(order: Order) -> None:
     image = order.container.image if order.container else ""
     for what, path in (("the run folder", order.folder), ("workdir", order.workdir), ("the image", image)):
         if re.search(r"[\s'\"\\`$:,]", path.replace("://", "").replace(":", "", 1) if what == "the image" else path):
-            raise Problem(f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path")
+            raise Problem(
+                f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path"
+            )
 
 
 def _header(order: Order) -> List[str]:
@@ -160,7 +162,7 @@ def _batch_part(order: Order) -> List[str]:
         "(",
         "  trap '' TERM USR2",
         f'  until [ -s "$RUN/{VERDICT}" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done',
-        f"  grep -q lost=. \"$RUN/{VERDICT}\" || for second in $(seq 20); do sleep 1; done",
+        f'  grep -q lost=. "$RUN/{VERDICT}" || for second in $(seq 20); do sleep 1; done',
         "  for second in 1 2 3; do sleep 1; done",
         "  kill -TERM $step 2>/dev/null; sleep 1; kill -KILL $step 2>/dev/null",
         ") &",

@@ -11,18 +11,19 @@ from typing import List, Optional
 
 # A command stands here when it works.
 COMMANDS = {
-    "run": "start a job here, or join one that is typed on several machines",
+    "run": "start a job here, or join the job, pod or MPI task that you are in",
     "submit": "hand a job to Slurm: the job file takes the place of the batch script",
+    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
+    "lint": "what is wrong in a batch script or launch command that I already have",
+    "doctor": "look at this node and say what is wrong and how to mend it",
+    "facts": "what this node has; --capture packs it for a support person",
+    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "list": "the runs you started here",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
     "shell": "a shell on a node of a running job",
-    "facts": "what this node has; --capture packs it for a support person",
-    "doctor": "look at this node and say what is wrong and how to mend it",
-    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "site": "the clusters drumbeat knows: list, show, new, check",
-    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 

@@ -86,11 +86,17 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
 
 def _recorded(reader: Reader, folder: str) -> None:
     """A run folder's events know which rank ended first, and when."""
-    from drumbeat.cli.log_sources import first_exit
+    from drumbeat.cli.log_sources import recorded
     from drumbeat.diagnose.elastic import FirstFailure
-    from drumbeat.finding import Evidence
+    from drumbeat.finding import Evidence, Finding
+    from drumbeat.record import RecordError, from_plain
 
-    event = first_exit(folder)
+    event, failed = recorded(folder)
+    if failed is not None:
+        try:
+            reader.recorded.append(from_plain(Finding, failed.get("finding")))
+        except (RecordError, AssertionError):
+            print("drumbeat diagnose: the run's own finding cannot be read; passed over", file=sys.stderr)
     if event is not None and reader.elastic.first is None:
         code, signal = event.get("exit_code"), event.get("signal")
         text = f"rank {event.get('rank')} ended first: exit code {code}, signal {signal}"

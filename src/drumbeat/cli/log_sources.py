@@ -13,12 +13,13 @@ from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Tuple
 from drumbeat.problem import Problem
 
 BLOCK = 1 << 20
+GZIP = b"\x1f\x8b"
 MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
 MAX_FILES = 20_000
 # fmt: off
 SKIPPED = (
-    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip", ".tar",
-    ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
+    ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
+    ".tar", ".whl", ".parquet", ".arrow", ".h5", ".db", ".sif", ".mp4", ".sqlite", ".yaml", ".py", ".sh", ".o", ".a", ".idx",
     ".distcp", ".ckpt", ".tfevents",
 )
 # fmt: on
@@ -123,7 +124,7 @@ def _blocks(path: str) -> Iterator[bytes]:
     try:
         with open_binary(path) as file:
             while True:
-                block = file.read(BLOCK)
+                block = file.read1(BLOCK)  # type: ignore[attr-defined]
                 if not block:
                     return
                 yield block
@@ -136,9 +137,10 @@ def _blocks(path: str) -> Iterator[bytes]:
 
 def open_binary(path: str) -> IO[bytes]:
     if path == "-":
-        return sys.stdin.buffer
+        packed = sys.stdin.buffer.peek(2)[:2] == GZIP if hasattr(sys.stdin.buffer, "peek") else False
+        return gzip.GzipFile(fileobj=sys.stdin.buffer) if packed else sys.stdin.buffer  # type: ignore[return-value]
     with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+        packed = file.read(2) == GZIP
     return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
 
 
@@ -173,15 +175,18 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def first_exit(path: str) -> Optional[Dict[str, Any]]:
-    """The event of the rank that ended first with an error in the last attempt, by the lead's clock."""
+def recorded(path: str) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
+    """Of the last attempt, by the lead's clock: the event of the rank that ended first with an error, and of the failure."""
     from drumbeat.runfolder.layout import RunFolder
     from drumbeat.runfolder.read import events
 
     first: Optional[Dict[str, Any]] = None
+    failed: Optional[Dict[str, Any]] = None
     for event in events(RunFolder(os.path.abspath(path))):
         if event.get("kind") == "attempt-started":
-            first = None
+            first = failed = None
+        elif event.get("kind") == "failed":
+            failed = failed or event
         elif event.get("kind") == "rank-exited" and (event.get("exit_code") or event.get("signal")):
             first = first or event
-    return first
+    return first, failed

@@ -9,12 +9,15 @@ def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
 
     add_job_flags(parser)
+    parser.add_argument("--no-preflight", action="store_true", help="start even if a node looks as if it would fail")
     group = parser.add_argument_group("without a scheduler, typed once on each machine")
     group.add_argument("--node-rank", type=int, metavar="K", help="which node this machine is, from 0")
     group.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
 
 
 def run(args: Any) -> int:
+    import dataclasses
+
     from drumbeat.desk.run import run_job
     from drumbeat.problem import Problem
     from drumbeat.spec.flags import load_job
@@ -22,4 +25,6 @@ def run(args: Any) -> int:
     if args.node_rank is not None and args.node_rank < 0:
         raise Problem(f"--node-rank {args.node_rank}: node ranks count from 0")
     job = load_job(args.job, args)
+    if args.no_preflight:
+        job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
     return run_job(job, args.job, args.node_rank, args.master, job.nodes)

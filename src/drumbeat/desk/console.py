@@ -94,6 +94,10 @@ class Console:
                 self.say("failed", str(event["finding"]["title"]))
             elif kind == "node-lost":
                 self.say("lost", f"node {event['peer']} ({event['peer_host']}): {event['why']}")
+            elif kind == "verdict" and (event.get("peer") == 0 or event["verdict"]["answer"] == "mismatch"):
+                verdict = event["verdict"]
+                label = {"affinity": "cpu", "transport": "net"}.get(verdict["check"], verdict["check"])
+                self.say(label, f"{verdict['answer']}: {verdict['summary']}")
             elif kind == "finding":
                 finding = event["finding"]
                 self.say(str(finding["severity"]), f"{finding['title']}: {finding['fix']}")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterable, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from drumbeat.agent.processes import become_subreaper, sweep
 from drumbeat.backends.local import start_agents
@@ -45,6 +45,7 @@ class Foreground:
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined)
+        self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str]) -> int:
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
@@ -56,6 +57,8 @@ class Foreground:
         self.console.begin()
         self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
         os.close(report_fd)
+        for early in self.signals:  # those that came before there was anybody to pass them on to
+            self._signal_guards(early)
         codes: Dict[int, int] = {}
         lead_gone: Optional[float] = None
         while len(codes) < len(self.guards):
@@ -88,6 +91,7 @@ class Foreground:
                 guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
+        self.signals.append(number)
         self._signal_guards(number)
         self.console.stopping(number, self.order.stop_grace)
 

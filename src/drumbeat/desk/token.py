@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import stat
 from typing import Mapping
 
@@ -23,9 +22,8 @@ def users_token(environ: Mapping[str, str]) -> str:
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
     path = os.path.join(config, "drumbeat", "token")
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         if not os.path.exists(path):
-            _keep(path, fresh_token())
+            _make(path)
     except OSError as error:
         raise Problem(
             f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
@@ -41,14 +39,15 @@ def users_token(environ: Mapping[str, str]) -> str:
     return token
 
 
-def _keep(path: str, token: str) -> None:
-    """All nodes of a job may come here at once: the first link wins, and nobody reads half a file."""
-    mine = f"{path}.{socket.gethostname()}.{os.getpid()}"
-    with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(token + "\n")
+def _make(path: str) -> None:
+    """Two nodes with one home may do this at the same time: the first link wins, and nobody sees half a file."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    own = f"{path}.{secrets.token_hex(4)}"
+    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(fresh_token() + "\n")
     try:
-        os.link(mine, path)
+        os.link(own, path)
     except FileExistsError:
         pass
     finally:
-        os.unlink(mine)
+        os.unlink(own)

@@ -28,7 +28,6 @@ class Edge:
     devices: Set[int]
     gdr: Set[Optional[bool]]
     evidence: Evidence
-    count: int = 1
 
 
 EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
@@ -195,8 +194,7 @@ class Communicators:
                 self.dropped += 1
                 return
             self._edges += 1
-            edge = member.edges[key] = Edge(channel.kind, channel.name, set(), set(), evidence, 0)
-        edge.count += 1
+            edge = member.edges[key] = Edge(channel.kind, channel.name, set(), set(), evidence)
         if channel.device is not None and len(edge.devices) < 64:
             edge.devices.add(channel.device)
         edge.gdr.add(channel.gdr)

@@ -19,6 +19,7 @@ class FirstFailure:
     exit_code: Optional[int]
     evidence: Evidence
     who: str = "torchrun"  # says so
+    time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
 
 
 class ElasticSummary:
@@ -48,10 +49,21 @@ class ElasticSummary:
         self.open = 0
         rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
         code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
-        if self.first is None and (rank or code):
-            self.first = FirstFailure(
-                int(rank[0]) if rank else None,
-                self._fields.get("host", "").split(" ")[0],
-                int(code[0]) if code else None,
-                self._evidence,
-            )
+        if not rank and not code:
+            return
+        found = FirstFailure(
+            int(rank[0]) if rank else None,
+            self._fields.get("host", "").split(" ")[0],
+            int(code[0]) if code else None,
+            self._evidence,
+            time=self._fields.get("time", "")[:40],
+        )
+        if self.first is None or _before(found, self.first):
+            self.first = found
+
+
+def _before(one: FirstFailure, other: FirstFailure) -> bool:
+    """Every node's torchrun prints a summary. One that was ended (SIGTERM) was not first; else the time decides."""
+    if (one.exit_code == -15) != (other.exit_code == -15):
+        return other.exit_code == -15
+    return bool(one.time) and one.time < other.time

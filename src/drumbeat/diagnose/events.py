@@ -15,6 +15,9 @@ MAX_EVENTS = 20_000
 MAX_SOURCES = 20_000
 
 EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
+_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
+_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
 _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})/std(?:err|out)\.log$", re.IGNORECASE)
 
 
@@ -105,16 +108,16 @@ class Tracebacks:
     def feed(self, line: Line) -> Optional[Tuple[str, str]]:
         """The exception's line and where it was raised, when this line ends a traceback."""
         text = line.text
-        if text.lstrip().startswith("Traceback (most recent call last)"):
+        if "Traceback (most recent call last)" in text:
             if len(self._open) < self.MAX_OPEN:
                 self._open[line.rank] = (0, "")
             return None
         if line.rank not in self._open:
             return None
         length, frame = self._open[line.rank]
-        if not text.strip() or text[0] in " \t|+" or text.startswith(("^", "~")):
-            found = re.match(r'\s*File "([^"]{1,300})", line (\d+)', text)
-            frame = f"{found[1]}:{found[2]}" if found else frame
+        if not text.strip() or text[0] in _INSIDE:
+            found = _FRAME.match(text)
+            frame = f"{found[1] or found[3]}:{found[2] or found[4]}" if found else frame
             self._open[line.rank] = (length + 1, frame)
             if length > self.MAX_LENGTH:
                 del self._open[line.rank]

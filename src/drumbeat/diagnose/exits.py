@@ -81,8 +81,7 @@ def _matches(lines: Sequence[str]) -> List[Found]:
     found: List[Found] = []
     for raw in lines:
         text = clean(raw).text
-        if book.prefilter(text.encode("utf-8", "replace")):
-            found += ((match, Evidence(text[:500])) for match in book.match(text) if not match.rule.conditional)
+        found += ((match, Evidence(text[:500])) for match in book.match(text) if not match.rule.conditional)
     return found
 
 

@@ -14,12 +14,13 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
-from drumbeat.diagnose.events import Event, Events
+from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.finding import ERROR, INFO, WARNING, Evidence, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 MAX_EVIDENCE = 4
+SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Failure:
 
 
 def judge(
-    events: Events, seen: Whole, state: Communicators, first: Optional[FirstFailure], extra: Sequence[Finding]
+    events: Sequence[Event], seen: Whole, state: Communicators, first: Optional[FirstFailure], extra: Sequence[Finding]
 ) -> Failure:
     """`extra` are findings that rest on many lines: absent ranks, desync, flight recorders."""
-    live = [event for event in events.kept if event.match is None or holds(event.match.rule, seen)]
+    live = [event for event in events if event.match is None or holds(event.match.rule, seen)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     return replace(_judge(_most_specific(live), _ranks(state), first, extra), rules=rules)
 
@@ -99,6 +100,7 @@ def _of_causes(
     extra: Sequence[Finding],
     rest: Failure,
 ) -> Failure:
+    causes = _without_survived(causes)
     event, why, sure = _earliest(causes, first, rank_of)
     finding = _with_evidence(_finding(event, rank_of), [cause for cause in causes if _code(cause) == _code(event)])
     alone = len({_code(cause) for cause in causes}) == 1
@@ -115,6 +117,23 @@ def _of_causes(
         why_first=why,
         others=others + tuple(extra) + rest.others,
     )
+
+
+def _without_survived(causes: List[Event]) -> List[Event]:
+    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
+
+    def survived(event: Event) -> bool:
+        return (
+            event.match is None
+            and event.rank is not None
+            and any(
+                (other.evidence.file, other.rank) == (event.evidence.file, event.rank)
+                and (other.evidence.line or 0) > (event.evidence.line or 0) + SURVIVED_LINES
+                for other in causes
+            )
+        )
+
+    return [event for event in causes if not survived(event)] or causes
 
 
 def _of_symptoms(
@@ -187,7 +206,7 @@ def _most_specific(events: List[Event]) -> List[Event]:
     """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
     by_line: Dict[int, List[Event]] = {}
     for event in events:
-        by_line.setdefault(event.sequence, []).append(event)
+        by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log
     kept: List[Event] = []
     for together in by_line.values():
         weaker = {rule_id for event in together if event.match for rule_id in event.match.rule.over}

@@ -12,36 +12,65 @@ from typing import Optional, Tuple
 
 MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
 _MAX_PREFIXES = 8
-
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 
-# Tried in turn at the start of the line, again and again, until none fits.
-_PREFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\[\d+,(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output
-        r"\[rank ?(?P<rank>\d+)\]:\s?",  # torch
-        r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
-        r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?",  # Ray, vLLM
-        r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
-        r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
-        r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
-        r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
-        r"\[(?P<time>" + _DATE + r")\] ?",
-        r"(?P<time>" + _DATE + r")(?: -|:)? ",
-        r"\[ *\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
-        r" {0,5}(?P<rank>\d{1,6}): (?=\S|$)",  # srun -l
-        r" {0,5}(?P<rank>\d{1,6}):$",
-        r"[\w.-]{1,60} +\| ",  # docker compose
-        r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}): (?=\S)",  # pdsh, clush, ssh loops
-        r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
-        r"\[\d{1,6}\] (?=[\w.-]+:\d+:\d+ \[)",  # hydra -l
-    )
+
+def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
+    return tuple(map(re.compile, patterns))
+
+
+# By the first character of what is left of the line; tried again and again until none fits.
+_BRACKET = _patterns(
+    r"\[\d+,(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output
+    r"\[rank ?(?P<rank>\d+)\]:\s?",  # torch
+    r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
+    r"\[(?P<time>" + _DATE + r")\] ?",
+    r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
+    r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
+    r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
+    r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
 )
+_ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
+_DIGIT = _patterns(
+    r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
+    r"(?P<time>" + _DATE + r")(?: -|:)? ",
+    r" {0,5}(?P<rank>\d{1,6}): (?=\S|$)",  # srun -l
+    r" {0,5}(?P<rank>\d{1,6}):$",
+)
+_KERNEL = _patterns(
+    r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
+    r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
+)
+_LOGGER = _patterns(r"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]{1,80}:\d+\]\s?")  # vLLM
+_QUOTE = _patterns(r"[>\u2502|] {0,2}(?=\S)", r"[>\u2502]$")  # an issue's quotation, a terminal's frame
+_COMPOSE = _patterns(r"[\w.-]{1,60} +\| ")  # docker compose
+_HOST = _patterns(r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}): (?=\S)")  # pdsh, clush, ssh loops
+
+
+def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
+    first = text[:1]
+    if first == "[":
+        return _BRACKET
+    if first == "(":
+        return _ROUND
+    if first.isdigit() or first == " ":
+        return _DIGIT
+    if first in (">", "\u2502"):
+        return _QUOTE
+    start = text[:72]
+    if " | " in start:
+        return _COMPOSE
+    if text.startswith(("INFO ", "WARNING ", "ERROR ", "DEBUG ", "CRITICAL ")):
+        return _LOGGER
+    if ": " in start:
+        return _KERNEL if " kernel: " in start or start.startswith("kern ") else _HOST
+    return ()
+
+
 _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
-_GLOG = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+_GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")
@@ -62,16 +91,21 @@ def decode(raw: bytes) -> str:
     return raw[: MAX_LINE * 2].decode("utf-8", "replace")
 
 
-def clean(raw: str) -> Line:
-    """The message, and what its prefixes say about rank, host and time."""
-    text = raw[:MAX_LINE]
+def without_colour(text: str) -> str:
+    """Colours, and the counter that Ray appends to lines it has seen before."""
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    return _SUFFIX.sub("", text) if "[repeated " in text else text
+
+
+def clean(raw: str) -> Line:
+    """The message, and what its prefixes say about rank, host and time."""
+    text = without_colour(raw[:MAX_LINE])
     rank: Optional[int] = None
     host: Optional[str] = None
     when: Optional[float] = None
     for _ in range(_MAX_PREFIXES):
-        for prefix in _PREFIXES:
+        for prefix in _candidates(text):
             match = prefix.match(text)
             if match:
                 break
@@ -82,8 +116,6 @@ def clean(raw: str) -> Line:
         host = found.get("host") or host
         when = _seconds(found["time"]) if found.get("time") and when is None else when
         text = text[match.end() :]
-    if "[repeated " in text:
-        text = _SUFFIX.sub("", text)
     if when is None:
         when = _glog_seconds(text)
     if rank is None and "Rank " in text:
@@ -102,7 +134,7 @@ def _seconds(text: str) -> Optional[float]:
 
 
 def _glog_seconds(text: str) -> Optional[float]:
-    match = _GLOG.match(text)
+    match = _GLOG.search(text[:400])  # a progress bar may stand before it
     if not match:
         return None
     return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")

@@ -42,7 +42,7 @@ def records(text: str) -> Iterator[Record]:
         torn = index + 1 < len(heads)
         message = text[head.end() : heads[index + 1].start() if torn else len(text)]
         host = head["host"].split(".")[0]
-        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(), torn)
+        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(" \t\r\n\u2502"), torn)
 
 
 # --- observations ---------------------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ HEADS = frozenset((
 # fmt: on
 
 
-def worth(message: bytes) -> bool:
-    """A cheap look at the first word, before the line is decoded."""
-    word = message.split(b" ", 1)[0].decode("ascii", "replace")
-    return word in HEADS or word.startswith(("NCCL_", "RCCL_", "NET/", "comm:"))
+def worth(word: bytes) -> bool:
+    """May a message that begins with this word say something?"""
+    text = word.decode("ascii", "replace")
+    return text in HEADS or text.startswith(("NCCL_", "RCCL_", "NET/", "comm:"))
 
 
 def observe(record: Record) -> Optional[Observation]:

@@ -1,63 +1,59 @@
-"""Which lines can be of interest at all: a cheap test in bytes before any regex sees a line.
+"""Which literals a line holds: cheap for the lines that hold none, which are nearly all.
 
-Most lines of a training log differ only in their numbers. A line's shape (every digit made 0) that held no rule's
-literal once never will, so boring shapes are remembered and passed over with one lookup.
+Three steps, each cheaper than what it saves. A line's shape (every digit made 0) that was looked at before is answered
+from memory, because lines of a training log mostly differ in their numbers only. A new shape is split into words, and
+one set operation says whether any of them belongs to a literal. Only then are the literals themselves looked for.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterable, List, Set
+from typing import Dict, List, Sequence, Tuple
 
-GRAM = 4  # letters of a literal that are looked for first
+SHORTEST = 3  # letters that a literal's word must have
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
-_SHAPE = bytes(ord("0") if chr(code).isdigit() and code < 128 else code for code in range(256))
+MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
+MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
+_SHAPE = bytes(ord("0") if ord("0") <= code <= ord("9") else code for code in range(256))
+_WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code in range(256))
 
 
-def key_of(literal: str) -> bytes:
-    """The longest part without a digit: what a shape keeps of the literal."""
-    return max(re.split(r"\d+", literal), key=len).encode()
+def word_of(literal: str) -> str:
+    """The word that is looked for first: an inner one if possible, because an outer one may be cut off or glued."""
+    words: List[str] = re.findall(r"[A-Za-z]+", literal)
+    inner = [word for word in words[1:-1] if len(word) >= SHORTEST]
+    return max(inner or words or [""], key=len)
 
 
 class Prefilter:
-    def __init__(self, literals: Iterable[str]) -> None:
-        self.keys = sorted({key_of(literal) for literal in literals})
-        self.grams = _cover(self.keys)
-        self._boring: Set[bytes] = set()
+    def __init__(self, literals: Sequence[str]) -> None:
+        keys: Dict[bytes, List[int]] = {}
+        for index, literal in enumerate(literals):
+            keys.setdefault(literal.encode().translate(_SHAPE), []).append(index)
+        self._keys = [(key, tuple(indices)) for key, indices in keys.items()]
+        self._triggers = frozenset(word_of(literal).encode() for literal in literals)
+        self._known: Dict[bytes, Tuple[int, ...]] = {}
+        self._repeats: Dict[bytes, int] = {}
 
-    def __call__(self, line: bytes) -> bool:
-        """May one of the literals stand in this line? Wrong only in saying yes too often."""
+    def __call__(self, line: bytes) -> Tuple[int, ...]:
+        """The numbers of the literals that stand in this line (digits count as any digit)."""
         shape = line.translate(_SHAPE)
-        if shape in self._boring:
-            return False
-        for gram in self.grams:
-            if gram in shape:
-                break
-        else:
-            return self._bore(shape)
-        for key in self.keys:
-            if key in shape:
-                return True
-        return self._bore(shape)
+        found = self._known.get(shape)
+        if found is None:
+            if self._triggers.isdisjoint(line.translate(_WORDS).split()):
+                found = ()
+            else:
+                found = tuple(index for key, indices in self._keys if key in shape for index in indices)
+            self._remember(shape, found)
+        elif found:
+            repeats = self._repeats[shape] = self._repeats.get(shape, 0) + 1
+            if repeats > MAX_REPEATS:
+                return ()
+        return found
 
-    def _bore(self, shape: bytes) -> bool:
-        if len(self._boring) >= MAX_SHAPES:
-            self._boring.clear()
-        if len(shape) <= 512:  # long lines hardly ever come again; do not keep them
-            self._boring.add(shape)
-        return False
-
-
-def _cover(keys: List[bytes]) -> List[bytes]:
-    """Few short pieces such that every key holds one of them (greedy)."""
-    holders: Dict[bytes, Set[bytes]] = {}
-    for key in keys:
-        for start in range(len(key) - GRAM + 1):
-            holders.setdefault(key[start : start + GRAM], set()).add(key)
-    chosen: List[bytes] = []
-    left = set(keys)
-    while left:
-        gram = max(holders, key=lambda gram: (len(holders[gram] & left), gram))
-        chosen.append(gram)
-        left -= holders[gram]
-    return chosen
+    def _remember(self, shape: bytes, found: Tuple[int, ...]) -> None:
+        if len(self._known) >= MAX_SHAPES:
+            self._known.clear()
+            self._repeats.clear()
+        if len(shape) <= MAX_SHAPE_LENGTH:
+            self._known[shape] = found

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat.diagnose import nccl
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Events, Tracebacks
 from drumbeat.diagnose.flight import Dump, compare
-from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns
+from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Evidence
+from drumbeat.finding import Evidence, Finding
 
 _INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_TRACEBACK, _ROOT_CAUSE, _TEST_TABLE = (
-    "Traceback (most recent call last)",
-    "Root Cause (first observed failure)",
-    " Pid ",
-)
+_TRACEBACK, _ROOT_CAUSE = "Traceback (most recent call last)", "Root Cause (first observed failure)"
+_TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 MAX_TEXT = 400  # of an evidence line
 MAX_FILES = 100_000
 MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
@@ -44,10 +41,13 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
+        self.recorded: List[Finding] = []  # what who started the run noted of its end
         self.lines = 0
-        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE])
+        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED])
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._collectives = 0
+        self._channels: Set[bytes] = set()
+        self._words: Dict[bytes, bool] = {}  # first words of NCCL's messages -> worth reading?
         self._warning: Tuple[str, int, bytes] = ("", 0, b"")  # the last NCCL WARN, which may go on in the next line
 
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
@@ -74,19 +74,15 @@ class Reader:
                 self._feed(file, number, part)
         else:
             self._feed(file, number, raw)
-        if self._warning[1]:
-            self._continue(file, number, raw)
 
     def _continue(self, file: str, number: int, raw: bytes) -> None:
         """A WARN that somebody wrapped: read the two lines together once more."""
         warned_in, at, text = self._warning
-        if b" NCCL WARN " in raw or raw.startswith(b"NCCL WARN "):
-            self._warning = (file, number, raw)
-            return
         self._warning = ("", 0, b"")
         if warned_in == file and at + 1 == number and raw.strip() and b"NCCL" not in raw:
             joined = text.rstrip() + b" " + raw.strip()
             self._nccl(file, at, joined[:MAX_LINE])
+            self._warning = ("", 0, b"")
 
     def transport(self) -> Transport:
         """The transport as far as it is known now; the reader can be fed on."""
@@ -95,30 +91,48 @@ class Reader:
         return judge(state)
 
     def report(self) -> Report:
-        state = copy.deepcopy(self.communicators) if self.lines < 100_000 else self.communicators
-        state.finish()
-        return make_report(self.lines, state, self.events, self.timeouts, self.elastic, tuple(compare(self.dumps)))
+        """Everything, at the end."""
+        self.communicators.finish()
+        extra = (*self.recorded, *compare(self.dumps))
+        return make_report(self.rules, self.lines, self.communicators, self.events, self.timeouts, self.elastic, extra)
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
-        interesting = self._prefilter(raw)
-        if interesting or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
-            self._read(file, number, raw, interesting)
+        found = self._prefilter(raw)
+        if found or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+            self._read(file, number, raw, found)
+        if self._warning[1]:
+            self._continue(file, number, raw)
         if b"CCL" in raw:
-            self._nccl(file, number, raw)
+            start = raw.find(_INFO)
+            if start < 0 or self._worth(raw, start):
+                self._nccl(file, number, raw)
 
-    def _read(self, file: str, number: int, raw: bytes, interesting: bool) -> None:
+    def _worth(self, raw: bytes, start: int) -> bool:
+        """Is there anything to learn from this INFO line? Decided by its first word, before it is decoded."""
+        message = raw[start + len(_INFO) :]
+        if message[:1].isdigit():  # tuning and cost tables: the longest logs are made of these
+            return _INFO in message
+        word = message.split(b" ", 1)[0]
+        worth = self._words.get(word)
+        if worth is None:
+            worth = nccl.worth(word)
+            if len(self._words) < 10_000:
+                self._words[word] = worth
+        return (worth and not self._said_before(raw, start, message)) or _INFO in message
+
+    def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
         line = clean(decode(raw))
         text = line.text
         evidence = Evidence(text[:MAX_TEXT], file, number)
         matched = False
-        if interesting:
+        if found:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid = (record.host, record.pid) if record else ("", 0)
-            for match in self.rules.match(text):
+            for match in self.rules.match(text, found):
                 matched = True
                 self.events.add_match(self.lines, match, line, evidence, host, pid)
-            self.events.marks.update(self.rules.marks_in(text))
+            self.events.marks.update(self.rules.marks(text, found))
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
         self.elastic.feed(text, file, number)
@@ -135,16 +149,7 @@ class Reader:
             self.events.add_exception(self.lines, ended[0], ended[1], line, evidence)
 
     def _nccl(self, file: str, number: int, raw: bytes) -> None:
-        start = raw.find(_INFO)
-        if start >= 0:
-            rest = raw[start + len(_INFO) :]
-            if _INFO not in rest and not nccl.worth(rest):
-                return
-            if b"[nranks=" in rest:
-                self._collectives += 1
-                if self._collectives > MAX_COLLECTIVES:
-                    return
-        text = clean(decode(raw)).text
+        text = without_colour(decode(raw))
         evidence: Optional[Evidence] = None
         found = False
         for record in nccl.records(text):
@@ -155,11 +160,28 @@ class Reader:
                     self.communicators.libraries.add("rccl")
             seen = nccl.observe(record)
             if seen is not None:
+                if isinstance(seen, nccl.Init):
+                    self._channels.clear()  # the same words may now be about another communicator
                 evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
                 self.communicators.add(record, seen, evidence)
         if not found and b"CCL version" in raw:
             for version in nccl.find_version(text):
                 self.communicators.version(version, Evidence(text[:MAX_TEXT], file, number))
+
+    def _said_before(self, raw: bytes, start: int, message: bytes) -> bool:
+        """A connection's many channels differ only in their number; of collective calls some are enough."""
+        if b"[nranks=" in message:
+            self._collectives += 1
+            return self._collectives > MAX_COLLECTIVES
+        if not message.startswith(b"Channel "):
+            return False
+        key = raw[:start] + message[message.find(b" : ") :]
+        if key in self._channels:
+            return True
+        if len(self._channels) >= MAX_FILES:
+            self._channels.clear()
+        self._channels.add(key)
+        return False
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import List, Tuple
 
 from drumbeat.diagnose import environment, failure, missing, transport
 from drumbeat.diagnose.communicators import Communicators
-from drumbeat.diagnose.conditions import whole
+from drumbeat.diagnose.conditions import Whole, whole
 from drumbeat.diagnose.elastic import ElasticSummary
-from drumbeat.diagnose.events import Events
+from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.failure import Failure
+from drumbeat.diagnose.rulebook import Match, Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Finding
+from drumbeat.finding import Evidence, Finding
 
 SCHEMA = "1.0"
 
@@ -29,6 +30,7 @@ class Report:
 
 
 def make_report(
+    rules: Rulebook,
     lines: int,
     state: Communicators,
     events: Events,
@@ -39,6 +41,12 @@ def make_report(
     verdict = transport.judge(state)
     seen = whole(state, verdict, events.marks)
     more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *missing.incomplete(state)]
-    failed = failure.judge(events, seen, state, elastic.first, more)
+    failed = failure.judge([*events.kept, *_of_the_whole(rules, seen)], seen, state, elastic.first, more)
     settings = (*environment.differences(state), *missing.lone_worlds(state))
     return Report(lines, verdict, failed, settings, state.dropped)
+
+
+def _of_the_whole(rules: Rulebook, seen: Whole) -> List[Event]:
+    """Rules without a line of their own: they speak when their conditions hold for the log as a whole."""
+    evidence = next(iter(seen.transport.path.evidence), Evidence(""))
+    return [Event(0, evidence, Match(rule, {})) for rule in rules.rules if rule.when and not rule.find]

@@ -49,7 +49,8 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
         if path.answer != UNKNOWN
         else ""
     )
-    words = path.words if path.answer != UNKNOWN else "unknown: no line shows a connection or a chosen network"
+    nothing = path.answer == UNKNOWN and not path.network
+    words = "unknown: no line shows a connection or a chosen network" if nothing else path.words
     _put("transport", words + sure, lines, width)
     about = []
     if transport.library or transport.versions:

@@ -48,6 +48,8 @@ class Path:
             return f"tcp (libfabric's {self.provider})" if self.provider else "tcp"
         if self.answer == LOCAL:
             return "shm/p2p only; the network was not used"
+        if self.answer == UNKNOWN and self.network:
+            return f"unknown: a plug-in named {self.network}"
         return self.answer
 
 
@@ -129,7 +131,7 @@ def family(name: str, provider: str) -> str:
         return TCP
     if low in ("aws libfabric", "libfabric", "ofi"):
         return TCP if provider.split(";")[0] in TCP_PROVIDERS else OFI
-    if low == "ib" or low.startswith(("ibext", "rccl-anp", "nccl rdma plugin", "sharp")):
+    if low in ("ib", "gib") or low.startswith(("ibext", "rccl-anp", "nccl rdma plugin", "sharp")):
         return RDMA
     return UNKNOWN
 
@@ -329,6 +331,9 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
     chosen = [c.path for c in communicators if c.path.answer not in (LOCAL, UNKNOWN)]
     if chosen:
         return chosen[0]
+    named = [c.path for c in communicators if c.path.answer == UNKNOWN and c.path.network]
+    if named:  # a plug-in that we do not know: its name is all there is to say
+        return named[0]
     local = [c.path for c in communicators if c.path.answer == LOCAL]
     if local:
         return local[0]

@@ -42,7 +42,8 @@ class Timeouts:
             return
         # The one nearest to the message: older torch repeats it in longer words.
         named = next(iter(list(_GROUP.finditer(line.text.split("Watchdog caught")[0]))[-1:]), None)
-        rank = int(named[3] or named[4]) if named else line.rank
+        # The prefix names the rank in the world, the group's own text its rank in the group.
+        rank = line.rank if line.rank is not None or not named else int(named[3] or named[4])
         if rank is None or self._count >= MAX_TIMEOUTS:
             return
         group = (named[2] or named[1] or "") if named else ""

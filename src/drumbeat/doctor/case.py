@@ -43,8 +43,8 @@ def make_case(facts: Facts, order: Optional[Order], peers: Optional[Peers] = Non
     return Case(facts, order, scene(order, facts, peers or alone(facts)))
 
 
-def alone(facts: Facts) -> Peers:
-    return Peers((Peer(0, facts.host, "", facts),), "", 0)
+def alone(facts: Facts, node: int = 0) -> Peers:
+    return Peers((Peer(node, facts.host, "", facts),), "", 0)
 
 
 def stand_in(facts: Facts) -> Order:

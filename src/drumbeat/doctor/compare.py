@@ -129,8 +129,9 @@ def _same_gpu(peers: Peers) -> Iterator[Finding]:
         for gpu in peer.facts.gpus:
             if gpu.uuid is None:
                 continue
-            if gpu.uuid in owner and owner[gpu.uuid].node != peer.node:
-                words = f"{owner[gpu.uuid].host} and {peer.host} hold the same GPU"
+            other = owner.get(gpu.uuid)
+            if other is not None and other.facts.host != peer.facts.host:  # emulated nodes are one host
+                words = f"{other.host} and {peer.host} hold the same GPU"
                 cause = "NCCL refuses it ('Duplicate GPU detected')"
                 finding = bad("gpu-on-two-nodes", ERROR, words, cause, "one agent a machine", gpu.uuid)
                 yield replace(finding, node=peer.node, host=peer.host)

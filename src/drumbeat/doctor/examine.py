@@ -33,7 +33,7 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
     """Before ranks are started on this node: what is wrong with it for this job, and with the plan made for it."""
     findings = [finding for finding in examine(facts, order, peers) if finding.severity != OK]
-    findings += plan_node(order, facts, peers or alone(facts), node).findings
+    findings += plan_node(order, facts, peers or alone(facts, node), node).findings
     return worst_first([replace(finding, node=node, host=finding.host or facts.host) for finding in findings])
 
 

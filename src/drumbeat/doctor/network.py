@@ -7,10 +7,11 @@ from typing import Iterator, List, Optional
 from drumbeat.doctor.case import Case, bad, ok
 from drumbeat.doctor.packages import package_of
 from drumbeat.facts.model import Library
-from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.interfaces import candidates
 from drumbeat.plan.nics import active_ports, shared_bridges, usable_gids
 from drumbeat.plan.scene import OFI_PLUGINS
+from drumbeat.plan.versions import fits
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
 GOOD_MTU = 9000
@@ -20,11 +21,13 @@ SLOW_MBPS = 10_000
 def check(case: Case) -> Iterator[Finding]:
     yield from _fabric(case)
     yield from _ports(case)
+    yield from _hidden(case)
     yield from _gids(case)
     yield from _mtu(case)
     yield from _verbs_libraries(case)
     yield from _plugin(case)
     yield from _broadcom(case)
+    yield from _gpu_direct(case)
 
 
 def _fabric(case: Case) -> Iterator[Finding]:
@@ -86,6 +89,19 @@ def _ports(case: Case) -> Iterator[Finding]:
     rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
     rate = f"{max(rate or 0 for rate in rates):g} Gb/s each"
     yield ok("rdma-ports", f"{len(nics.devices)} RDMA devices for the job are active, {rate}", names)
+
+
+def _hidden(case: Case) -> Iterator[Finding]:
+    """A container sees the host's devices in /sys, whether it was given them or not."""
+    hidden = [device.name for device in case.here.nics.devices if device.openable is False]
+    if hidden:
+        yield bad(
+            "rdma-device-hidden",
+            case.breaking,
+            f"{', '.join(hidden)} cannot be opened: /dev/infiniband is not in this container",
+            "NCCL finds no device and stops, or would go over TCP",
+            "start the container with --device /dev/infiniband (Run:ai: --extended-resource rdma/rdma=1)",
+        )
 
 
 def _gids(case: Case) -> Iterator[Finding]:
@@ -205,6 +221,31 @@ def _broadcom(case: Case) -> Iterator[Finding]:
             "libibverbs may load the one that does not match the host's driver",
             "rename the distribution's libbnxt_re-rdmav*.so to *.inbox",
             *(f"{one.path} sha256 {(one.digest or '')[:12]}" for one in copies),
+        )
+
+
+def _gpu_direct(case: Case) -> Iterator[Finding]:
+    """What GPU-direct RDMA needs on NVIDIA, and what NCCL cannot see in a virtual machine."""
+    if not case.verbs or case.here.vendor != "nvidia":
+        return
+    if case.facts.kernel.nvidia_peermem is False:
+        old = fits("<5.12", case.facts.kernel.release)
+        yield bad(
+            "peermem-missing",
+            WARNING if old else INFO,
+            "the kernel module nvidia_peermem is not loaded",
+            "GPU-direct RDMA needs it, or dma-buf: kernel 5.12 or later with NVIDIA's open kernel modules",
+            support=f"modprobe nvidia_peermem on {case.facts.host}",
+        )
+    elif case.facts.kernel.nvidia_peermem:
+        yield ok("peermem", "nvidia_peermem is loaded")
+    if case.facts.virtual_machine and len(case.gpus) > 1 and "NCCL_TOPO_FILE" not in case.facts.environment:
+        yield bad(
+            "vm-without-topology",
+            INFO,
+            "this is a virtual machine, and NCCL_TOPO_FILE is not set",
+            "PCIe switches are hidden: NCCL may pair GPUs with far NICs, at a fraction of the bandwidth",
+            "set NCCL_TOPO_FILE to the file your cloud gives for this machine type",
         )
 
 

@@ -1,4 +1,4 @@
-"""What else the machine says about itself: PCI links, local disks, a way out."""
+"""What else the machine says about itself: PCI links, local disks, a way out, whether it is a virtual one."""
 
 from __future__ import annotations
 
@@ -42,6 +42,14 @@ def nvme_disks(host: Host) -> Optional[int]:
     if host.resolve("/sys/class/block") is None:
         return None
     return len([name for name in host.list("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)])
+
+
+def virtual_machine(host: Host) -> Optional[bool]:
+    """x86 only: the hypervisor shows itself among the CPU's flags."""
+    for entry in (host.read("/proc/cpuinfo") or "").splitlines():
+        if entry.startswith("flags"):
+            return "hypervisor" in entry.split()
+    return None
 
 
 def _speed(text: Optional[str]) -> Optional[float]:

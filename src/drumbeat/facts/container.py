@@ -14,6 +14,7 @@ _INIT = ("systemd", "init", "runit", "openrc-init")
 _CGROUP_SIGNS = (
     ("kubepods", "kubernetes"),
     ("libpod", "podman"),
+    ("containers/storage", "podman"),
     ("docker", "docker"),
     ("enroot", "enroot"),
 )

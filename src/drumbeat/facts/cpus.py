@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Cpus
-from drumbeat.facts.parse import cpulist, line, natural
+from drumbeat.facts.parse import cpulist, integer, line, natural
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
@@ -44,7 +44,8 @@ def held_back(l3: Tuple[Group, ...], siblings: Tuple[Group, ...], allowed: Group
 
 def _listed(host: Host) -> Group:
     """Where `online` cannot be read, the folders still say."""
-    return tuple(sorted(int(n[3:]) for n in host.list(_CPU) if n.startswith("cpu") and n[3:].isdecimal()))[: 1 << 14]
+    numbers = (integer(name[3:]) for name in host.list(_CPU) if name.startswith("cpu"))
+    return tuple(sorted(number for number in numbers if number is not None and number >= 0))
 
 
 def _numa(host: Host) -> Dict[str, Group]:

@@ -6,12 +6,26 @@ import struct
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
+from drumbeat.facts import elf_versions
 from drumbeat.facts.host import Host
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 3: "i386", 40: "arm"}
 _PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH, _DT_STRSZ = 1, 5, 14, 15, 29, 10
+_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
+_DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 _TABLE_LIMIT = 1 << 20
+_DYNAMIC_LIMIT = 1 << 14  # a thousand entries
+NAME_LIMIT = 128
+_RUNPATH_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class Want:
+    """A symbol version that must be found in another library."""
+
+    library: str
+    hash: int
+    name_at: int  # where in the file its name is
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,8 @@ class Elf:
     needed: Tuple[str, ...]
     runpath: Tuple[str, ...]
     rodata: Tuple[int, int]  # where its constant texts are: start and size in the file
+    wants: Tuple[Want, ...] = ()
+    offers: Optional[Tuple[int, ...]] = None  # hashes of its symbol versions; None: it has none, or too many
 
 
 def architecture(host: Host, path: str) -> Optional[str]:
@@ -34,7 +50,7 @@ def parse(host: Host, path: str) -> Optional[Elf]:
     """None: not a 64-bit little-endian ELF file, or a damaged one."""
     try:
         return _parse(host, path)
-    except (struct.error, ValueError, IndexError, OverflowError):
+    except (struct.error, ValueError, LookupError, OverflowError):
         return None
 
 
@@ -58,7 +74,7 @@ def _parse(host: Host, path: str) -> Optional[Elf]:
             if flags & 0b11 == 0 and length > rodata[1]:  # neither written nor executed: the largest such piece
                 rodata = (offset, length)
         elif kind == _PT_DYNAMIC:
-            dynamic = host.data(path, offset, min(length, _TABLE_LIMIT)) or b""
+            dynamic = host.data(path, offset, min(length, _DYNAMIC_LIMIT)) or b""
     if rodata == (0, 0) and loads:  # old linkers put constants beside the code
         rodata = loads[0][1:]
     return _dynamic(host, path, machine, dynamic, loads, rodata)
@@ -74,22 +90,33 @@ def _dynamic(
             break
         entries.append((tag, value))
     last: Dict[int, int] = dict(entries)
-    strings = b""
-    if _DT_STRTAB in last:
-        place = _file_offset(last[_DT_STRTAB], loads)
-        strings = host.data(path, place, min(last.get(_DT_STRSZ, 0), _TABLE_LIMIT)) or b""
+    strings = _file_offset(last[_DT_STRTAB], loads) if entries else 0
 
-    def text(offset: int) -> str:
-        return strings[offset : strings.find(b"\0", offset)].decode("utf-8", "replace") if offset < len(strings) else ""
+    def text(offset: int, limit: int = NAME_LIMIT) -> str:
+        return text_at(host, path, strings + offset, limit)
 
-    paths = [text(value) for tag, value in entries if tag in (_DT_RPATH, _DT_RUNPATH)]
+    wants: Tuple[elf_versions.Need, ...] = ()
+    if _DT_VERNEED in last:
+        wants = elf_versions.needed(host, path, _file_offset(last[_DT_VERNEED], loads))
+    libraries = {place: text(place) for place in {need.library for need in wants}}
+    offers = None
+    if _DT_VERDEF in last:
+        offers = elf_versions.defined(host, path, _file_offset(last[_DT_VERDEF], loads))
+    paths = [text(value, _RUNPATH_LIMIT) for tag, value in entries if tag in (_DT_RPATH, _DT_RUNPATH)]
     return Elf(
         machine=machine,
         soname=text(last[_DT_SONAME]) if _DT_SONAME in last else None,
         needed=tuple(text(value) for tag, value in entries if tag == _DT_NEEDED),
         runpath=tuple(part for path_list in paths for part in path_list.split(":") if part),
         rodata=rodata,
+        wants=tuple(Want(libraries[need.library], need.hash, strings + need.name) for need in wants),
+        offers=offers,
     )
+
+
+def text_at(host: Host, path: str, place: int, limit: int = NAME_LIMIT) -> str:
+    """One text at a time: the whole table of libstdc++ is 300 kB, and a capture would hold it."""
+    return (host.data(path, place, limit) or b"").split(b"\0")[0].decode("utf-8", "replace")
 
 
 def _file_offset(address: int, loads: List[Tuple[int, int, int]]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, Mapping
 
+from drumbeat.secret import looks_secret
+
 # What a launcher, NCCL, RCCL, libfabric, MPI, torch or the GPU runtimes read.
 _PREFIXES = (
     "NCCL_", "RCCL_", "FI_", "GLOO_", "TP_", "HSA_", "HIP_", "ROCR_", "ROCM_", "AMD_", "MIOPEN_", "MIOOPEN_",
@@ -32,10 +34,9 @@ _IDENTITY_NAMES = frozenset(
     )
 )  # fmt: skip
 
-# As a part of the name, between underscores: NCCL_AUTH_TOKEN, but not TOKENIZERS_PARALLELISM, NCCL_IB_PKEY or PWD.
-_SECRET_NAME = re.compile(
-    r"(^|_)(TOKENS?|SECRETS?|PASS|PASSPHRASE|KEYS?|CREDENTIALS?|AUTH|COOKIE|PRIVATE|SIGNATURE|JWT)(_|$)"
-    r"|(PASSWORD|PASSWD|_PWD|APIKEY|TOKEN|SECRET)$",
+# A capture leaves the site, so it is stricter than a job file: NCCL_AUTH_COOKIE, but not NCCL_IB_PKEY or PWD.
+_STRICTER = re.compile(
+    r"(^|_)(TOKENS|PASS|KEYS?|AUTH|COOKIE|PRIVATE|SIGNATURE|JWT)(_|$)|(PASSWORD|PASSWD|_PWD|TOKEN|SECRET)$",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
@@ -56,7 +57,9 @@ def matters(name: str) -> bool:
 
 def secret(name: str, value: str) -> bool:
     """True where either the name or the value looks like something that must not be written."""
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value[:_VALUE_LIMIT])) or len(value) > _VALUE_LIMIT
+    if looks_secret(name) or _STRICTER.search(name) or len(value) > _VALUE_LIMIT:
+        return True
+    return bool(_SECRET_VALUE.search(value))
 
 
 def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:

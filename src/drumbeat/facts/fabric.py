@@ -12,26 +12,12 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.host import Host
+from drumbeat.facts.library_folders import search_folders
 from drumbeat.facts.loader import Loader
 from drumbeat.facts.model import CxiDevice, Gpu, Library, RdmaDevice
 from drumbeat.facts.parse import natural
 
-# Where sites put them when they are not on the library path. Patterns: versions age.
-_FOLDERS = (
-    "/opt/rocm/lib",
-    "/opt/cray/libfabric/*/lib64",
-    "/opt/amazon/ofi-nccl/lib",
-    "/opt/amazon/ofi-nccl/lib/*",
-    "/opt/amazon/efa/lib",
-    "/opt/aws-ofi-nccl/lib",
-    "/opt/aws-ofi-rccl",
-    "/opt/libfabric/lib",
-    "/opt/nccl/lib",
-    "/usr/local/lib",
-    "/usr/local/nccl/lib",
-)
-# In a virtual environment the wheels bring their own.
-_IN_ENVIRONMENTS = ("lib/python3*/site-packages/nvidia/nccl/lib", "lib/python3*/site-packages/torch/lib")
+_COLLECTIVES = ("libnccl.so*", "librccl.so*")
 _PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*", "librccl-anp*.so*")
 _PROVIDERS = {
     "mlx5_core": "libmlx5*.so*",
@@ -49,7 +35,6 @@ _COMMENTS = {  # what stands before the version among a library's constants
     "librccl-net": "aws-ofi-rccl ",
 }
 _NOT_FOUND = "not on the library path, nor in the usual folders"
-_VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
 
 
 def read(
@@ -60,13 +45,11 @@ def read(
     cxi: Sequence[CxiDevice] = (),
 ) -> Tuple[Library, ...]:
     loader = Loader(host, arch)
-    folders = search_folders(host, loader)
-    found: List[Library] = []
+    folders = search_folders(loader)
+    found = [library for pattern in _COLLECTIVES for library in _matching(loader, folders, pattern, True)]
     vendors = {gpu.vendor for gpu in gpus if not gpu.integrated}
     fast = bool(cxi) or any(device.driver == "efa" for device in rdma)
     for name, expected in (
-        ("libnccl.so.2", False),  # torch's wheel brings its own: missing here is no fault
-        ("librccl.so.1", False),
         ("libfabric.so.1", fast),
         ("libcxi.so.1", bool(cxi)),
         ("libibverbs.so.1", bool(rdma)),
@@ -88,43 +71,13 @@ def read(
 
 
 def versions(libraries: Sequence[Library]) -> Dict[str, str]:
-    """For Facts.versions: the first of each, which is the one the loader takes."""
+    """For Facts.versions: the first of each, which is the one a process would load."""
     found: Dict[str, str] = {}
     for start, name in (("libnccl.so", "nccl"), ("librccl.so", "rccl"), ("libfabric.so", "libfabric")):
         for library in libraries:
             if library.name.startswith(start) and library.version:
                 found.setdefault(name, library.version)
     return found
-
-
-def search_folders(host: Host, loader: Loader) -> Tuple[str, ...]:
-    """The loader's folders in its order, then the usual ones."""
-    patterns = list(_FOLDERS)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if host.environ.get(name):
-            patterns += [f"{host.environ[name]}/{inside}" for inside in _IN_ENVIRONMENTS]
-    for name in ("ROCM_PATH", "CUDA_HOME", "EBROOTLIBFABRIC", "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL"):
-        if host.environ.get(name):
-            patterns.append(f"{host.environ[name]}/lib")
-    folders = [*loader.given, *loader.standard]
-    for pattern in patterns:
-        folders += _glob(loader, pattern)
-    return tuple(dict.fromkeys(folders))
-
-
-def _glob(loader: Loader, pattern: str) -> List[str]:
-    folders = ["/"]
-    for part in pattern.strip("/").split("/"):
-        if "*" in part:
-            # The newest version first.
-            folders = [
-                os.path.join(folder, name)
-                for folder in folders
-                for name in sorted(fnmatch.filter(loader.names(folder), part), key=natural, reverse=True)[:8]
-            ]
-        else:
-            folders = [os.path.join(folder, part) for folder in folders]
-    return folders
 
 
 def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) -> List[Library]:
@@ -136,15 +89,16 @@ def _named(loader: Loader, folders: Sequence[str], soname: str, expected: bool) 
     return [Library(soname, why_not=_NOT_FOUND)] if expected else []
 
 
-def _matching(loader: Loader, folders: Sequence[str], pattern: str) -> List[Library]:
+def _matching(loader: Loader, folders: Sequence[str], pattern: str, by_soname: bool = False) -> List[Library]:
     """Every file once, however many names and links lead to it: the loader's first stays."""
     found: Dict[str, Library] = {}
     for folder in folders:
         for name in sorted(fnmatch.filter(loader.names(folder), pattern), key=natural):
             path = f"{folder}/{name}"
             real = loader.host.resolve(path) or path
-            if real not in found and ".so" in name and len(found) < 16:
-                found[real] = _library(loader, name, path)
+            if real not in found and len(found) < 16:
+                about = loader.about(path) if by_soname else None
+                found[real] = _library(loader, about.soname if about and about.soname else name, path)
     return list(found.values())
 
 
@@ -154,31 +108,39 @@ def _library(loader: Loader, name: str, path: str) -> Library:
 
 
 def _version(loader: Loader, name: str, path: str) -> Optional[str]:
-    """From the file's full name, else from its own texts, else from a folder that is named after the version."""
+    """From the library's own texts, else from what stands around it, each of which can only be right."""
     real = loader.host.resolve(path) or path
     suffix = os.path.basename(real).partition(".so.")[2]
-    own_text = _own_version(loader, name, path)
-    if own_text:
-        return own_text
-    if suffix.count(".") >= 1 and _VERSION.fullmatch(suffix) and not name.startswith(("libibverbs", "librdmacm")):
+    if name.startswith("libnccl.so") and suffix.count(".") == 2:  # libnccl.so.2.28.3; others number their ABI there
         return suffix
-    wheel = _wheel_version(loader, real)
-    if wheel:
-        return wheel
-    for part in reversed(os.path.dirname(real).split("/")):
-        found = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part)
-        if found:
-            return found.group(1)
-    return None
+    return (
+        _own_version(loader, name, path)
+        or _wheel_version(loader, real)
+        or _pkgconfig_version(loader, name, real)
+        or _folder_version(real)
+    )
 
 
 def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
     for start, comment in _COMMENTS.items():
-        about = loader.elf(path) if name.startswith(start) else None
+        about = loader.about(path) if name.startswith(start) else None
         if about:
-            version = loader.host.version_in(path, comment, *about.rodata)
-            if version:
-                return version
+            return loader.host.version_in(path, comment, *about.rodata)
+    return None
+
+
+def _pkgconfig_version(loader: Loader, name: str, real: str) -> Optional[str]:
+    text = loader.host.read(f"{os.path.dirname(real)}/pkgconfig/{name.partition('.so')[0]}.pc")
+    found = re.search(r"^Version:\s*(\d+(?:\.\d+)+)", text or "", re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _folder_version(real: str) -> Optional[str]:
+    """`/opt/cray/libfabric/1.22.0/lib64`"""
+    for part in reversed(os.path.dirname(real).split("/")):
+        found = re.fullmatch(r"v?(\d+\.\d+(?:\.\d+)*)(?:[-+].*)?", part)
+        if found:
+            return found.group(1)
     return None
 
 

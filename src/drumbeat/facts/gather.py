@@ -80,8 +80,10 @@ def gather(host: Host) -> Facts:
         container=ask("container", lambda: container.read(host), Container()),
         identity=ask("identity", lambda: identity.read(host, notes), Identity()),
         environment=ask("environment", lambda: environment.read(host.environ), {}),
+        gpus_on_bus=ask("gpus", lambda: gpus.on_bus(host), {}),
         default_route=ask("default route", lambda: board.default_route(host), None),
         nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
+        virtual_machine=ask("virtual machine", lambda: board.virtual_machine(host), None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 
@@ -97,6 +99,11 @@ def gaps(facts: Facts) -> Tuple[str, ...]:
         holes.append("cpus: the set this process may use is not known")
     if not facts.interfaces:
         holes.append("interfaces: /sys/class/net says nothing")
+    for vendor in ("nvidia", "amd"):
+        count = facts.gpus_on_bus.get(vendor, 0)
+        if count and not any(gpu.vendor == vendor for gpu in facts.gpus):
+            why = "no driver, or this job or container was given none"
+            holes.append(f"gpus: none of {count} {vendor} GPUs on the bus is open to us: {why}")
     for gpu in facts.gpus:
         numa = 0 if len(facts.cpus.numa) == 1 else gpu.numa  # with one node, firmware need not say which
         missing = [

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import pkgutil
 from typing import Any, Dict
+
+from drumbeat.packaged import load
 
 
 @functools.lru_cache(maxsize=1)
 def names() -> Dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load(pkgutil.get_data("drumbeat.facts", "gpu_names.yaml") or b"{}"))
+    return dict(load("drumbeat.facts", "gpu_names"))

@@ -19,17 +19,20 @@ _DISPLAY = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D, other display, p
 
 
 def read(host: Host) -> Tuple[Gpu, ...]:
-    on_bus = pci_gpus(host)
-    found: List[Gpu] = []
-    for vendor, reader in (("nvidia", gpus_nvidia.read), ("amd", gpus_amd.read)):
-        mine = [address for address, owner in on_bus.items() if owner == vendor]
-        found += reader(host, mine)
-    intel = [address for address, owner in on_bus.items() if owner == "intel"]
+    """Those that a process here can open. A driver that is missing, a cgroup or a container can hide all others."""
+    found: List[Gpu] = [*gpus_nvidia.read(host), *gpus_amd.read(host)]
+    intel = [address for address, vendor in _on_bus(host).items() if vendor == "intel"]
     found += [Gpu(index, "intel", pci=address, integrated=_intel_igpu(address)) for index, address in enumerate(intel)]
     return tuple(_placed(host, gpu) for gpu in found)
 
 
-def pci_gpus(host: Host) -> Dict[str, str]:
+def on_bus(host: Host) -> Dict[str, int]:
+    """Vendor -> how many GPUs the machine has."""
+    vendors = list(_on_bus(host).values())
+    return {vendor: vendors.count(vendor) for vendor in sorted(set(vendors))}
+
+
+def _on_bus(host: Host) -> Dict[str, str]:
     """PCI address -> vendor, in bus order. A server's management display (ASPEED, Matrox) is not one of them."""
     found: Dict[str, str] = {}
     for name in sorted(host.list(_PCI), key=natural):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Dict, List, Optional, Tuple
 
+from drumbeat.facts.amd_tools import AMD_SMI, ROCM_SMI, parse_amd_smi, parse_rocm_smi
 from drumbeat.facts.gpu_names import names
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
@@ -18,10 +18,8 @@ _PCI = "/sys/bus/pci/devices"
 _WITHIN_MODULE_MBPS = 200_000
 
 
-def read(host: Host, on_bus: List[str]) -> List[Gpu]:
+def read(host: Host) -> List[Gpu]:
     gpus, links = _from_topology(host)
-    if not gpus:
-        gpus = [_from_bus(host, index, address) for index, address in enumerate(on_bus)]
     if any(gpu.memory_bytes is None or gpu.name is None for gpu in gpus):
         gpus = _asked(host, gpus)
     return _with_modules(host, gpus, links)
@@ -32,10 +30,16 @@ def _from_topology(host: Host) -> Tuple[List[Gpu], Dict[int, List[int]]]:
     gpus: List[Gpu] = []
     index_of: Dict[str, int] = {}
     users = _users(host)
+    device_files = host.list("/dev")
+    if device_files and "kfd" not in device_files:
+        return [], {}  # a container without it
+    render_files = host.list("/dev/dri")
     for node in sorted(host.list(_NODES), key=natural):
         about = properties(host.read(f"{_NODES}/{node}/properties"))
         # CPU nodes have no SIMDs. A GPU that a scheduler's cgroup denies us cannot be read at all: it is not ours.
         if not integer(about.get("simd_count")):
+            continue
+        if device_files and f"renderD{about.get('drm_render_minor')}" not in render_files:
             continue
         identity = line(host, f"{_NODES}/{node}/gpu_id") or ""
         index_of[node] = len(gpus)
@@ -119,17 +123,6 @@ def _with_modules(host: Host, gpus: List[Gpu], links: Dict[int, List[int]]) -> L
     ]
 
 
-def _from_bus(host: Host, index: int, address: str) -> Gpu:
-    base = f"{_PCI}/{address}"
-    return Gpu(
-        index=index,
-        vendor="amd",
-        name=line(host, f"{base}/product_name"),
-        pci=address,
-        memory_bytes=number(host, f"{base}/mem_info_vram_total"),
-    )
-
-
 def _users(host: Host) -> Optional[Dict[str, Tuple[int, ...]]]:
     """KFD keeps one folder a process, with one vram_<gpu_id> file a GPU it opened."""
     if host.resolve(_PROCESSES) is None:
@@ -145,9 +138,8 @@ def _users(host: Host) -> Optional[Dict[str, Tuple[int, ...]]]:
 
 
 def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
-    """Names and memory from rocm-smi, where sysfs kept silent."""
-    text = host.command(["rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json"])
-    told = parse_rocm_smi(text or "")
+    """Names and memory from a tool, where sysfs kept silent; newer ROCm has only amd-smi."""
+    told = parse_rocm_smi(host.command(ROCM_SMI) or "") or parse_amd_smi(host.command(AMD_SMI) or "")
     return [
         dataclasses.replace(
             gpu, name=gpu.name or told[gpu.pci].name, memory_bytes=gpu.memory_bytes or told[gpu.pci].memory_bytes
@@ -156,25 +148,6 @@ def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
         else gpu
         for gpu in gpus
     ]
-
-
-def parse_rocm_smi(text: str) -> Dict[Optional[str], Gpu]:
-    """`rocm-smi --json`: {"card0": {"PCI Bus": "0000:C1:00.0", ...}}; keys changed their spelling over the years."""
-    try:
-        cards = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    found: Dict[Optional[str], Gpu] = {}
-    for card in cards.values() if isinstance(cards, dict) else ():
-        if not isinstance(card, dict):
-            continue
-        about = {str(key).lower(): str(value) for key, value in card.items()}
-        pci = pci_address(about.get("pci bus"))
-        name = about.get("card series") or about.get("card model")
-        if pci:
-            memory = integer(about.get("vram total memory (b)"))
-            found[pci] = Gpu(len(found), "amd", None if name in ("N/A", "") else name, pci, memory_bytes=memory)
-    return found
 
 
 def rocm_version(host: Host) -> Optional[str]:

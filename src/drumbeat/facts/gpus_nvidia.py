@@ -16,14 +16,10 @@ _PROC = "/proc/driver/nvidia/gpus"
 _FIELDS = ("index", "name", "uuid", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
 
 
-def read(host: Host, on_bus: List[str]) -> List[Gpu]:
-    if not on_bus and not host.list(_PROC) and host.resolve("/dev/nvidiactl") is None:
-        return []  # asking nvidia-smi for nothing costs half a second
-    gpus = _from_tool(host) or _from_proc(host)
-    if gpus:
-        return gpus
-    # Only the bus shows them: the driver is not loaded, or a container hides the rest. They are listed all the same.
-    return [Gpu(index, "nvidia", pci=address) for index, address in enumerate(on_bus)]
+def read(host: Host) -> List[Gpu]:
+    if driver_version(host) is None and not host.list(_PROC) and host.resolve("/dev/nvidiactl") is None:
+        return []  # asking nvidia-smi without a driver takes half a second
+    return _from_tool(host) or _from_proc(host)
 
 
 def _from_tool(host: Host) -> List[Gpu]:
@@ -82,17 +78,21 @@ def _with_users(gpu: Gpu, users: Optional[Dict[str, Tuple[int, ...]]]) -> Gpu:
 
 
 def _from_proc(host: Host) -> List[Gpu]:
+    """This folder names all GPUs of the machine; ours are those whose device file is in this container."""
     gpus: List[Gpu] = []
-    for index, name in enumerate(sorted(host.list(_PROC), key=natural)):
-        about = {}
+    device_files = host.list("/dev")
+    for name in sorted(host.list(_PROC), key=natural):
+        about: Dict[str, Optional[str]] = {}
         for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
             key, colon, value = entry.partition(":")
             if colon:
                 about[key.strip()] = _known(value)
         uuid = about.get("GPU UUID")
+        if device_files and f"nvidia{about.get('Device Minor')}" not in device_files:
+            continue
         gpus.append(
             Gpu(
-                index=index,
+                index=len(gpus),
                 vendor="nvidia",
                 name=about.get("Model"),
                 pci=pci_address(about.get("Bus Location")) or pci_address(name),

@@ -12,6 +12,7 @@ from drumbeat.facts.parse import integer
 from drumbeat.hostlist import HostlistError, expand
 
 _NODEFILE_LIMIT = 1 << 16
+_SLURM_SPECIAL_STEPS = 0xFFFFFFF0  # interactive, batch, extern
 
 
 def read(host: Host, notes: List[str]) -> Identity:
@@ -26,6 +27,8 @@ def read(host: Host, notes: List[str]) -> Identity:
 def _slurm(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     """In a step its own list holds, and SLURM_NODEID counts within it; a batch script is node 0 of the job."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    if (integer(step) or 0) >= _SLURM_SPECIAL_STEPS:  # the shell of salloc runs in a step of one node, but is not one
+        step = None
     first, second = ("SLURM_STEP_", "SLURM_JOB_") if step else ("SLURM_JOB_", "SLURM_")
     hosts = _hosts(environ.get(first + "NODELIST") or environ.get(second + "NODELIST"), notes)
     node = integer(environ.get("SLURM_NODEID"))

@@ -22,7 +22,15 @@ def read(host: Host, device_paths: Iterable[Optional[str]] = ()) -> Kernel:
         iommu=_iommu(host),
         acs_enabled=_acs(host, device_paths),
         ephemeral_ports=_ports(host),
+        nvidia_peermem=_peermem(host),
     )
+
+
+def _peermem(host: Host) -> Optional[bool]:
+    modules = host.list("/sys/module")
+    if "nvidia" not in modules:
+        return None
+    return "nvidia_peermem" in modules or "nv_peer_mem" in modules
 
 
 def _iommu(host: Host) -> Optional[str]:

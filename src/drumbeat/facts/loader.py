@@ -36,7 +36,7 @@ class Loader:
             self._names[folder] = self.host.list(folder)
         return self._names[folder]
 
-    def elf(self, path: str) -> Optional[elf.Elf]:
+    def about(self, path: str) -> Optional[elf.Elf]:
         if path not in self._elf:
             self._elf[path] = elf.parse(self.host, path)
         return self._elf[path]
@@ -59,7 +59,7 @@ class Loader:
         queue: List[Tuple[str, int, str]] = [(path, 0, "")]
         while queue:
             current, depth, asked_by = queue.pop(0)
-            about = self.elf(current)
+            about = self.about(current)
             by = f" (needed by {asked_by})" if asked_by else ""
             if about is None:
                 if self.host.data(current, 0, 4) is None:
@@ -72,10 +72,20 @@ class Loader:
                 found = self.find(name, folders)
                 if found is None:
                     return False, f"{name} is not on the library path (needed by {os.path.basename(current)})"
+                missing = self._missing_version(current, name, found)
+                if missing:
+                    return False, f"{found} has no {missing} (needed by {os.path.basename(current)})"
                 if found not in seen and depth < _DEPTH and len(seen) < _FILES:
                     seen[found] = None
                     queue.append((found, depth + 1, os.path.basename(current)))
         return True, ""
+
+    def _missing_version(self, path: str, name: str, found: str) -> str:
+        about, offered = self.about(path), self.about(found)
+        if about is None or offered is None or offered.offers is None:
+            return ""  # a library without versions satisfies any, with a warning
+        missing = [want for want in about.wants if want.library == name and want.hash not in offered.offers]
+        return elf.text_at(self.host, path, missing[0].name_at) if missing else ""
 
 
 def _origin(part: str, path: str) -> str:

@@ -65,6 +65,7 @@ class RdmaDevice:
     firmware: Optional[str] = None
     bond: bool = False
     pci_path: Optional[str] = None
+    openable: Optional[bool] = None  # is its /dev/infiniband/uverbs here; a container may show the device in /sys only
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Kernel:
     iommu: Optional[str] = None  # pt, on, off as the command line says
     acs_enabled: Optional[bool] = None
     ephemeral_ports: Optional[Tuple[int, int]] = None
+    nvidia_peermem: Optional[bool] = None  # the module by which a NIC reaches an NVIDIA GPU's memory
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Facts:
     python: Optional[str] = None
     memory_bytes: Optional[int] = None
     cpus: Cpus = field(default_factory=Cpus)
-    gpus: Tuple[Gpu, ...] = ()
+    gpus: Tuple[Gpu, ...] = ()  # those that this process can open
     rdma: Tuple[RdmaDevice, ...] = ()
     cxi: Tuple[CxiDevice, ...] = ()
     interfaces: Tuple[Interface, ...] = ()
@@ -179,8 +181,10 @@ class Facts:
         default_factory=dict
     )  # variables that matter to a job; secrets are not among them
     unknown: Tuple[str, ...] = ()  # what could not be read, and why
+    gpus_on_bus: Dict[str, int] = field(default_factory=dict)  # vendor -> how many the machine has, ours or not
     default_route: Optional[str] = None  # the interface that leads out; empty: none does
     nvme_disks: Optional[int] = None
+    virtual_machine: Optional[bool] = None
     schema: str = SCHEMA
 
 

@@ -14,7 +14,9 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7]
 
 def natural(name: str) -> List[Tuple[int, int, str]]:
     """Sort key under which mlx5_2 comes before mlx5_10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part]
+    return [
+        (0, int(part[:18]), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", name) if part
+    ]
 
 
 def line(host: Host, path: str) -> Optional[str]:

@@ -22,8 +22,8 @@ def read(host: Host) -> Tuple[RdmaDevice, ...]:
 
 def _device(host: Host, name: str) -> RdmaDevice:
     base = f"{_CLASS}/{name}"
-    numbers = [(integer(entry), entry) for entry in host.list(f"{base}/ports")]
-    ports = tuple(_port(host, f"{base}/ports/{entry}", port) for port, entry in sorted(numbers, key=str) if port)
+    numbers = sorted(port for port in map(integer, host.list(f"{base}/ports")) if port)
+    ports = tuple(_port(host, f"{base}/ports/{port}", port) for port in numbers)
     netdevs = set(host.list(f"{base}/device/net"))
     netdevs.update(gid.netdev for port in ports for gid in port.gids if gid.netdev)
     path = pci_path(host, f"{base}/device")
@@ -37,7 +37,16 @@ def _device(host: Host, name: str) -> RdmaDevice:
         firmware=line(host, f"{base}/fw_ver"),
         bond="bond" in name or any(_bonded(host, netdev) for netdev in netdevs),
         pci_path=path,
+        openable=_openable(host, base),
     )
+
+
+def _openable(host: Host, base: str) -> Optional[bool]:
+    """A container sees its host's /sys, but only those of /dev that it was given."""
+    names = host.list(f"{base}/device/infiniband_verbs")
+    if not names or not host.list("/dev"):
+        return None
+    return any(host.resolve(f"/dev/infiniband/{name}") for name in names)
 
 
 def _driver(host: Host, base: str) -> Optional[str]:

@@ -1,124 +1,201 @@
-"""One look at a node while a job runs: its GPUs, cores, memory and network. `None` is unknown, never zero.
+"""What GPUs are doing now: pure parsers of what vendor tools print, and a reading of AMD's sysfs that needs no tool.
 
-NVIDIA's GPUs are asked by nvidia-smi, AMD's are read from the kernel's own files. The second GCD of an MI250X has no power
-reading: the module's stands with the first one.
+Power is the honest signal: a GPU can be 100 % busy waiting. The second GCD of an MI250X module has no reading of its
+own: its power and cap are unknown, not zero.
 """
 
 from __future__ import annotations
 
 import csv
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence
 
 from drumbeat.facts.host import Host
-from drumbeat.facts.parse import integer, number
+from drumbeat.facts.model import Gpu
+from drumbeat.facts.parse import integer, line, number
 
-# nvidia-smi's field -> ours, and what its number is multiplied with
-_NVIDIA: Tuple[Tuple[str, str, float], ...] = (
-    ("index", "index", 1), ("name", "name", 0), ("utilization.gpu", "use_percent", 1),
-    ("utilization.memory", "memory_use_percent", 1), ("memory.total", "memory_total", 1 << 20),
-    ("memory.used", "memory_used", 1 << 20), ("temperature.gpu", "temperature_c", 1), ("power.draw", "power_w", 1),
-    ("power.limit", "power_cap_w", 1), ("clocks.sm", "sclk_mhz", 1), ("clocks.mem", "mclk_mhz", 1),
-    ("fan.speed", "fan_percent", 1), ("pstate", "performance", 0),
+NVIDIA_COLUMNS = (
+    "timestamp", "index", "name", "utilization.gpu", "utilization.memory", "memory.total", "memory.used",
+    "power.draw", "power.limit", "temperature.gpu", "clocks.sm", "clocks.mem",
 )  # fmt: skip
+NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_COLUMNS)}", "--format=csv")
+ROCM_COMMAND = ("rocm-smi",)
+AMD_COMMAND = ("amd-smi", "monitor", "--csv")
 _PCI = "/sys/bus/pci/devices"
-_NET = "/sys/class/net"
-_RDMA = "/sys/class/infiniband"
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
-def sample(host: Host, amd: Sequence[Tuple[int, str]], nvidia: bool) -> Dict[str, Any]:
-    """`amd` are index and PCI address of each AMD GPU."""
-    gpus = parse_nvidia(host.command(_nvidia_argv(), 10.0) or "") if nvidia else []
-    gpus += [amd_gpu(host, index, pci) for index, pci in amd]
-    return {"gpus": gpus, "cpu": cpu(host), "memory": memory(host), "network": network(host)}
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU at one moment; None is unknown."""
+
+    index: int
+    busy: Optional[float] = None  # per cent of the time with some kernel running
+    memory_busy: Optional[float] = None
+    memory_used: Optional[int] = None  # bytes
+    memory_total: Optional[int] = None
+    memory_percent: Optional[float] = None  # where a tool gives no bytes
+    power: Optional[float] = None  # watts
+    power_cap: Optional[float] = None
+    temperature: Optional[float] = None  # degrees Celsius
+    clock: Optional[float] = None  # MHz
+    memory_clock: Optional[float] = None
+    fan: Optional[float] = None  # per cent
+    name: Optional[str] = None
+    time: Optional[str] = None  # as the tool prints it
 
 
-def _nvidia_argv() -> List[str]:
-    fields = ",".join(field for field, _, _ in _NVIDIA)
-    return ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+def parse_nvidia_csv(text: str) -> List[GpuSample]:
+    """`nvidia-smi --query-gpu=… --format=csv`, with its header, whatever the columns; units are in header or cells."""
+    rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
+    header: List[str] = []
+    samples: List[GpuSample] = []
+    for row in rows:
+        names = [cell.split(" [")[0].strip() for cell in row]
+        if "utilization.gpu" in names or "timestamp" in names or "index" in names:
+            header = names  # `-l` with several files pasted together repeats it
+            continue
+        if not header or len(row) != len(header):
+            continue
+        cell = dict(zip(header, row))
+        samples.append(
+            GpuSample(
+                # Without an index column, one GPU was asked for.
+                index=integer(cell.get("index", "0")) or 0,
+                busy=_number(cell.get("utilization.gpu")),
+                memory_busy=_number(cell.get("utilization.memory")),
+                memory_used=_bytes(cell.get("memory.used"), "MiB"),
+                memory_total=_bytes(cell.get("memory.total"), "MiB"),
+                power=_number(cell.get("power.draw")),
+                power_cap=_number(cell.get("power.limit")),
+                temperature=_number(cell.get("temperature.gpu")),
+                clock=_number(cell.get("clocks.current.sm", cell.get("clocks.sm"))),
+                memory_clock=_number(cell.get("clocks.current.memory", cell.get("clocks.mem"))),
+                name=cell.get("name"),
+                time=cell.get("timestamp"),
+            )
+        )
+    return samples
 
 
-def parse_nvidia(text: str) -> List[Dict[str, Any]]:
-    gpus = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) != len(_NVIDIA) or integer(row[0]) is None:
-            continue  # a warning line
-        gpus.append({name: _value(cell, factor) for cell, (_, name, factor) in zip(row, _NVIDIA)})
-    return gpus
+def parse_rocm_smi_table(text: str) -> List[GpuSample]:
+    """`rocm-smi` without options. Columns came and went between versions; cells are told by their units and ends."""
+    samples: List[GpuSample] = []
+    for entry in text.splitlines():
+        if not re.match(r"\s*\d+\s", entry) or "=" in entry:
+            continue
+        words = entry.split()
+        clocks = [_number(word) for word in words if re.fullmatch(r"(?i)[\d.]+mhz|none", word)]
+        watts = [place for place, word in enumerate(words) if re.fullmatch(r"[\d.]+W", word)]
+        percents = [_number(word) for word in words if re.fullmatch(r"[\d.]+%", word)]
+        heat = [_number(word) for word in words if re.fullmatch(r"[\d.]+(?:°|\ufffd)?[cC]", word)]
+        if len(percents) < 2 or not (clocks or watts):
+            continue
+        cap = _number(words[watts[-1]]) if watts else None
+        # One figure in watts is the cap: the GCD without a sensor prints N/A for power and 0.0W for the cap.
+        power = _number(words[watts[0]]) if len(watts) > 1 else None
+        samples.append(
+            GpuSample(
+                index=int(words[0]) if len(words[0]) < 6 else -1,
+                busy=percents[-1],
+                memory_percent=percents[-2],
+                power=power,
+                power_cap=cap or None,
+                temperature=heat[0] if heat else None,
+                clock=clocks[0] if clocks else None,
+                memory_clock=clocks[1] if len(clocks) > 1 else None,
+                fan=percents[0] if len(percents) > 2 else None,
+            )
+        )
+    return samples
 
 
-def _value(cell: str, factor: float) -> Any:
-    cell = cell.strip()
-    if not cell or cell.startswith("[") or cell == "N/A":
-        return None
-    if not factor:
-        return cell
-    try:
-        return round(float(cell) * factor, 1) if "." in cell else int(cell) * int(factor)
-    except ValueError:
-        return None
+def parse_amd_smi_monitor(text: str) -> List[GpuSample]:
+    """`amd-smi monitor`: a table, or with --csv the same names in lower case."""
+    lines = [entry for entry in text.splitlines() if entry.strip() and not entry.startswith("$")]
+    samples: List[GpuSample] = []
+    header: List[str] = []
+    for entry in lines:
+        if re.match(r"\s*gpu\b", entry, re.IGNORECASE):
+            header = [word.upper() for word in re.split(r"[,\s]+", entry.strip())]
+            continue
+        cells = entry.split(",") if "," in entry else re.findall(r"(?:N/A|[\d.]+(?:/[\d.]+)?)(?: ?[^\s\d]\S*)?", entry)
+        if not header or len(cells) != len(header):
+            continue
+        cell = {name: value.strip() for name, value in zip(header, cells)}
+        index = integer(cell.get("GPU"))
+        if index is None:
+            continue
+        samples.append(
+            GpuSample(
+                index=index,
+                busy=_number(cell.get("GFX%") or cell.get("GFX") or cell.get("GFX_UTIL")),
+                memory_busy=_number(cell.get("MEM%") or cell.get("MEM") or cell.get("MEM_UTIL")),
+                memory_used=_bytes(cell.get("VRAM_USED"), "MB"),
+                memory_total=_bytes(cell.get("VRAM_TOTAL"), "MB"),
+                power=_number(cell.get("POWER") or cell.get("POWER_USAGE")),
+                temperature=_number(cell.get("GPU_TEMP") or cell.get("GPU_T") or cell.get("HOTSPOT_TEMPERATURE")),
+                clock=_number(cell.get("GFX_CLOCK") or cell.get("GFX_CLK")),
+                memory_clock=_number(cell.get("MEM_CLOCK")),
+            )
+        )
+    return samples
 
 
-def amd_gpu(host: Host, index: int, pci: str) -> Dict[str, Any]:
-    base = f"{_PCI}/{pci}"
-    sensors = next((f"{base}/hwmon/{name}" for name in host.list(f"{base}/hwmon") if name.startswith("hwmon")), "")
-
-    def sensor(names: Sequence[str], unit: float) -> Optional[float]:
-        values = (number(host, f"{sensors}/{name}") for name in names) if sensors else ()
-        found = next((value for value in values if value is not None), None)
-        return None if found is None else round(found / unit, 1)
-
-    fan, fan_most = sensor(["pwm1"], 1), sensor(["pwm1_max"], 1)
-    cap = sensor(["power1_cap"], 1e6)
-    return {
-        "index": index,
-        "name": (host.read(f"{base}/product_name") or "").strip() or None,
-        "use_percent": number(host, f"{base}/gpu_busy_percent"),
-        "memory_use_percent": number(host, f"{base}/mem_busy_percent"),
-        "memory_total": number(host, f"{base}/mem_info_vram_total"),
-        "memory_used": number(host, f"{base}/mem_info_vram_used"),
-        "temperature_c": sensor(["temp2_input", "temp1_input"], 1000),  # junction, else edge
-        "power_w": sensor(["power1_average", "power1_input"], 1e6),
-        "power_cap_w": cap or None,  # the second GCD of a module says 0
-        "sclk_mhz": sensor(["freq1_input"], 1e6),
-        "mclk_mhz": sensor(["freq2_input"], 1e6),
-        "fan_percent": round(100 * fan / fan_most, 1) if fan is not None and fan_most else None,
-        "performance": (host.read(f"{base}/power_dpm_force_performance_level") or "").strip() or None,
-    }
+def read_amd_sysfs(host: Host, gpus: Sequence[Gpu]) -> List[GpuSample]:
+    """No tool, no process: the amdgpu driver's own files."""
+    samples = []
+    for gpu in gpus:
+        base = f"{_PCI}/{gpu.pci}"
+        sensors = _sensors(host, base)
+        busy, memory_busy = number(host, f"{base}/gpu_busy_percent"), number(host, f"{base}/mem_busy_percent")
+        samples.append(
+            GpuSample(
+                index=gpu.index,
+                busy=None if busy is None else float(busy),
+                memory_busy=None if memory_busy is None else float(memory_busy),
+                memory_used=number(host, f"{base}/mem_info_vram_used"),
+                memory_total=number(host, f"{base}/mem_info_vram_total"),
+                power=_scaled(sensors.get("power1_average", sensors.get("power1_input")), 1e6),
+                power_cap=_scaled(sensors.get("power1_cap"), 1e6) or None,
+                temperature=_scaled(sensors.get("temp2_input", sensors.get("temp1_input")), 1e3),  # 2 is the hot spot
+                clock=_scaled(sensors.get("freq1_input"), 1e6),
+                memory_clock=_scaled(sensors.get("freq2_input"), 1e6),
+                name=gpu.name,
+            )
+        )
+    return samples
 
 
-def cpu(host: Host) -> Dict[str, Optional[float]]:
-    """Ticks since boot: their difference between two samples says how busy the cores were."""
-    words = (host.read("/proc/stat") or "").split("\n")[0].split()
-    ticks = [integer(word) or 0 for word in words[1:9]] if words[:1] == ["cpu"] else []
-    if len(ticks) < 5:
-        return {"busy_ticks": None, "all_ticks": None, "load": None}
-    load = (host.read("/proc/loadavg") or "").split()
-    idle = ticks[3] + ticks[4]
-    return {"busy_ticks": sum(ticks) - idle, "all_ticks": sum(ticks), "load": float(load[0]) if load else None}
+_SENSORS = (
+    "power1_average", "power1_input", "power1_cap", "temp1_input", "temp2_input", "freq1_input", "freq2_input",
+)  # fmt: skip
 
 
-def memory(host: Host) -> Dict[str, Optional[int]]:
+def _sensors(host: Host, base: str) -> Dict[str, int]:
     found: Dict[str, int] = {}
-    for entry in (host.read("/proc/meminfo") or "").splitlines():
-        name, _, value = entry.partition(":")
-        kilobytes = integer(value.split()[0]) if value.split() else None
-        if kilobytes is not None:
-            found[name] = kilobytes * 1024
-    total, free = found.get("MemTotal"), found.get("MemAvailable")
-    return {"total": total, "used": total - free if total is not None and free is not None else None}
-
-
-def network(host: Host) -> Dict[str, Dict[str, Optional[int]]]:
-    """Bytes since boot of each interface and each RDMA port; RDMA's own counters count in words of four bytes."""
-    found: Dict[str, Dict[str, Optional[int]]] = {}
-    for name in host.list(_NET):
-        if name != "lo":
-            base = f"{_NET}/{name}/statistics"
-            found[name] = {"received": number(host, f"{base}/rx_bytes"), "sent": number(host, f"{base}/tx_bytes")}
-    for device in host.list(_RDMA):
-        for port in host.list(f"{_RDMA}/{device}/ports"):
-            base = f"{_RDMA}/{device}/ports/{port}/counters"
-            words = [number(host, f"{base}/{name}") for name in ("port_rcv_data", "port_xmit_data")]
-            both = [None if each is None else each * 4 for each in words]
-            found[f"{device}:{port}"] = {"received": both[0], "sent": both[1]}
+    for folder in host.list(f"{base}/hwmon")[:4]:
+        for name in _SENSORS:
+            value = integer(line(host, f"{base}/hwmon/{folder}/{name}"))
+            if value is not None:
+                found.setdefault(name, value)
     return found
+
+
+def _scaled(value: Optional[int], by: float) -> Optional[float]:
+    return None if value is None else value / by
+
+
+def _number(text: Optional[str]) -> Optional[float]:
+    """The figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
+    found = re.match(r"\s*(\d{1,12}(?:\.\d{1,6})?)", text or "")
+    return float(found.group(1)) if found else None
+
+
+def _bytes(text: Optional[str], unit: str) -> Optional[int]:
+    value = _number(text)
+    if value is None or text is None:
+        return None
+    named = re.search(r"[KMG]i?B", text)
+    return int(value * _UNITS[named.group() if named else unit])

@@ -44,14 +44,18 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     """What is set, what is left alone, and where two sources disagree: the strongest wins and it is said."""
     here = scene(order, facts, peers)
     left: List[Left] = []
-    findings: List[Finding] = []
     proposals = list(order.env)
     proposals += [
         EnvVar(name, value, EXPORTED, "user")
         for name, value in sorted(facts.environment.items())
         if name.startswith(FAMILIES)
     ]
-    proposals += _interfaces(here, facts, peers, node, left, findings)
+    if order.expect.transport == "tcp" and here.nodes == "many":
+        proposals.append(EnvVar("NCCL_NET", "Socket", "the job expects TCP", "user"))
+    about_interfaces: List[Finding] = []
+    chosen_already = any(each.name == "NCCL_SOCKET_IFNAME" for each in proposals)
+    proposals += _interfaces(here, facts, peers, node, left, about_interfaces)
+    findings = [] if chosen_already else about_interfaces
     proposals += _rdma(here, facts, left)
     proposals += _plugin(here, facts, left)
     proposals += [
@@ -61,6 +65,8 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     ]
     if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
+    if here.vendor and here.fabric == "ethernet":
+        left.append(Left("NCCL_P2P_DISABLE", "only where a check of copies between the GPUs has failed"))
     bound = bound or binding(order, facts, node)
     proposals += bound.variables
     proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
@@ -68,7 +74,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     variables, conflicts = settle(proposals)
     names = {variable.name for variable in variables}
     kept = tuple(item for item in left if item.name not in names)
-    return Decision(tuple(variables), kept, tuple(findings + conflicts))
+    return Decision(tuple(variables), kept, tuple(findings + conflicts + _expected(order, here)))
 
 
 def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
@@ -82,7 +88,8 @@ def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
         winner = ranked[0]
         chosen.append(winner)
         other = next((variable for variable in ranked[1:] if variable.value != winner.value), None)
-        if other is not None and (winner.source in ("user", "site") and other.source != "default"):
+        # A site may well differ from our default; what a user sets against any reason of ours is said.
+        if other is not None and (winner.source == "user" or other.source == "detected"):
             conflicts.append(
                 Finding(
                     "variable-overruled",
@@ -208,6 +215,30 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         why = "before ROCm 7.2.1 RCCL drives Pensando NICs through this plug-in"
         return [EnvVar("NCCL_NET_PLUGIN", "librccl-anp.so", why, "detected")]
     return []
+
+
+def _expected(order: Order, here: Scene) -> List[Finding]:
+    """Can this node carry the traffic by the network that the job or its site expects?"""
+    wanted = order.expect.transport
+    libfabric = here.fabric in ("slingshot", "efa") and here.ofi_plugin is not None
+    possible = {
+        "ib": here.fabric == "infiniband",
+        "roce": here.fabric == "roce",
+        "ofi": libfabric,
+        "rdma": here.fabric in ("infiniband", "roce") or libfabric,
+    }.get(wanted, True)
+    if possible or here.nodes == "one" or here.fabric in ("loopback", "unknown"):
+        return []
+    missing = "the libfabric plug-in was not found" if here.fabric in ("slingshot", "efa") else here.fabric_why
+    return [
+        Finding(
+            "expected-network-missing",
+            "error" if order.checks.get("transport") == "stop" else "warning",
+            f"{wanted} is expected between the nodes, and this one cannot do it: it has {here.fabric}",
+            missing,
+            "mend the node or its container, leave it out, or expect another network",
+        )
+    ]
 
 
 def _threads_why(bound: Binding) -> str:

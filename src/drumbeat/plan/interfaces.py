@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.facts.model import Facts, Interface, Peers
 from drumbeat.plan.nics import natural
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 # Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
 _LOCAL_ONLY = re.compile(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
@@ -55,7 +57,8 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
     if not found:
         return Choice(None, "no interface is up with an address that another node could reach")
     others = [peer for peer in peers.nodes if peer.node != node and peer.facts.interfaces]
-    shared = [one for one in found if all(_meets(one, peer.facts) for peer in others)]
+    everywhere = _common_networks([peer.facts for peer in others])
+    shared = [one for one in found if not others or everywhere & set(networks(one))]
     pool = shared or found
     mine = next((peer.address for peer in peers.nodes if peer.node == node), "")
 
@@ -82,33 +85,32 @@ def holds(interface: Interface, address: str) -> bool:
 
 def networks(interface: Interface) -> List[Network]:
     """Subnets of its addresses; link-local ones reach no further than the cable."""
-    found: List[Network] = []
-    for text in interface.addresses:
-        try:
-            here = ipaddress.ip_interface(text)
-        except ValueError:
-            continue
-        if not here.ip.is_link_local and not here.ip.is_loopback:
-            found.append(here.network)
-    return found
+    found = [_parse(text) for text in interface.addresses]
+    return [one.network for one in found if one is not None]
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a job of a thousand nodes asks for each address several times
+def _parse(text: str) -> Optional[Address]:
+    try:
+        here = ipaddress.ip_interface(text)
+    except ValueError:
+        return None
+    return None if here.ip.is_link_local or here.ip.is_loopback else here
 
 
 def address_of(interface: Interface) -> Optional[str]:
     """IPv4 before IPv6, never link-local."""
-    usable = []
-    for text in interface.addresses:
-        try:
-            here = ipaddress.ip_interface(text).ip
-        except ValueError:
-            continue
-        if not here.is_link_local and not here.is_loopback:
-            usable.append((here.version, str(here)))
-    return min(usable)[1] if usable else None
+    usable = [one.ip for one in map(_parse, interface.addresses) if one is not None]
+    return str(min(usable, key=lambda ip: ip.version)) if usable else None
 
 
-def _meets(interface: Interface, other: Facts) -> bool:
-    mine = set(networks(interface))
-    return any(mine & set(networks(theirs)) for theirs in candidates(other))
+def _common_networks(nodes: Sequence[Facts]) -> Set[Network]:
+    """Subnets that every one of these nodes is in."""
+    common: Optional[Set[Network]] = None
+    for facts in nodes:
+        mine = {network for interface in candidates(facts) for network in networks(interface)}
+        common = mine if common is None else common & mine
+    return common or set()
 
 
 def _state(interface: Interface) -> str:

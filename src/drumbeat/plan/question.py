@@ -88,8 +88,9 @@ def _interfaces(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Find
                     _say("interface-exclusion", "warning", title, cause, f"{name}={value},docker, or name one", shown)
                 )
             continue
-        exact = value.startswith("=")
-        wanted = [part for part in value.lstrip("=").split(",") if part]
+        gloo = name == "GLOO_SOCKET_IFNAME"  # takes plain names, no = and no prefixes
+        exact = gloo or value.startswith("=")
+        wanted = [part for part in (value if gloo else value.lstrip("=")).split(",") if part]
         found = [each for each in known for part in wanted if each == part or (not exact and each.startswith(part))]
         if not found:
             severity = "error" if here.nodes == "many" else "warning"

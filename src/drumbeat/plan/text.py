@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
+from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
+from drumbeat.plan.environment import EXPORTED
+from drumbeat.plan.known import FAMILIES
 from drumbeat.plan.node import Difference, NodePlan
 from drumbeat.plan.variables import COMPUTED
 
@@ -78,6 +81,16 @@ def difference_lines(changes: Sequence[Difference]) -> List[str]:
             lines.append(f"  {change.name}: {change.before} -> {change.after}")
         lines.append(f"    {change.why}")
     return lines
+
+
+def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
+    """What is exported where the job is submitted, and not named by the job itself."""
+    named = {variable.name for variable in order.env if variable.source == "user"}
+    return [
+        EnvVar(name, value, EXPORTED, "user")
+        for name, value in sorted(facts.environment.items())
+        if name.startswith(FAMILIES) and name not in named
+    ]
 
 
 def desk_lines(order: Order, exported: Sequence[EnvVar], explain: bool, width: Optional[int]) -> List[str]:

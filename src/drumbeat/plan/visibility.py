@@ -57,25 +57,21 @@ def _amd(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Tuple[List[Gpu]
 
 def _pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> List[Gpu]:
     evidence = (Evidence(f"{name}={value}"),)
-    entries = [entry.strip() for entry in value.split(",")]
-    if len(set(entries)) != len(entries):
-        findings.append(
-            Finding(
-                "visibility-repeated",
-                "error",
-                f"{name} names a device twice, which hides all of them",
-                fix="name each device once",
-                evidence=evidence,
-            )
-        )
-        return []
-    if entries[0].startswith(("GPU-", "MIG-")):
+    if value.startswith(("GPU-", "MIG-")):
+        uuids = value.split(",")
+        if len(set(uuids)) != len(uuids):
+            findings.append(_repeated(name, evidence))
+            return []
         by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
-        if entries[0].startswith("MIG-") or not by_uuid:
-            return gpus[: len(entries)]  # parts of a GPU, or no identity to compare: only the count is known
-        return [by_uuid[entry] for entry in entries if entry in by_uuid]
+        if value.startswith("MIG-") or not by_uuid:
+            return gpus[: len(uuids)]  # parts of a GPU, or no identity to compare: only the count is known
+        return [by_uuid[uuid] for uuid in uuids if uuid in by_uuid]
+    numbers = _numbers(value)
+    if len(set(numbers)) != len(numbers):
+        findings.append(_repeated(name, evidence))
+        return []
     chosen: List[Gpu] = []
-    for number in _numbers(value):
+    for number in numbers:
         if number >= len(gpus):
             findings.append(
                 Finding(
@@ -90,6 +86,11 @@ def _pick(gpus: List[Gpu], name: str, value: str, findings: List[Finding]) -> Li
             break
         chosen.append(gpus[number])
     return chosen
+
+
+def _repeated(name: str, evidence: Tuple[Evidence, ...]) -> Finding:
+    title = f"{name} names a device twice, which hides all of them"
+    return Finding("visibility-repeated", "error", title, fix="name each device once", evidence=evidence)
 
 
 def _numbers(value: str) -> List[int]:

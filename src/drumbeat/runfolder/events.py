@@ -26,7 +26,7 @@ KINDS: Dict[str, Tuple[str, ...]] = {
     "agent-started": ("pid", "version", "python"),
     "rank-started": ("rank", "local_rank", "pid", "cpus"),
     "rank-exited": ("rank", "exit_code", "signal", "seconds", "core_dumped"),
-    "verdict": ("verdict",),  # a Verdict: transport, affinity
+    "verdict": ("verdict",),  # a Verdict: transport, affinity; also by the lead, with `peer`
     "finding": ("finding",),  # a Finding that stops nothing
     "agent-ended": ("cpu_seconds", "seconds", "reaped"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
+from drumbeat.order import CHECK_LEVELS, TRANSPORTS
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
 from drumbeat.spec.yamlfile import load_file, load_text, shown_path
@@ -19,6 +20,48 @@ class JobWrap:
         "command",
         "The prefix; `{rank}` and `{node}` are filled in on the node.",
         "rocprofv3 --hip-trace --stats -o prof-{rank} --",
+    )
+
+
+@dataclass(frozen=True)
+class JobExpect:
+    transport: str = key(
+        "choice",
+        "The network: rdma (InfiniBand, RoCE, or libfabric over such a NIC), one of its kinds (ib, roce, ofi), tcp, "
+        "or any.",
+        "ofi",
+        "any",
+        allowed=TRANSPORTS,
+    )
+    gdr: Optional[bool] = key(
+        "switch", "Whether NICs read GPU memory directly.", "true", None, default_text="either is right"
+    )
+
+
+@dataclass(frozen=True)
+class JobChecks:
+    preflight: str = key(
+        "choice",
+        "What follows when a node would fail this job: looked at on every node before ranks are started.",
+        "warn",
+        "stop",
+        allowed=CHECK_LEVELS,
+    )
+    affinity: str = key(
+        "choice",
+        "What follows when ranks do not sit on the cores, or do not see the devices, that the plan gave them.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
+    transport: Optional[str] = key(
+        "choice",
+        "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "
+        "leaves NCCL's log alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop where the job says what to expect, else warn",
     )
 
 
@@ -175,6 +218,23 @@ class Job:
         "true",
         False,
         flag="switch",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network must carry the traffic between nodes. It is read off NCCL's own log and the NICs' counters at "
+        "the first collective.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="the site's, else any",
+    )
+    checks: JobChecks = key(
+        "table",
+        "How strict the checks of a running job are: off, warn or stop.",
+        "{transport: stop}",
+        JobChecks(),
+        inner=JobChecks,
+        default_text="each check's own",
     )
     oversubscribe: int = key(
         "number",

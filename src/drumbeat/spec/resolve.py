@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.order import EnvVar, HostPath, Order, Wrap
+from drumbeat.order import EnvVar, Expect, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.torchrun import find_launcher
@@ -109,6 +109,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         container=container(job, site, here),
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
+        expect=_expect(job, site),
+        checks={
+            "preflight": job.checks.preflight,
+            "affinity": job.checks.affinity,
+            "transport": job.checks.transport or ("stop" if job.expect else "warn"),
+        },
     )
 
 
@@ -288,6 +294,11 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
             raise Problem(f"{job.where('wrap.ranks')}: there is no rank {rank} among {world}, counted from 0")
     place = job.where("wrap.command")
     return Wrap(job.wrap.ranks, tuple(expand(word, here.environ, place) for word in job.wrap.command))
+
+
+def _expect(job: Job, site: Site) -> Expect:
+    said = job.expect or site.expect
+    return Expect(said.transport, said.gdr) if said else Expect()
 
 
 def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:

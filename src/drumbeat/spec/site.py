@@ -7,6 +7,7 @@ from typing import Dict, Optional, Tuple
 
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
+from drumbeat.spec.job import JobExpect
 from drumbeat.spec.yamlfile import load_text
 
 
@@ -85,6 +86,15 @@ class SiteContainer:
         "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
     )
     options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
+
+
+@dataclass(frozen=True)
+class SiteFloor:
+    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", minimum=1)
+    nodes: Optional[int] = key(
+        "number", "The number of nodes it was measured with.", "2", None, minimum=1, default_text="any number"
+    )
+    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May", None)
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,23 @@ class Site:
         "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
         {},
         inner=SitePath,
+        default_text="none",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network carries the traffic between nodes here. A job that says nothing itself is warned, never stopped.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="any",
+    )
+    floors: Dict[str, SiteFloor] = key(
+        "tables",
+        "What `drumbeat verify` must at least measure here at its largest size, by operation: all_reduce, all_gather, "
+        "reduce_scatter, all_to_all, broadcast, send_recv.",
+        "{all_reduce: {busbw: 340, nodes: 2}}",
+        {},
+        inner=SiteFloor,
         default_text="none",
     )
     detect: Detect = key(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import os
 import pkgutil
+import re
 from typing import Dict, List, Mapping, Optional
 
 from drumbeat.problem import Problem
 from drumbeat.spec.check import near
-from drumbeat.spec.site import Site, site_from_text
+from drumbeat.spec.site import Detect, Site, site_from_text
 from drumbeat.spec.yamlfile import read_file, shown, shown_path
 
 DEFAULT = "localhost"
@@ -38,9 +39,7 @@ def load_site(name: str, environ: Mapping[str, str], place: str = "--site") -> S
     if name in own:
         return site_from_path(own[name])
     if name in built_in():
-        data = pkgutil.get_data("drumbeat.sites", f"{name}.yaml")
-        assert data is not None
-        return site_from_text(data.decode(), name, f"sites/{name}.yaml")
+        return site_from_text(_built_in_text(name), name, f"sites/{name}.yaml")
     known = site_names(environ)
     raise Problem(
         f"{place}: no site {shown(name)}{near(name, known)}",
@@ -61,16 +60,29 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
     """By the cluster's name, then by the host's. Two sites that claim the same name are a Problem, not a guess."""
-    sites = [load_site(name, environ) for name in site_names(environ)]
-    by_cluster = [site for site in sites if cluster and cluster in site.detect.cluster]
-    by_host = [site for site in sites if any(fnmatch.fnmatchcase(hostname, each) for each in site.detect.hosts)]
+    own = user_profiles(environ)
+    signs = {name: detect_of(name) for name in built_in() if name not in own}
+    signs.update({name: site_from_path(path).detect for name, path in own.items()})
+    by_cluster = [name for name, each in signs.items() if cluster and cluster in each.cluster]
+    by_host = [name for name, each in signs.items() if any(fnmatch.fnmatchcase(hostname, one) for one in each.hosts)]
     for found, what in ((by_cluster, f"cluster {cluster}"), (by_host, f"host {hostname}")):
         if len(found) > 1:
-            names = ", ".join(site.name for site in found)
-            raise Problem(f"{what} belongs to several sites: {names}", "choose one with --site")
+            raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
         if found:
-            return found[0]
+            return load_site(found[0], environ)
     return load_site(DEFAULT, environ)
+
+
+def detect_of(name: str) -> Detect:
+    """Of a built-in profile. Only this key of it is read: every `drumbeat run` asks all of them."""
+    found = re.search(r"^detect:.*(?:\n[ \t].*)*", _built_in_text(name), re.MULTILINE)
+    return site_from_text(f"summary: x\n{found.group()}\n", name, f"sites/{name}.yaml").detect if found else Detect()
+
+
+def _built_in_text(name: str) -> str:
+    data = pkgutil.get_data("drumbeat.sites", f"{name}.yaml")
+    assert data is not None
+    return data.decode()
 
 
 def built_in() -> List[str]:

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from archetype import plans_of, shown
 
-from trees.archetypes import NAMES
+from tests.plan.archetype import plans_of, shown
+from tests.trees.archetypes import NAMES
 
 GOLDEN = Path(__file__).parent / "golden"
 

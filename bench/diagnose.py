@@ -1,0 +1,103 @@
+"""How long `drumbeat diagnose` takes on a large log, and how much memory. Prints seconds, MB/s and peak memory.
+
+    python bench/diagnose.py [--megabytes 300] [--kind mixed|nccl|random]
+
+mixed: NCCL's start-up of 64 ranks, then progress lines of all ranks, then a failure. nccl: Channel and tuning lines.
+random: every line of another shape, so that no cache helps.
+"""
+
+import argparse
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def head(ranks):
+    for rank in range(ranks):
+        at = f"node{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}] NCCL INFO"
+        yield f"{at} NCCL version 2.21.5+cuda12.4"
+        yield f"{at} NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.{rank}<0>"
+        yield f"{at} Using network IB"
+        comm = f"comm 0x5{rank:04x} rank {rank} nranks {ranks} cudaDev {rank % 8} busId 1a000 commId 0x77"
+        yield f"{at} {comm} - Init START"
+        for channel in range(16):
+            peer = (rank + 1) % ranks
+            via = "via NET/IB/0/GDRDMA" if peer // 8 != rank // 8 else "via P2P/CUMEM/read"
+            side = "[send] " if "NET" in via else ""
+            yield f"{at} Channel {channel:02d}/0 : {rank}[{rank % 8}] -> {peer}[{peer % 8}] {side}{via}"
+        yield f"{at} {comm} - Init COMPLETE"
+
+
+def mixed(size, rng):
+    ranks = 64
+    yield from head(ranks)
+    written, step = 0, 0
+    while written < size:
+        step += 1
+        for rank in range(ranks):
+            line = (
+                f"[rank{rank}]: 2026-01-02 03:{step // 60 % 60:02d}:{step % 60:02d},{rng.randrange(1000):03d} INFO train "
+                f"step {step} loss {rng.uniform(1, 9):.4f} lr 3.0e-04 tokens/s {rng.randrange(9000, 12000)} mem 61.3 GiB"
+            )
+            written += len(line) + 1
+            yield line
+        if step % 1000 == 0:
+            yield f"[rank0]: UserWarning: failed to reach the tracking server, retrying in {step % 7} s"
+    yield "[rank9]: Traceback (most recent call last):"
+    yield '[rank9]:   File "/home/u/train.py", line 12, in <module>'
+    yield "[rank9]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def nccl(total, rng):
+    yield from head(64)
+    written = 0
+    while written < total:
+        rank = rng.randrange(64)
+        at = f"node{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}] NCCL INFO"
+        if rng.random() < 0.3:
+            line = (
+                f"{at} Channel {rng.randrange(32):02d}/0 : {rank}[1] -> {(rank + 8) % 64}[1] [send] via NET/IB/0/GDRDMA"
+            )
+        else:
+            cost = f"Algo {rng.randrange(6)} proto {rng.randrange(3)} time {rng.random():f}"
+            line = f"{at} {rng.randrange(1 << 30)} Bytes -> {cost}"
+        written += len(line) + 1
+        yield line
+
+
+def noise(size, rng):
+    letters = "abcdefghijklmnopqrstuvwxyz     0123456789"
+    written = 0
+    while written < size:
+        line = "".join(rng.choices(letters, k=rng.randrange(60, 160)))
+        written += len(line) + 1
+        yield line
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=300)
+    parser.add_argument("--kind", choices=("mixed", "nccl", "random"), default="mixed")
+    args = parser.parse_args()
+    lines = {"mixed": mixed, "nccl": nccl, "random": noise}[args.kind](args.megabytes * 10**6, random.Random(1))
+    with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+        count = 0
+        for line in lines:
+            count += 1
+            log.write(line + "\n")
+        log.flush()
+        size = os.path.getsize(log.name)
+        start = time.monotonic()
+        subprocess.run([sys.executable, "-m", "drumbeat", "diagnose", log.name], check=True)
+        seconds = time.monotonic() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    rate = size / 1e6 / seconds
+    print(f"\n{args.kind}: {size / 1e6:.0f} MB, {count:,} lines: {seconds:.1f} s ({rate:.0f} MB/s), peak {peak:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""drumbeat lint: what is wrong in a batch script, a launch command or a page with either in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, List, Sequence
+
+MAX_BYTES = 1_000_000
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a script, or a Markdown or reStructuredText page; - is standard input"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--fix", action="store_true", help="mend what is safe to mend; the old file stays as FILE.orig")
+    parser.epilog = (
+        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read."
+    )
+
+
+def run(args: Any) -> int:
+    from drumbeat.diagnose.lint.engine import lint
+    from drumbeat.finding import ERROR, WARNING, worst
+    from drumbeat.problem import Problem
+
+    if args.fix and "-" in args.files:
+        raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
+    reviews = {name: lint(text, name) for name, text in [(name, _read(name)) for name in args.files]}
+    mended = {name: _mend(name, review) for name, review in reviews.items()} if args.fix else {}
+    if args.json:
+        _print_json(reviews, mended)
+    else:
+        for name, review in reviews.items():
+            _print(name, review.findings)
+            for line in mended.get(name, ()):
+                print(line)
+    findings = [finding for review in reviews.values() for finding in review.findings]
+    return 1 if worst(findings) in (WARNING, ERROR) else 0
+
+
+def _read(name: str) -> str:
+    from drumbeat.problem import Problem
+
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with open(name, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise Problem(f"{name}: {error.strerror}", "name a script or a page") from None
+    if len(data) > MAX_BYTES:
+        raise Problem(
+            f"{name} has more than {MAX_BYTES // 1_000_000} MB: that is no script", "for a log: drumbeat diagnose"
+        )
+    if b"\0" in data:
+        raise Problem(f"{name} is not text", "name a script or a page")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = data.count(b"\n", 0, error.start) + 1
+        raise Problem(f"{name}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)") from None
+
+
+def _mend(name: str, review: Any) -> Sequence[str]:
+    """The difference that was written; empty when there was nothing to mend."""
+    from drumbeat.diagnose.lint.mend import difference, mend
+    from drumbeat.diagnose.lint.redact import redact
+    from drumbeat.problem import Problem
+
+    with open(name, "rb") as file:
+        original = file.read()
+    text = mend(review)
+    if review.document and b"\r\n" in original:
+        text = text.replace("\n", "\r\n")  # a page's own line ends are its own matter
+    new = text.encode("utf-8")
+    if new == original:
+        return ()
+    backup = name + ".orig"
+    try:
+        # Never over an older backup: that one may be the only good copy.
+        with open(backup, "xb") as file:
+            file.write(original)
+        mode = os.stat(name).st_mode & 0o7777
+        os.chmod(backup, mode)
+        temporary = name + ".mending"
+        with open(temporary, "xb") as file:
+            file.write(new)
+        os.chmod(temporary, mode)
+        os.replace(temporary, name)
+    except FileExistsError as error:
+        raise Problem(f"{error.filename} is already there", "move it away first; nothing was changed") from None
+    except OSError as error:
+        raise Problem(f"cannot write {name}: {error.strerror}", "lint without --fix only reads") from None
+    before = original.decode("utf-8").replace("\r\n", "\n")
+    lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), name)]
+    return (*(lines or ["only line ends changed"]), f"mended {name}; the old text is {backup}")
+
+
+def _print(name: str, findings: Sequence[Any]) -> None:
+    from drumbeat.diagnose.lint.rules import rules
+
+    source = {rule.id: rule.source for rule in rules()}
+    shown = "standard input" if name == "-" else name
+    for finding in findings:
+        place = finding.evidence[0]
+        print(f"{shown}:{place.line}: {finding.severity}: {finding.title}  [{finding.code}]")
+        print(f"    {place.text}")
+        print(f"    why  {finding.cause} ({source[finding.code]})")
+        print(f"    fix  {finding.fix}")
+    if not findings:
+        print(f"{shown}: nothing found")
+        return
+    counted = []
+    for severity, word in (("error", "error"), ("warning", "warning"), ("info", "note")):
+        count = sum(finding.severity == severity for finding in findings)
+        if count:
+            counted.append(f"{count} {word}{'' if count == 1 else 's'}")
+    print(f"{shown}: {', '.join(counted)}")
+
+
+def _print_json(reviews: Dict[str, Any], mended: Dict[str, Sequence[str]]) -> None:
+    from drumbeat.diagnose.lint.rules import rules
+    from drumbeat.record import to_json, to_plain
+
+    source = {rule.id: rule.source for rule in rules()}
+    files: List[Dict[str, Any]] = []
+    for name, review in reviews.items():
+        findings = [{**to_plain(finding), "source": source[finding.code]} for finding in review.findings]
+        files.append({"file": name, "findings": findings, "mended": list(mended.get(name, ()))})
+    print(to_json({"files": files}))

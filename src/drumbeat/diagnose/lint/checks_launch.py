@@ -1,0 +1,119 @@
+"""Checks of the launch line: rendezvous, ports, ranks, and what reaches the container."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, Set
+
+from drumbeat.diagnose.lint.context import Context, Hit
+from drumbeat.diagnose.lint.script import Command, options
+
+_LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
+_TORCHRUN = re.compile(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
+
+
+def _flags(command: Command) -> Dict[str, str]:
+    return dict(options(command.names))
+
+
+def _launch_lines(context: Context) -> Iterator[Command]:
+    for command in context.script.commands:
+        if command.name not in ("export", "echo", "printf", "declare") and _TORCHRUN.search(command.text):
+            yield command
+
+
+def port_fixed(context: Context) -> Iterator[Hit]:
+    if not context.slurm:
+        return
+    for each in context.script.assignments:
+        if each.name == "MASTER_PORT" and re.fullmatch(r"\d{2,5}", each.text):
+            yield Hit(each.line, {"port": each.text})
+    for command in _launch_lines(context):
+        for word in command.words:
+            found = re.match(r"--(?:rdzv[-_]endpoint|master[-_]port)=(?:\S*:)?(\d{2,5})$", word.text)
+            if found:
+                yield Hit(word.line, {"port": found.group(1)})
+
+
+def master_is_localhost(context: Context) -> Iterator[Hit]:
+    nodes = context.nodes
+    if not nodes or nodes < 2:
+        return
+    for each in context.script.assignments:
+        if each.name == "MASTER_ADDR" and _LOCAL.match(each.text):
+            yield Hit(each.line, {"shown": each.text, "nodes": str(nodes)})
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        for name in ("master-addr", "rdzv-endpoint"):
+            if _LOCAL.match(flags.get(name, "")):
+                yield Hit(command.line, {"shown": flags[name], "nodes": str(nodes)})
+
+
+def localhost_after_failure(context: Context) -> Iterator[Hit]:
+    for command in context.script.commands:
+        if command.follows == "||" and re.fullmatch(r"echo (?:localhost|127\.0\.0\.1)", command.text):
+            yield Hit(command.line)
+
+
+def rendezvous_mixed(context: Context) -> Iterator[Hit]:
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        dynamic = flags.get("rdzv-backend", "static") not in ("static", "") or "standalone" in flags
+        if dynamic and ("master-addr" in flags or "master-port" in flags):
+            name = "--standalone" if "standalone" in flags else "--rdzv-backend=" + flags["rdzv-backend"]
+            yield Hit(command.line, {"name": name})
+
+
+def rendezvous_missing(context: Context) -> Iterator[Hit]:
+    elsewhere = any(each.name.startswith("PET_") for each in context.script.assignments)
+    for command in _launch_lines(context):
+        flags = _flags(command)
+        nodes = flags.get("nnodes", "1")
+        if not re.fullmatch(r"\d{1,6}", nodes) or int(nodes) < 2:
+            continue
+        if "standalone" in flags:
+            yield Hit(command.line, {"shown": "--standalone"})
+        elif not elsewhere and not {"rdzv-endpoint", "master-addr"} & set(flags):
+            yield Hit(command.line, {"shown": "neither --master-addr nor --rdzv-endpoint"})
+
+
+def local_rank_missing(context: Context) -> Iterator[Hit]:
+    exported = {each.name: each.line for each in context.script.assignments if each.how == "export"}
+    if "RANK" in exported and "WORLD_SIZE" in exported and "LOCAL_RANK" not in exported:
+        yield Hit(exported["RANK"])
+
+
+def container_variable_twice(context: Context) -> Iterator[Hit]:
+    carried: Set[str] = {
+        each.name for each in context.script.assignments if each.spelt != each.name and each.how == "export"
+    }
+    twice = [each for each in context.script.assignments if each.how == "option" and each.name in carried]
+    if twice:
+        names = sorted({each.name for each in twice})
+        yield Hit(twice[0].line, {"names": ", ".join(names[:3]) + (" …" if len(names) > 3 else "")})
+
+
+def fabric_unset(context: Context) -> Iterator[Hit]:
+    """Several nodes on a fabric that NCCL only uses when told; silence there means TCP."""
+    if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
+        return
+    named = {each.name for each in context.script.assignments}
+    if not named & {"NCCL_SOCKET_IFNAME", "NCCL_NET", "FI_PROVIDER"} and not re.search(
+        r"(?:module load|ml) [^\n]*(?i:nccl|rccl|ofi)", context.script.text
+    ):
+        for command in context.script.commands:
+            if "srun" in command.names and "substitution" not in command.within:
+                yield Hit(command.line)
+                return
+
+
+CHECKS = {
+    "port-fixed": port_fixed,
+    "master-is-localhost": master_is_localhost,
+    "localhost-after-failure": localhost_after_failure,
+    "rendezvous-mixed": rendezvous_mixed,
+    "rendezvous-missing": rendezvous_missing,
+    "local-rank-missing": local_rank_missing,
+    "container-variable-twice": container_variable_twice,
+    "fabric-unset": fabric_unset,
+}

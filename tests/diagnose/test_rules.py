@@ -1,0 +1,93 @@
+"""Every rule, by its own examples: it speaks on each of them and keeps silent on each near miss."""
+
+import re
+
+import pytest
+
+from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.diagnose.reader import Reader
+from drumbeat.diagnose.rulebook import Rulebook, RuleError, parse, rulebook
+
+RULES = rulebook().rules
+
+# The catalogue of symptoms that the rules were made from: every one is covered.
+CATALOGUE = {"A": 14, "B": 5, "C": 16, "D": 11, "E": 8, "F": 8, "G": 6, "H": 14}
+
+
+def rules_in(text, book=None):
+    reader = Reader(book)
+    for number, line in enumerate(text.splitlines(), 1):
+        reader.feed("log", number, line.encode())
+    return reader.report().failure.rules
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_examples(rule):
+    for pattern in (*rule.pattern, rule.unless):
+        re.compile(pattern)
+    if rule.needs:
+        assert not rule.find and not rule.examples
+        return
+    assert rule.examples and rule.near, "a rule comes with examples and near misses"
+    for text in rule.examples:
+        assert rule.id in rules_in(text), text
+    for text in rule.near:
+        assert rule.id not in rules_in(text), text
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_prefilter_lets_each_literal_through_by_itself(rule):
+    for literal in rule.find + rule.seen + rule.unseen:
+        alone = Prefilter([literal])
+        for line in (line for text in rule.examples + rule.near for line in text.splitlines() if literal in line):
+            assert alone(line.encode()), f"'{literal}' begins or ends inside a word; write the whole word"
+
+
+def test_ids_are_unique_and_the_catalogue_is_covered():
+    ids = [rule.id for rule in RULES]
+    assert len(ids) == len(set(ids))
+    covered = {*ids, *(rule.reference for rule in RULES)}
+    assert not {f"{group}{n}" for group, last in CATALOGUE.items() for n in range(1, last + 1)} - covered
+
+
+def test_codes_and_words_keep_to_the_form():
+    for rule in RULES:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.code), rule.id
+        assert not rule.title.endswith("."), rule.id
+        assert set(rule.over) <= {other.id for other in RULES}, rule.id
+
+
+def test_a_rule_is_added_without_python():
+    text = """
+- id: X1
+  code: my-rule
+  title: "the {colour} light is on"
+  find: [light]
+  pattern: '(?P<colour>red|green) light'
+  cause: a test
+  fix: none
+  source: here
+"""
+    book = Rulebook([*RULES, *parse(text, "mine.yaml")])
+    assert "X1" in rules_in("a red light", book)
+    assert "X1" not in rules_in("a blue light", book)
+    (match,) = book.match("a green light")
+    assert match.title == "the green light is on"
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("- {id: X, code: x}", "lacks title, cause, fix, source"),
+        ("- {id: X, coed: x}", "unknown key"),
+        ("nonsense: true", "expected a list"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s}", "lacks 'find'"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: [ab1]}", "word of 3 letters"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: [abcd], role: boss}", "role is one of"),
+        ("- {id: X, code: x, title: t, cause: c, fix: f, source: s, find: 3}", "must be text"),
+        ("- [", "not YAML"),
+    ],
+)
+def test_a_wrong_rule_is_refused_by_name(text, words):
+    with pytest.raises(RuleError, match=words):
+        parse(text, "mine.yaml")

@@ -1,0 +1,231 @@
+"""What the doctor says of each machine, and of one thing wrong at a time."""
+
+import dataclasses
+import random
+
+import pytest
+
+from drumbeat.doctor.case import make_case
+from drumbeat.doctor.combinations import COMBINATIONS
+from drumbeat.doctor.examine import examine, preflight
+from drumbeat.doctor.network import compare_with_host
+from drumbeat.doctor.packages import package_of
+from drumbeat.facts.model import Facts, Gpu, Library, PciLink
+from drumbeat.finding import SEVERITIES
+from tests.plan.archetype import facts_of, order_of, peers_of
+from tests.plan.damage import damaged
+
+GIB = 1 << 30
+
+
+def said(facts, order=None, peers=None):
+    return {(each.code, each.severity) for each in examine(facts, order, peers) if each.severity not in ("ok", "info")}
+
+
+def change(name, **parts):
+    """Facts of a machine with some fields of its parts changed: limits={...}, kernel={...}, or a field itself."""
+    facts = facts_of(name, 1)[0]
+    made = {}
+    for part, value in parts.items():
+        held = getattr(facts, part)
+        made[part] = (
+            dataclasses.replace(held, **value)
+            if isinstance(value, dict) and part not in ("environment", "versions")
+            else value
+        )
+    return dataclasses.replace(facts, **made)
+
+
+@pytest.mark.parametrize(
+    "name,expected",
+    [
+        ("lumi-g", set()),
+        ("olivia", set()),
+        ("mi300x-thor2", set()),
+        ("mi300x-cx7", set()),
+        ("rcp-pod", {("cores-not-beside-gpu", "warning")}),
+        ("dgx-h100", set()),
+        ("workstation", set()),
+        ("twelve-mlx5", set()),
+        ("one-ipv4-gid", {("cores-not-beside-gpu", "warning")}),
+        ("no-ipv4-gid", {("cores-not-beside-gpu", "warning"), ("gid-missing", "error")}),
+        ("bond-only", set()),
+        ("cpuset-of-3", {("ranks-share-cores", "warning")}),
+        ("interface-down", {("rdma-port-down", "warning")}),
+        ("empty-gid", {("gid-missing", "error")}),
+        ("ib-and-roce", {("rdma-mixed", "warning")}),
+        ("slingshot-single-node", set()),
+    ],
+)
+def test_a_whole_machine(name, expected):
+    assert said(facts_of(name, 1)[0]) == expected
+
+
+def without(name, start):
+    facts = facts_of(name, 1)[0]
+    kept = tuple(one for one in facts.libraries if not one.name.startswith(start))
+    return dataclasses.replace(facts, libraries=(*kept, Library(f"{start}.so.1", why_not="not on the library path")))
+
+
+@pytest.mark.parametrize(
+    "name,parts,expected",
+    [
+        ("dgx-h100", {"limits": {"memlock": 65536}}, ("memlock-low", "error")),
+        ("dgx-h100", {"limits": {"memlock": 8 * GIB}}, ("memlock-low", "warning")),
+        ("dgx-h100", {"limits": {"shm_bytes": 64 << 20}}, ("shm-small", "error")),
+        ("dgx-h100", {"limits": {"shm_bytes": 2 * GIB}}, ("shm-small", "warning")),
+        ("dgx-h100", {"limits": {"nofile": 1024}}, ("nofile-low", "warning")),
+        ("dgx-h100", {"limits": {"cgroup_memory_bytes": 8 * GIB}}, ("memory-limit-low", "warning")),
+        ("mi300x-thor2", {"kernel": {"numa_balancing": True}}, ("numa-balancing", "warning")),
+        ("mi300x-thor2", {"kernel": {"iommu": "on"}}, ("iommu-translating", "warning")),
+        ("mi300x-thor2", {"kernel": {"acs_enabled": True}}, ("acs-on", "warning")),
+        ("workstation", {"kernel": {"release": "5.15.90.1-microsoft-standard-WSL2"}}, ("wsl", "error")),
+        ("lumi-g", {"container": {"image_arch": "aarch64"}}, ("image-architecture", "error")),
+        ("lumi-g", {"libraries": ()}, ("ofi-plugin-missing", "warning")),
+        ("dgx-h100", {"without": "libibverbs"}, ("library-missing", "error")),
+        ("dgx-h100", {"without": "libmlx5"}, ("library-missing", "error")),
+        ("dgx-h100", {"without": "librdmacm"}, ("library-missing", "warning")),
+        ("lumi-g", {"without": "libcxi"}, ("library-missing", "warning")),
+        ("mi300x-thor2", {"versions": {"rccl": "2.20.5", "rocm": "6.2.4"}, "kernel": {"release": "6.8.0-45-generic"}},
+         ("rccl-kernel-gdr", "warning")),
+        ("mi300x-thor2", {"environment": {"NCCL_CUMEM_ENABLE": "0"}}, ("rccl-cumem-thor", "warning")),
+        ("dgx-h100", {"environment": {"NCCL_IB_HCA": "rdma0"}}, ("hca-missing", "error")),
+    ],
+)  # fmt: skip
+def test_one_thing_wrong(name, parts, expected):
+    facts = without(name, parts["without"]) if "without" in parts else change(name, **parts)
+    assert expected in said(facts)
+    finding = next(each for each in examine(facts) if each.code == expected[0])
+    assert finding.fix or finding.support or finding.cause, "no way out is given"
+
+
+def gpus(machine, **changes):
+    facts = facts_of(machine, 1)[0]
+    return dataclasses.replace(facts, gpus=(dataclasses.replace(facts.gpus[0], **changes), *facts.gpus[1:]))
+
+
+def test_gpus():
+    second = facts_of("dgx-h100", 1)[0].gpus[1]
+    assert ("gpu-in-use", "warning") in said(gpus("dgx-h100", pids=(4711,)))
+    assert ("gpu-twice", "error") in said(gpus("dgx-h100", pci=second.pci))
+    assert ("gpus-differ", "warning") in said(gpus("dgx-h100", name="NVIDIA A2"))
+    assert ("pcie-narrow", "warning") in said(gpus("dgx-h100", link=PciLink(32.0, 8, 32.0, 16)))
+    assert said(gpus("dgx-h100", link=PciLink(2.5, 16, 32.0, 16))) == set(), "an idle GPU slows its link down"
+
+
+def test_a_job_without_its_gpus_would_fail():
+    job = dataclasses.replace(order_of("dgx-h100", facts_of("dgx-h100")), gpus=8)
+    bare = dataclasses.replace(facts_of("dgx-h100")[0], gpus=())
+    assert ("no-gpu", "error") in said(bare, job)
+
+
+def test_what_breaks_several_nodes_is_a_warning_for_one():
+    facts = facts_of("empty-gid")[0]
+    one = order_of("empty-gid", facts_of("empty-gid", 1))
+    assert ("gid-missing", "warning") in said(facts, one)
+    locked = change("dgx-h100", limits={"memlock": 65536})
+    assert ("memlock-low", "warning") in said(locked, order_of("dgx-h100", facts_of("dgx-h100", 1)))
+
+
+def test_a_node_whose_ports_are_all_down():
+    facts = facts_of("dgx-h100")
+    down = dataclasses.replace(
+        facts[0],
+        rdma=tuple(
+            dataclasses.replace(one, ports=tuple(dataclasses.replace(port, state="DOWN") for port in one.ports))
+            for one in facts[0].rdma
+        ),
+    )
+    job = order_of("dgx-h100", facts)
+    assert ("rdma-all-down", "error") in said(down, job, peers_of([down, facts[1]])), "its peer has the network"
+    assert ("rdma-all-down", "warning") in said(down, job, peers_of([down, down])), "nobody has it: TCP"
+
+
+def test_the_package_is_the_distributions():
+    assert package_of("libmlx5", "Ubuntu 22.04.5 LTS") == "ibverbs-providers"
+    assert package_of("libmlx5", "SUSE Linux Enterprise Server 15 SP5") == "libmlx5-1"
+    assert package_of("libibverbs.so", "Rocky Linux 9.4") == "libibverbs"
+    assert "libibverbs1 or libibverbs" in package_of("libibverbs.so", None)
+    ubuntu = dataclasses.replace(without("dgx-h100", "libmlx5"), os="Ubuntu 24.04 LTS")
+    assert any("install ibverbs-providers" in each.fix for each in examine(ubuntu))
+
+
+def test_broadcoms_library_must_be_the_hosts():
+    host = facts_of("mi300x-thor2", 1)[0]
+    other = tuple(
+        dataclasses.replace(one, digest="0" * 64) if one.name.startswith("libbnxt_re") else one
+        for one in host.libraries
+    )
+    inside = dataclasses.replace(host, libraries=other)
+    found = list(compare_with_host(make_case(host, None), make_case(inside, None)))
+    assert [(each.code, each.severity) for each in found] == [("provider-differs", "error")]
+    assert "/usr/local/lib" in found[0].fix
+    same = list(compare_with_host(make_case(host, None), make_case(host, None)))
+    assert [each.code for each in same] == ["provider-equal"]
+
+
+def test_two_broadcom_libraries():
+    host = facts_of("mi300x-thor2", 1)[0]
+    inbox = Library(
+        "libbnxt_re-rdmav34.so", "/usr/lib/x86_64-linux-gnu/libibverbs/libbnxt_re-rdmav34.so", digest="1" * 64
+    )
+    assert ("bnxt-two-libraries", "warning") in said(dataclasses.replace(host, libraries=(*host.libraries, inbox)))
+
+
+def test_a_device_that_the_container_was_not_given():
+    facts = facts_of("rcp-pod")[0]
+    shown_only = dataclasses.replace(facts, rdma=(dataclasses.replace(facts.rdma[0], openable=False),))
+    assert ("rdma-device-hidden", "error") in said(shown_only)
+
+
+def test_gpu_direct_on_nvidia():
+    old = change("dgx-h100", kernel={"nvidia_peermem": False, "release": "5.4.0-generic"})
+    assert ("peermem-missing", "warning") in said(old)
+    new = change("dgx-h100", kernel={"nvidia_peermem": False, "release": "6.8.0-generic"})
+    assert "peermem-missing" in [each.code for each in examine(new) if each.severity == "info"]
+    assert "peermem" in [each.code for each in examine(change("dgx-h100", kernel={"nvidia_peermem": True}))]
+    cloud = change("dgx-h100", virtual_machine=True)
+    assert "vm-without-topology" in [each.code for each in examine(cloud)]
+    told = change("dgx-h100", virtual_machine=True, environment={"NCCL_TOPO_FILE": "/opt/ndv5.xml"})
+    assert "vm-without-topology" not in [each.code for each in examine(told)]
+
+
+def test_no_way_out_suggests_to_stay_offline():
+    lost = change("lumi-g", default_route="")
+    assert "no-route-out" in [each.code for each in examine(lost)]
+    offline = change("lumi-g", default_route="", environment={"HF_HUB_OFFLINE": "1"})
+    assert "no-route-out" not in [each.code for each in examine(offline)]
+
+
+def test_preflight_is_the_doctor_and_the_plan_for_this_job():
+    facts = facts_of("empty-gid")
+    job = order_of("empty-gid", facts)
+    found = preflight(job, facts[0], peers_of(facts), 0)
+    assert [each.severity for each in found] == sorted((e.severity for e in found), key=SEVERITIES.index, reverse=True)
+    assert found[0].code == "gid-missing" and found[0].node == 0 and all(each.severity != "ok" for each in found)
+    doubled = dataclasses.replace(facts[0], environment={"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "3"})
+    assert "visibility-double-filter" in [each.code for each in preflight(job, doubled, peers_of(facts), 0)]
+
+
+def test_a_healthy_node_starts_without_a_word():
+    for name in ("lumi-g", "olivia", "mi300x-thor2", "mi300x-cx7", "dgx-h100", "workstation"):
+        facts = facts_of(name)
+        loud = [
+            each for each in preflight(order_of(name, facts), facts[0], peers_of(facts), 0) if each.severity != "info"
+        ]
+        assert loud == [], name
+
+
+@pytest.mark.parametrize("name", ["lumi-g", "mi300x-thor2", "rcp-pod", "workstation"])
+def test_partial_facts_never_stop_the_doctor(name):
+    rng = random.Random(name)
+    facts = facts_of(name)
+    for chance in (0.05, 0.2, 0.5, 0.9) * 3:
+        examine(damaged(facts[0], rng, chance))
+        preflight(order_of(name, facts), damaged(facts[0], rng, chance))
+    examine(Facts("empty"))
+    examine(Facts("one", gpus=(Gpu(0, "unknown"),)))
+
+
+def test_every_combination_names_its_reference():
+    assert all(entry.reference and entry.fix for entry in COMBINATIONS)

@@ -1,0 +1,25 @@
+#!/bin/sh
+# The node rooms' own tests, run by a real Python 3.9: the oldest that the agent promises to run on.
+set -eu
+cd "$(dirname "$0")/.."
+find_python() {
+  for candidate in "$(command -v python3.9 || true)" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.9*/bin/python; do
+    if [ -n "$candidate" ] && [ -x "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 9))'; then
+      echo "$candidate"
+      return
+    fi
+  done
+}
+python=$(find_python)
+if [ -z "$python" ]; then
+  echo "SKIPPED: no Python 3.9 on PATH or in pyenv, so the node rooms were not tested with the oldest Python"
+  exit 0
+fi
+venv=.venv/oldest
+if [ ! -x "$venv/bin/pytest" ]; then
+  "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
+fi
+# Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python.
+PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
+  tests/agent tests/contracts tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec "$@"

@@ -1,0 +1,51 @@
+"""docs/environment.md is made from the tables, and the tables hold all that is ever set."""
+
+import re
+from pathlib import Path
+
+from drumbeat.plan.document import environment_page
+from drumbeat.plan.known import DEAD, DEBUGGING, OLD, SPELT
+from drumbeat.plan.scene import FABRICS
+from drumbeat.plan.variables import COMPUTED, SETTINGS
+from drumbeat.plan.versions import fits, parse
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_page_is_current():
+    page = (ROOT / "docs/environment.md").read_text()
+    assert page == environment_page(), "python -m drumbeat.plan.document > docs/environment.md"
+
+
+def test_every_variable_the_code_names_is_in_the_page():
+    page = environment_page()
+    code = "".join((ROOT / "src/drumbeat/plan" / name).read_text() for name in ("environment.py", "gpus.py"))
+    named = set(re.findall(r'EnvVar\(\s*"([A-Z_]+)"', code))
+    assert len(named) > 8 and all(f"## `{name}`" in page for name in named)
+
+
+def test_entries_are_whole():
+    for entry in (*SETTINGS, *COMPUTED):
+        assert entry.why and entry.reference and entry.name in SPELT, entry.name
+    for rule in SETTINGS:
+        assert set(rule.when.get("fabric", "roce").split("|")) <= set(FABRICS), rule.name
+    assert not set(DEAD) & set(OLD)
+    for name in (*[dead.use for dead in DEAD.values() if dead.use], *OLD.values(), *DEBUGGING):
+        assert name in SPELT or name in DEBUGGING, name
+
+
+def test_one_setting_at_most_fits_a_machine():
+    """Rules for one name must exclude each other: the first would win by chance."""
+    for rule in SETTINGS:
+        same = [other for other in SETTINGS if other.name == rule.name and other.value != rule.value]
+        for other in same:
+            assert any(
+                key in other.when and not set(rule.when[key].split("|")) & set(other.when[key].split("|"))
+                for key in rule.when
+            ), (rule.name, rule.value, other.value)
+
+
+def test_versions():
+    assert parse("6.2.4-120") == (6, 2, 4) and parse("v2.21.5+cuda") == (2, 21, 5) and parse("") is parse(None) is None
+    assert fits("<6.2", "6.1.9") and not fits("<6.2", "6.10") and fits(">=2.21", "2.21") and not fits(">2.21", "2.21.0")
+    assert not fits("<6.2", None) and fits("<6.2 or unknown", None)

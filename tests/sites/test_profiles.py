@@ -1,0 +1,127 @@
+"""The built-in profiles, paths that age, and a profile made from a machine."""
+
+import json
+
+import pytest
+
+from drumbeat.cli import main
+from drumbeat.order import HostPath
+from drumbeat.plan.known import SPELT
+from drumbeat.spec.job import Job
+from drumbeat.spec.paths import expand_pattern, find_paths
+from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.site import site_from_text
+from drumbeat.spec.sites import built_in, detect, detect_of, load_site
+from drumbeat.spec.sitetext import new_site, site_lines
+from tests.plan.archetype import SITES, facts_of
+
+BUILT_IN = ("dgx-h100", "localhost", "lumi", "mi300x-cx7", "mi300x-thor2", "olivia", "rcp", "workstation")
+HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
+
+
+def test_they_are_all_there():
+    assert tuple(built_in()) == BUILT_IN
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_value_has_its_reason_and_source(name):
+    site = load_site(name, {})
+    for entry in (*site.env.values(), *site.submit.values(), *site.paths.values()):
+        assert entry.why and (entry.source or name == "localhost")
+    assert set(site.env) <= SPELT, "a misspelt variable"
+    for part in (site.cpus, site.storage):
+        assert part is None or (part.why and part.source)
+    assert site.summary in site_lines(site)[0]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_an_order_can_be_made_on_its_login_node(name):
+    order = resolve(Job(command=("python", "train.py")), load_site(name, {}), HERE)
+    assert order.site == name and order.ranks_per_node == (load_site(name, {}).gpus or 1)
+    assert [path.name for path in order.host_paths] == list(load_site(name, {}).paths)
+    if order.backend != "local":
+        assert order.master == "", "nobody knows node 0 before the scheduler has chosen"
+
+
+def test_lumi_keeps_the_first_core_of_each_ccd():
+    order = resolve(Job(command=("x",)), load_site("lumi", {}), HERE)
+    assert order.reserved_cpus[:8] == tuple(range(0, 64, 8)) and order.threads_per_core == 1
+
+
+def test_sites_are_known_by_their_clusters_name():
+    for name in ("lumi", "olivia"):
+        assert detect({}, "nid001", name).name == name
+    assert detect({}, "login-1.olivia.sigma2.no", None).name == "olivia"
+    assert detect({}, "nid001", None).name == "localhost"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_short_way_to_a_sites_signs_is_right(name):
+    assert detect_of(name) == load_site(name, {}).detect
+
+
+def listing(tree):
+    return lambda folder: sorted(tree.get(folder.rstrip("/") or "/", ()))
+
+
+OLIVIA = listing(
+    {
+        "/": ["opt"],
+        "/opt": ["cray"],
+        "/opt/cray": ["libfabric"],
+        "/opt/cray/libfabric": ["1.22.0", "2.3.1", "2.10.0"],
+        "/opt/cray/libfabric/1.22.0": ["lib64"],
+        "/opt/cray/libfabric/2.3.1": ["lib64"],
+        "/opt/cray/libfabric/2.10.0": ["include"],
+    }
+)
+
+
+def test_the_newest_version_that_is_whole_is_taken():
+    wanted = HostPath("libfabric", "/opt/cray/libfabric/*/lib64", "drives the network")
+    found, missing = find_paths([wanted], OLIVIA, "n1")
+    assert found == {"libfabric": "/opt/cray/libfabric/2.3.1/lib64"} and missing == []
+    assert expand_pattern(OLIVIA, "/opt/cray/libfabric/*")[0].endswith("2.10.0")
+
+
+def test_a_path_that_is_gone_says_what_was_looked_for():
+    wanted = HostPath("hpc_sdk", "/opt/nvidia/hpc_sdk/*/lib", "the site's NCCL needs it")
+    found, missing = find_paths([wanted], OLIVIA, "n1")
+    assert found == {} and missing[0].severity == "error"
+    assert "/opt/nvidia/hpc_sdk/*/lib" in missing[0].evidence[0].text and missing[0].cause == "the site's NCCL needs it"
+
+
+@pytest.mark.parametrize("machine", list(SITES))
+def test_a_profile_made_from_a_machine_is_a_right_one(machine):
+    facts = facts_of(machine, 1)[0]
+    site = site_from_text(new_site(facts), "new", "new.yaml")
+    discrete = [gpu for gpu in facts.gpus if not gpu.integrated]
+    assert site.gpus == len(discrete) and (site.detect.cluster or site.detect.hosts)
+    assert site.backend == {"slurm": "slurm", "runai": "runai"}.get(facts.identity.scheduler, "local")
+
+
+def test_the_command(capsys, tmp_path):
+    assert main(["site", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in BUILT_IN) and "* localhost" in shown
+    assert main(["site", "show", "lumi", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["env"]["NCCL_SOCKET_IFNAME"]["value"] == "hsn0,hsn1,hsn2,hsn3"
+    assert main(["site", "show", "olivia", "--source"]) == 0
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(capsys.readouterr().out)
+    assert main(["site", "check", str(mine), "--root", str(tmp_path)]) == 1, "its paths are not here"
+    assert "nothing here matches /opt/cray/libfabric/*/lib64" in capsys.readouterr().out
+    mine.write_text("summary: x\nnodez: 2\n")
+    assert main(["site", "check", str(mine)]) == 2
+    assert "did you mean 'nodes'" in capsys.readouterr().err
+    assert main(["site", "show"]) == 2 and main(["site", "show", "lumy"]) == 2
+    assert "did you mean 'lumi'" in capsys.readouterr().err
+
+
+def test_ones_own_profile_wins(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "drumbeat/sites"
+    folder.mkdir(parents=True)
+    (folder / "lumi.yaml").write_text("summary: mine\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["site", "show", "lumi"]) == 0
+    assert capsys.readouterr().out.startswith("lumi: mine")
