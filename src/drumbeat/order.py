@@ -20,6 +20,7 @@ EXIT_OK = 0
 EXIT_USAGE = 2  # bad input: nothing was started
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
 EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
+EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
 EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
 EXIT_TIME_LIMIT = 124  # as timeout(1)
 EXIT_NOT_FOUND = 127
@@ -63,6 +64,57 @@ class HostPath:
     name: str
     pattern: str
     why: str
+    prepend: str = ""  # in a container: the variable its folder stands first in (LD_LIBRARY_PATH, CPATH)
+    target: str = (
+        ""  # in a container: where it is seen; empty: /opt/host/NAME where something is prepended, else as it is
+    )
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a scheduler, and why it is given."""
+
+    text: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a scheduler is asked for besides nodes, GPUs and time; where nothing stands, its own default counts."""
+
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    constraint: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    mail: str = ""
+    memory: str = ""  # a node: 440G
+    cpus: Optional[int] = None  # a node
+    exclusive: bool = False
+    array: str = ""  # 0-3%2
+    gpus: Optional[int] = None  # a node; none: none are asked for
+    gpus_as: str = "gpus-per-node"  # or gres
+    requeues: int = 3  # after a lost node
+    options: Tuple[Option, ...] = ()
+
+
+RUNTIMES = ("apptainer", "singularity", "docker", "podman", "pyxis")
+
+
+@dataclass(frozen=True)
+class Container:
+    """The image that each node's agent, and so its ranks, runs in."""
+
+    runtime: str  # one of RUNTIMES
+    image: str
+    binds: Tuple[str, ...] = ()  # HOST or HOST:INSIDE
+    vendor: str = ""  # nvidia, amd: how GPUs get in
+    python: str = "python3"  # inside; 3.9 or newer
+    options: Tuple[str, ...] = ()  # the runtime's own
+
+    def __post_init__(self) -> None:
+        assert self.runtime in RUNTIMES, self.runtime
 
 
 @dataclass(frozen=True)
@@ -116,6 +168,7 @@ class Order:
     trace: bool = False
     restarts: int = 0
     stop_grace: float = 60.0
+    stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end
     time_limit: Optional[float] = None
     user: str = ""  # whose job it is: names node-local caches
     gpus_per_rank: int = 1
@@ -126,6 +179,10 @@ class Order:
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
     host_paths: Tuple[HostPath, ...] = ()
+    arch: str = ""  # of the nodes, as the site says; empty: not known
+    modules: Tuple[str, ...] = ()  # environment modules, loaded before the agent starts
+    container: Optional[Container] = None
+    resources: Resources = field(default_factory=Resources)
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
     expect: Expect = field(default_factory=Expect)
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS

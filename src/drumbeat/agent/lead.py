@@ -83,6 +83,8 @@ class Lead:
     stop_signal: int = 0
     mustered_after: float = 0.0
     master_addr: str = "127.0.0.1"
+    earlier: List[Dict[str, Any]] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class Lead:
             return self._end(Outcome(outcome, 128 + number))
         self.stop_outcome, self.stop_signal = self.stop_outcome or outcome, self.stop_signal or number
         self.phase = "stopping"
-        send = number if number == signal.SIGUSR2 else signal.SIGTERM
+        send = number if number == signal.SIGUSR2 else self.order.stop_signal
         return self._stop_ranks(why, send, 0.0 if at_once else self.order.stop_grace)
 
     def tick(self, now: float) -> List[Act]:
@@ -211,12 +213,12 @@ class Lead:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> List[Act]:
-        attempt = Attempt(len(self.attempts), now, self.pick_port())
+        attempt = Attempt(self.first_attempt + len(self.attempts), now, self.pick_port())
         self.attempts.append(attempt)
         self.phase = "running"
         peers = self.all_peers()
         acts: List[Act] = []
-        if attempt.number == 0:
+        if len(self.attempts) == 1:
             seconds = round(self.mustered_after, 3)
             acts.append(
                 Record("mustered", {"seconds": seconds, "master_addr": self.master_addr, "master_port": attempt.port})

@@ -11,19 +11,23 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from drumbeat import __version__
+from drumbeat.agent.decide import TIME_LIMIT
 from drumbeat.agent.dial import dial, resolve
 from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
+from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.summary import summarize
+from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
 from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
-from drumbeat.order import EXIT_MUSTER, Order, dump_order
+from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.read import earlier_attempts, read_json
+from drumbeat.runfolder.stopping import StopFile, write_verdict
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25
@@ -59,6 +63,9 @@ class Agent:
         self.heard: Dict[int, float] = {}
         self.pings: Dict[int, List[Any]] = {}
         self.up: Optional[Channel] = None  # a member's connection to the lead
+        self.tasks = Tasks()
+        self.asked_to_stop = StopFile(self.folder.stop)
+        self.last_look = 0.0
         self.exit_code: Optional[int] = None
         self.stop_seen: Optional[float] = None
         self.last_beat = 0.0
@@ -73,6 +80,8 @@ class Agent:
         facts = gather(LiveHost())
         self._beat()
         try:
+            if self.order.launcher == "tasks":
+                self._gather_tasks(facts)
             if self.number == 0:
                 self._open_lead(facts)
             else:
@@ -82,17 +91,35 @@ class Agent:
             return EXIT_MUSTER
         except Stopped as stopped:
             return 128 + stopped.number
-        while self.exit_code is None:
-            self._turn()
-        return self._leave()
+        try:
+            while self.exit_code is None:
+                self._turn()
+            return self._leave()
+        except OSError as error:
+            # A full disk or a file system that is gone: nothing can be recorded any more, so the job must not go on.
+            print(f"drumbeat: node {self.number}: {error}; ending", file=sys.stderr)
+            if self.node:
+                self.node.kill()
+            return EXIT_STORAGE
 
     # -- coming together ---------------------------------------------------------------------------------------------
+
+    def _gather_tasks(self, facts: Facts) -> None:
+        meeting = task_meeting(facts.identity, os.environ, self.number)
+        self.tasks.gather(meeting, self.token, self.order.ranks_per_node, self.order.timing.muster, self._beat)
+        for local_id, channel in self.tasks.lines.items():
+            self.selector.register(channel.sock, selectors.EVENT_READ, local_id)
 
     def _open_lead(self, facts: Facts) -> None:
         order = self.order
         self._open_folder(RunFolder(order.folder), facts)
+        self.asked_to_stop.skip()
+        earlier = earlier_attempts(self.folder)
         self.run_events = EventLog(self.folder.events, 0)
-        self.lead = Lead(order, self._pick_port, time.monotonic())
+        self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.lead.first_attempt = max(
+            restart_count(os.environ), 1 + max((each["attempt"] for each in earlier), default=-1)
+        )
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
@@ -119,7 +146,7 @@ class Agent:
         return {
             "say": "hello", "node": self.number, "host": facts.host, "address": address, "terms": self.order.terms(),
             "run_id": self.order.run_id, "facts": to_plain(facts), "t": time.time(),
-            "findings": to_plain(self._preflight(facts)),
+            "findings": to_plain([*self.tasks.findings(self.number, facts.host), *self._preflight(facts)]),
         }  # fmt: skip
 
     def _preflight(self, facts: Facts) -> List[Finding]:
@@ -134,7 +161,9 @@ class Agent:
 
     def _open_folder(self, folder: RunFolder, facts: Facts) -> None:
         self.folder = folder
-        self.node = Node(self.order, self.number, facts, folder.node(self.number), self.bundle, self._tell_lead)
+        self.node = Node(
+            self.order, self.number, facts, folder.node(self.number), self.bundle, self._tell_lead, self.tasks
+        )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
         self.report({"folder": folder.path, "node": self.number})
@@ -159,6 +188,8 @@ class Agent:
                 self._on_signals()
             elif key.fileobj is self.listener:
                 self._accept()
+            elif isinstance(key.data, int):
+                self._from_task(key.data)
             else:
                 self._receive(key.fileobj)
         self._reap()
@@ -168,6 +199,7 @@ class Agent:
         if self.lead:
             self._do(self.lead.tick(now))
             self._check_silence(now)
+            self._look_for_stop(now)
         if self.up is not None and self.up.closed and self.exit_code is None:
             print(f"drumbeat: node {self.number}: the connection to the lead is lost; ending", file=sys.stderr)
             self.exit_code = EXIT_MUSTER
@@ -230,6 +262,26 @@ class Agent:
         if self.stop_seen is None or again:
             self.stop_seen = now
             self._tell_lead({"say": "stop", "signal": numbers[0], "now": again})
+
+    def _look_for_stop(self, now: float) -> None:
+        if now - self.last_look < 1.0:
+            return
+        self.last_look = now
+        for number, why in self.asked_to_stop.look():
+            assert self.lead
+            again = self.stop_seen is not None and now - self.stop_seen > 1.0
+            self.stop_seen = self.stop_seen or now
+            if number == signal.SIGUSR2:  # the scheduler will end the job: time to save
+                self._do(self.lead.stop(self.order.stop_signal, why, TIME_LIMIT, now))
+            else:
+                self._do(self.lead.stop(number, why, STOPPED, now, again))
+
+    def _from_task(self, local_id: int) -> None:
+        for status in self.tasks.ended(local_id):
+            if self.node:
+                self.node.on_exit(-local_id, status)
+        if self.tasks.lines[local_id].closed:
+            self.selector.unregister(self.tasks.lines[local_id].sock)
 
     def _stop_signals(self) -> List[int]:
         try:
@@ -374,6 +426,7 @@ class Agent:
             self.node.stop(int(message["signal"]), float(message["grace"]))
         elif do == "end" and self.exit_code is None:
             self.exit_code = int(message["exit_code"])
+            self.report({"ended": self.exit_code})
 
     # -- the lead's decisions, carried out ---------------------------------------------------------------------------
 
@@ -381,7 +434,9 @@ class Agent:
         for act in acts:
             if isinstance(act, Record):
                 assert self.run_events and self.lead
-                self.run_events.attempt = max(0, len(self.lead.attempts) - 1)
+                self.run_events.attempt = (
+                    self.lead.attempts[-1].number if self.lead.attempts else self.lead.first_attempt
+                )
                 self.run_events.write(act.kind, act.data)
                 if act.kind == "attempt-started":
                     replace_json(self.folder.peers, self.lead.all_peers())
@@ -401,6 +456,9 @@ class Agent:
 
     def _write_summary(self) -> None:
         assert self.lead
+        if self.order.backend == "slurm":
+            lost = [self.order.hosts[node] for node in self.lead.lost]
+            write_verdict(self.folder, self.lead.history[-1].exit_code, lost)
         replace_json(self.folder.summary, summarize(self.lead, self.first_step, time.time(), time.monotonic()))
 
     def _pick_port(self) -> int:
@@ -427,6 +485,7 @@ class Agent:
         if self.node:
             if self.node.active:
                 self.node.kill()
+            self.tasks.end()
             self.node.close(time.monotonic() - self.started)
             if not self.shared_folder and self.up is not None and not self.up.closed:
                 for message in files_of(self.node.folder):

@@ -9,8 +9,12 @@ import sys
 from typing import Any, Dict, List
 
 from drumbeat.agent.guard import guard
+from drumbeat.agent.place import placed
 from drumbeat.agent.processes import die_with_parent
+from drumbeat.facts import identity
+from drumbeat.facts.host import LiveHost
 from drumbeat.order import EXIT_USAGE, load_order
+from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 
 
@@ -21,8 +25,8 @@ def run_agent(arguments: List[str]) -> int:
     token = os.environ.get("DRUMBEAT_TOKEN", "")
     try:
         with open(path, encoding="utf-8") as file:
-            order = load_order(file.read(), path)
-    except (OSError, RecordError) as error:
+            order = placed(load_order(file.read(), path), identity.read(LiveHost(), []), os.environ)
+    except (OSError, RecordError, Problem) as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         return EXIT_USAGE
 

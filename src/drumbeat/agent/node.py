@@ -10,13 +10,15 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from drumbeat.agent.looking import look_at_ranks
+from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.processes import sweep
 from drumbeat.agent.rank_logs import tail
 from drumbeat.agent.shim import shim_argv
 from drumbeat.agent.start import start
+from drumbeat.agent.tasks import Tasks
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -64,6 +66,7 @@ class Node:
         folder: NodeFolder,
         bundle: str,
         tell: Callable[[Dict[str, Any]], None],
+        tasks: Tasks,
     ) -> None:
         self.order, self.node, self.facts, self.folder, self.bundle, self.tell = (
             order,
@@ -73,6 +76,7 @@ class Node:
             bundle,
             tell,
         )
+        self.tasks = tasks
         os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, node)
         self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{node}-")  # node-local: many small writes
@@ -88,6 +92,7 @@ class Node:
         self._first_step_told = False
         self._look: Optional[Look] = None
         replace_json(folder.facts, facts)
+        self.monitor = 0 if order.emulated and node else self._start_monitor()  # one machine needs one
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
 
@@ -111,9 +116,12 @@ class Node:
         if not self.active:
             return
         self.stopped_by_us = True
-        for pid in self.running:
+        for handle in self.running:
+            if handle < 0:
+                self.tasks.signal(handle, number)
+                continue
             try:
-                os.kill(pid, number)
+                os.kill(handle, number)
             except ProcessLookupError:
                 pass
         self.kill_at = time.monotonic() + grace
@@ -122,6 +130,9 @@ class Node:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A child was reaped; it may be an orphan that only became ours."""
+        if pid == self.monitor:
+            self.monitor = 0
+            return
         self.reaped += 1
         run = self.running.pop(pid, None)
         if run is None:
@@ -142,18 +153,21 @@ class Node:
             self._check_affinity(self._look)
             self._look = None
         if self.kill_at is not None and now >= self.kill_at:
-            sweep(reaped=self.on_exit)
+            self.tasks.kill()
+            sweep(self._kept(), reaped=self.on_exit)
         if not self.running:
             self._finish()
 
     def kill(self) -> None:
         """End everything now, whatever the lead thinks: it may be gone."""
         self.stopped_by_us = True
-        sweep(reaped=self.on_exit)
+        self.tasks.kill()
+        sweep(self._kept(), reaped=self.on_exit)
         self.active = False
 
     def close(self, seconds: float) -> None:
         self._ship_metrics(final=True)
+        self._end_monitor()
         times = os.times()
         spent = {
             "cpu_seconds": round(times.user + times.system, 3),
@@ -165,6 +179,28 @@ class Node:
         shutil.rmtree(self.local, ignore_errors=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _kept(self) -> Set[int]:
+        """The monitor goes on between attempts."""
+        return {self.monitor} if self.monitor else set()
+
+    def _start_monitor(self) -> int:
+        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order.nodes, self.node)
+        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+        return start(argv, env, os.path.sep, os.devnull, self.folder.agent_log)
+
+    def _end_monitor(self) -> None:
+        """By its pid; it writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
+        if not self.monitor:
+            return
+        try:
+            os.kill(self.monitor, signal.SIGTERM)
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline and not os.waitpid(self.monitor, os.WNOHANG)[0]:
+                time.sleep(0.02)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
         if self.order.launcher != "torchrun":
@@ -181,16 +217,22 @@ class Node:
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = list(shared)
-        if self.order.launcher == "ranks":
+        own = self.order.launcher in ("ranks", "tasks")
+        if own:
             variables += bound.slots[process.local_rank].env
             variables += rank_identity(process.rank, process.local_rank)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        env.update((variable.name, variable.value) for variable in variables)
-        cpus = bound.slots[process.local_rank].cpus if self.order.launcher == "ranks" else ()
+        added = {variable.name: variable.value for variable in variables}
+        cpus = bound.slots[process.local_rank].cpus if own and not self.tasks.keep_apart() else ()
         out, err = (self._log(process.rank, stream) for stream in ("out", "err"))
-        pid = start(process.argv, env, self.order.workdir, out, err, cpus)
+        if process.local_rank in self.tasks.lines:
+            # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
+            added = {name: value for name, value in added.items() if os.environ.get(name) != value}
+            pid = self.tasks.start(process.local_rank, process.argv, added, self.order.workdir, out, err, cpus)
+        else:
+            env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
+            pid = start(process.argv, {**env, **added}, self.order.workdir, out, err, cpus)
         self.running[pid] = Running(process, time.monotonic())
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
         self.events.write("rank-started", where)
@@ -256,7 +298,8 @@ class Node:
     def _finish(self) -> None:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""
         self.active = False
-        sweep(reaped=self.on_exit)
+        self.tasks.kill()
+        sweep(self._kept(), reaped=self.on_exit)
         self._ship_metrics(final=True)
         self.tell({"say": "done", "attempt": self.attempt, "progress": self.progress.to_plain()})
 

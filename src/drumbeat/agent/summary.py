@@ -30,8 +30,11 @@ def summarize(lead: Lead, first_step: Optional[float], wall: float, now: float) 
         "hosts": [lead.peers[node].host for node in sorted(lead.peers)],
         "launcher": order.launcher,
         "attempts": [
-            {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "finding": to_plain(outcome.finding)}
-            for outcome in lead.history
+            *({name: each[name] for name in ("outcome", "exit_code", "finding")} for each in lead.earlier),
+            *(
+                {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "finding": to_plain(outcome.finding)}
+                for outcome in lead.history
+            ),
         ],
         "failure": to_plain(last.finding) if last.finding else None,
         "consequences": [record.data for record in consequences if hasattr(record, "data")],

@@ -27,7 +27,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, token: str, lead: bool) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.opened = False
         self.closed = False

@@ -11,7 +11,8 @@ from typing import List, Optional
 
 # A command stands here when it works.
 COMMANDS = {
-    "run": "start a job here, or join one that is typed on several machines",
+    "run": "start a job here, or join the job, pod or MPI task that you are in",
+    "submit": "hand a job to Slurm: the job file takes the place of the batch script",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "lint": "what is wrong in a batch script or launch command that I already have",
     "doctor": "look at this node and say what is wrong and how to mend it",
@@ -21,6 +22,7 @@ COMMANDS = {
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
+    "shell": "a shell on a node of a running job",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }

@@ -8,11 +8,11 @@ from typing import Any
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("run", metavar="RUN", help="its id, the start of it, or its folder")
+    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its Slurm job")
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.runs import cancel, find_run, wait_ended
+    from drumbeat.desk.runs import cancel, end_job, find_run, wait_ended
     from drumbeat.order import load_order
 
     found = find_run(args.run, os.environ)
@@ -22,6 +22,9 @@ def run(args: Any) -> int:
     print(f"stopping {found.run_id}: its ranks have {grace:g} s to save", file=sys.stderr)
     if wait_ended(found, grace + 15):
         print(f"{found.run_id} has ended")
+        return 0
+    if end_job(found):
+        print(f"{found.run_id} did not end by itself; Slurm ends its job", file=sys.stderr)
         return 0
     print(f"{found.run_id} has not ended yet; cancel it again to end it now", file=sys.stderr)
     return 1

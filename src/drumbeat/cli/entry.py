@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and two that only agents call."""
+"""Where drumbeat.pyz begins: the commands a person types, and four that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ def main(arguments: List[str]) -> int:
         from drumbeat.agent.main import run_agent
 
         return run_agent(arguments[1:])
+    if arguments[:1] == ["_node"]:
+        from drumbeat.desk.node import run_node
+
+        return run_node(arguments[1])
+    if arguments[:1] == ["_monitor"]:
+        from drumbeat.agent.monitor import run_monitor
+
+        return run_monitor(arguments[1:])
     if arguments[:1] == ["_shim"]:
         from drumbeat.agent.shim import run_shim
 

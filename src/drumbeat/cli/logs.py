@@ -9,7 +9,10 @@ from typing import Any, Dict, List
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="its id, the start of it, or its folder; default: the newest"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
     parser.add_argument("--attempt", type=int, metavar="N", help="of this attempt only; default: the last one")
@@ -32,7 +35,7 @@ def run(args: Any) -> int:
                 print(f"{prefix}{line}")
         return seen
 
-    while args.follow and status(found).state == "running":
+    while args.follow and status(found).state in ("queued", "running"):
         show(found, False)
         time.sleep(0.3)
     if not show(found, True):

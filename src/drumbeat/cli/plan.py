@@ -17,6 +17,8 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("what to print")
     group.add_argument("--explain", action="store_true", help="every reason in full, and what is left alone and why")
     group.add_argument("--against", type=int, metavar="N", help="only what changes from a job of N nodes, and why")
+    group.add_argument("--render", action="store_true", help="the batch script, byte for byte as submit would send it")
+    group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
     group.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
 
@@ -34,6 +36,8 @@ def run(args: Any) -> int:
 
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
+    if args.render or args.save:
+        return _render(args)
     ready = prepare(load_job(args.job, args), args.root, args.from_run, os.environ)
     order = ready.order
     if ready.away and args.against is not None:
@@ -49,6 +53,30 @@ def run(args: Any) -> int:
     paths, missing = find_paths(order.host_paths if looked else (), ready.host.list if ready.host else list, "")
     _print_plans(args, order, plans, paths, missing)
     return 1 if worst([*missing, *(finding for plan in plans for finding in plan.findings)]) == ERROR else 0
+
+
+def _render(args: Any) -> int:
+    import os
+
+    from drumbeat.backends.slurm import render
+    from drumbeat.desk.submit import make_order
+    from drumbeat.order import dump_order
+    from drumbeat.problem import Problem
+    from drumbeat.spec.flags import load_job
+
+    order = make_order(load_job(args.job, args), os.environ)
+    if args.save:
+        try:
+            with open(args.save, "w", encoding="utf-8") as file:
+                file.write(dump_order(order))
+        except OSError as error:
+            raise Problem(f"cannot write {args.save}: {error.strerror}") from None
+    request = render(order)
+    if args.json:
+        _dump(request)
+    else:
+        print(request.text, end="")
+    return 0
 
 
 def _print_away(args: Any, order: Any, facts: Any) -> int:

@@ -9,7 +9,10 @@ from typing import Any
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="its id, the start of it, or its folder; default: the newest"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 

@@ -22,8 +22,8 @@ _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line o
 class Console:
     """drumbeat's own lines go to standard error; what ranks print goes where they printed it."""
 
-    def __init__(self, order: Order, nodes: List[int]) -> None:
-        self.order, self.nodes = order, nodes
+    def __init__(self, order: Order, nodes: List[int], joined: str = "") -> None:
+        self.order, self.nodes, self.joined = order, nodes, joined
         self.live = sys.stderr.isatty()
         self.progress = Progress()
         self._tails: Dict[Tuple[str, str], Tail] = {}
@@ -32,29 +32,39 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._environment_said = False
+        self._earlier: Dict[int, List[int]] = {}  # node -> attempts of before, where a scheduler started the job again
 
     def begin(self) -> None:
         order = self.order
+        folder = RunFolder(order.folder)
+        self._earlier = {node: folder.node(node).attempts() for node in self.nodes}
+        if 0 not in self.nodes:
+            return  # the lead's node says it
+        if os.path.exists(folder.events):
+            self._events = Tail(folder.events, os.path.getsize(folder.events))
         ranks = _count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank a GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
-        self.say("drumbeat", f"{order.run_id}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
+        said = self.joined or order.run_id
+        self.say("drumbeat", f"{said}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
         self.say("launch", f"{order.launcher}: {order.launcher_why}")
         replaced = replaced_flags(order.command)
         if replaced:
             said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
             self.say("replaced", f"{said} (said by the muster instead)")
-        if 0 in self.nodes:
-            self.say("folder", _near(order.folder))
+        self.say("folder", _near(order.folder))
 
     def poll(self, folder: Optional[RunFolder], final: bool = False) -> None:
         if folder is None:
             return
-        self._show_events(folder)
+        if 0 in self.nodes:  # one reader of the run's events is enough
+            self._show_events(folder)
         self._show_logs(folder, final)
         self._read_metrics(folder, final)
         self._show_progress(final)
 
     def stopping(self, number: int, grace: float) -> None:
+        if 0 not in self.nodes:
+            return  # the lead's node says it
         name = signal.Signals(number).name
         self.say("stop", f"{name}: the ranks have {grace:g} s to save; once more ends them now")
 
@@ -107,7 +117,7 @@ class Console:
 
     def _say_environment(self, folder: RunFolder) -> None:
         environment = read_json(folder.node(self.nodes[0]).environment)
-        if environment is None:
+        if environment is None or environment.get("attempt") in self._earlier.get(self.nodes[0], ()):
             return
         self._environment_said = True
         chosen = [v for v in environment["variables"] if v["source"] in ("site", "detected") and "_IFNAME" in v["name"]]
@@ -119,7 +129,7 @@ class Console:
     def _show_logs(self, folder: RunFolder, final: bool) -> None:
         for number in self.nodes:
             node = folder.node(number)
-            for attempt in node.attempts():
+            for attempt in sorted(set(node.attempts()) - set(self._earlier.get(number, ()))):
                 for rank, stem in sorted(node.ranks(attempt).items()):
                     for stream in ("out", "err"):
                         self._copy(f"{stem}.{stream}", rank, stream, final)
@@ -137,7 +147,7 @@ class Console:
             target.flush()
 
     def _read_metrics(self, folder: RunFolder, final: bool) -> None:
-        for node in folder.nodes():
+        for node in map(folder.node, self.nodes):
             tail = self._metrics.setdefault(node.node, Tail(node.metrics))
             for line in tail.lines(final):
                 try:
@@ -148,7 +158,7 @@ class Console:
                     self.progress.add(record)
 
     def _show_progress(self, final: bool) -> None:
-        if self.progress.step is None:
+        if self.progress.step is None or 0 not in self.nodes:
             return
         line = progress_line(self.progress)
         if self.live and not final:

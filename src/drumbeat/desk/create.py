@@ -18,7 +18,9 @@ from drumbeat.runfolder.write import replace, replace_json
 _JOB_LIMIT = 256 << 10
 
 
-def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapping[str, str]) -> RunFolder:
+def create_run(
+    order: Order, job_file: Optional[str], bundle: str, environ: Mapping[str, str], handle: str = ""
+) -> RunFolder:
     folder = RunFolder(order.folder)
     try:
         os.makedirs(os.path.dirname(folder.path), exist_ok=True)
@@ -35,7 +37,8 @@ def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapp
         replace_json(folder.code, code_state(order.workdir))
         shutil.copyfile(bundle, folder.bundle)
         os.mkdir(folder.at("nodes"))
-        replace_json(folder.run_json, _run_record(order))  # last: a folder with a run.json is whole
+        replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
+        replace_json(folder.run_json, _run_record(order, handle))  # last: a folder with a run.json is whole
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise Problem(
@@ -45,14 +48,14 @@ def create_run(order: Order, job_file: Optional[str], bundle: str, environ: Mapp
     return folder
 
 
-def _run_record(order: Order) -> Dict[str, Any]:
+def _run_record(order: Order, handle: str) -> Dict[str, Any]:
     host = socket.gethostname()
     return {
         "schema": SCHEMA,
         "run_id": order.run_id,
         "name": order.name,
         "created": order.created,
-        "handle": f"local://{host}/{order.run_id}",
+        "handle": handle or f"local://{host}/{order.run_id}",
         "version": __version__,
         "desk": {"host": host, "pid": os.getpid(), "started": start_time(os.getpid())},
     }

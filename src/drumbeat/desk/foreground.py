@@ -24,13 +24,27 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 class Foreground:
-    """`nodes` are those whose agents start here: all of them, or this machine's own where the user joins by hand."""
+    """`nodes` are those whose agents start here: all of them, or this machine's own where it joins others.
 
-    def __init__(self, order: Order, order_file: str, nodes: Iterable[int], bundle: str, token: str) -> None:
+    `every` is the pause between two looks at the run folder, in seconds: on shared storage each look of each node counts.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        order_file: str,
+        nodes: Iterable[int],
+        bundle: str,
+        token: str,
+        every: float = 0.1,
+        joined: str = "",
+    ) -> None:
+        self.every = every
+        self.ended_by_lead = False
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.folder: Optional[RunFolder] = None
-        self.console = Console(order, self.nodes)
+        self.console = Console(order, self.nodes, joined)
         self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str]) -> int:
@@ -57,13 +71,19 @@ class Foreground:
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
                 self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
-            time.sleep(0.1)
+            self._pause()
         sweep()
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
         summary = self._summary(codes)
         self.console.end(self.folder, summary)
         return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
+
+    def _pause(self) -> None:
+        """Until the next look, or until an agent is gone."""
+        until = time.monotonic() + self.every
+        while time.monotonic() < until and all(guard.poll() is None for guard in self.guards.values()):
+            time.sleep(0.1)
 
     def _signal_guards(self, number: int) -> None:
         for guard in self.guards.values():
@@ -81,7 +101,10 @@ class Foreground:
         except BlockingIOError:
             return
         for line in data.splitlines():
-            self.folder = RunFolder(json.loads(line)["folder"])
+            report = json.loads(line)
+            if "folder" in report:
+                self.folder = RunFolder(report["folder"])
+            self.ended_by_lead = self.ended_by_lead or "ended" in report
 
     def _summary(self, codes: Dict[int, int]) -> Optional[Dict[str, Any]]:
         """The lead's summary. If the lead was killed before it could write one, ours says so."""

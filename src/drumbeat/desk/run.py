@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import getpass
+import dataclasses
 import os
-import secrets
-import shutil
-import socket
-import tempfile
-import time
 from typing import Mapping, Optional, Tuple
 
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.desk.around import check_command, look_around
 from drumbeat.desk.create import create_run
 from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.join import join, order_file, start_in_allocation
 from drumbeat.desk.token import fresh_token, users_token
-from drumbeat.facts import gpus as gpu_facts
+from drumbeat.desk.where import where
 from drumbeat.facts.host import LiveHost
-from drumbeat.order import Order, dump_order
-from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import find_site
 
 
 def run_job(job: Job, job_file: Optional[str], node_rank: Optional[int], master: str, nodes: Optional[int]) -> int:
     environ = os.environ
+    if node_rank is None and not master:
+        place = where(LiveHost())
+        if place.kind == "join":
+            return join(job, job_file, place.identity, environ)
+        if place.kind == "allocation":
+            return start_in_allocation(job, job_file, place.identity, environ)
+        if place.kind == "login" and not environ.get("NODE_RANK"):
+            check_not_login(job)
     node_rank, master, nodes = _place(environ, node_rank, master, nodes)
     here = look_around(environ, master)
     site = find_site(job.site, environ, here.hostname)
-    order = resolve(job if nodes is None else _with_nodes(job, nodes), site, here)
-    _check_command(order, environ)
+    order = resolve(job if nodes is None else dataclasses.replace(job, nodes=nodes), site, here)
+    check_command(order, environ)
     if node_rank is not None and node_rank >= order.nodes:
         raise Problem(f"node rank {node_rank} of {order.nodes} nodes: ranks count from 0 to {order.nodes - 1}")
     bundle = cached_bundle(environ)
@@ -42,22 +45,18 @@ def run_job(job: Job, job_file: Optional[str], node_rank: Optional[int], master:
     if node_rank == 0:
         folder = create_run(order, job_file, bundle, environ)
         return Foreground(order, folder.order, [0], folder.bundle, token).run(environ)
-    return _follow_lead(order, node_rank, bundle, token, environ)
+    with order_file(order) as path:
+        return Foreground(order, path, [node_rank], bundle, token).run(environ)
 
 
-def look_around(environ: Mapping[str, str], master: str = "") -> Here:
-    gpus = gpu_facts.read(LiveHost())
-    return Here(
-        hostname=socket.gethostname(),
-        cwd=os.getcwd(),
-        environ=environ,
-        cpus=len(os.sched_getaffinity(0)),
-        gpus=len([gpu for gpu in gpus if not gpu.integrated]) or None,
-        user=getpass.getuser(),
-        now=time.time(),
-        entropy=secrets.token_hex(16),
-        master=master,
-    )
+def check_not_login(job: Job) -> None:
+    """Nothing may run on a login node, and nobody wants it there; who does says so by naming the site."""
+    if job.site is None:
+        raise Problem(
+            "this is a login node of a Slurm cluster: a training job does not run here",
+            "drumbeat submit JOB.yaml hands it to Slurm; salloc -N 2, then drumbeat run there, runs it now; "
+            "--site localhost starts it on this very machine",
+        )
 
 
 def _place(
@@ -79,32 +78,3 @@ def _place(
     if not master and (nodes or 1) > 1:
         raise Problem(f"node rank {node_rank}, but nobody says which machine is node 0", "add --master HOST")
     return node_rank, master, nodes
-
-
-def _with_nodes(job: Job, nodes: int) -> Job:
-    import dataclasses
-
-    return dataclasses.replace(job, nodes=nodes)
-
-
-def _check_command(order: Order, environ: Mapping[str, str]) -> None:
-    """Before anything starts. After a `setup` only the node can tell."""
-    found = find_launcher(order.command)
-    program = (found.python or "python3") if found else order.command[0]
-    path = environ.get("PATH", os.defpath)
-    if (
-        not order.setup
-        and shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None
-    ):
-        raise Problem(f"command not found: {program}", f"looked in {order.workdir if '/' in program else path}")
-    if not os.path.isdir(order.workdir):
-        raise Problem(f"workdir {order.workdir} is not a folder")
-
-
-def _follow_lead(order: Order, node: int, bundle: str, token: str, environ: Mapping[str, str]) -> int:
-    """Node 1 and above: the lead says where the run folder is, so the order travels by a file of its own."""
-    with tempfile.TemporaryDirectory(prefix="drumbeat-order-") as folder:
-        path = os.path.join(folder, "order.json")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(dump_order(order))
-        return Foreground(order, path, [node], bundle, token).run(environ)

@@ -48,6 +48,11 @@ def _slurm(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity
     )
 
 
+def whole_job(host: Host, notes: List[str]) -> Identity:
+    """The job around this step, for a shell that is a step itself."""
+    return _scheduler_around(host, host.environ, notes)
+
+
 def tasks_per_node(text: str) -> List[int]:
     """`8(x2),4` is 8, 8, 4."""
     counts: List[int] = []

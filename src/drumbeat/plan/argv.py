@@ -55,7 +55,7 @@ def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
 def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Process]:
     """What node `node` starts."""
     first = sum(peer.ranks for peer in peers.nodes[:node])
-    if order.launcher == "ranks":
+    if order.launcher in ("ranks", "tasks"):
         return [
             Process(rank, rank - first, _after_setup(order, wrapped(order.wrap, order.command, rank, node)))
             for rank in range(first, first + peers.nodes[node].ranks)

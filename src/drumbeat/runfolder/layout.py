@@ -6,6 +6,10 @@ RUN/
   job.yaml             the job file as it was given        desk, once
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
+  job.sh               the batch script, where there is one desk, once
+  slurm-J.out          what the whole job printed          Slurm
+  verdict, lost        the end, for the batch script       lead, replaced
+  stop                 a line for each wish to stop        whoever wishes; only the lead reads it
   events.jsonl         the run's events                    lead
   peers.json           every node, as mustered             lead, replaced
   summary.json         how it went                         lead, replaced
@@ -13,6 +17,7 @@ RUN/
   nodes/K/environment.json   every variable, with reason   agent K
   nodes/K/events.jsonl       its events                    agent K
   nodes/K/metrics.jsonl      what its ranks reported       agent K
+  nodes/K/telemetry.jsonl    GPUs, cores, network          agent K's monitor
   nodes/K/agent.log          what went wrong in the agent  agent K
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
 """
@@ -52,6 +57,22 @@ class RunFolder:
     @property
     def bundle(self) -> str:
         return self.at("drumbeat.pyz")
+
+    @property
+    def script(self) -> str:
+        return self.at("job.sh")
+
+    @property
+    def stop(self) -> str:
+        return self.at("stop")
+
+    @property
+    def verdict(self) -> str:
+        return self.at("verdict")
+
+    @property
+    def lost(self) -> str:
+        return self.at("lost")
 
     @property
     def events(self) -> str:
@@ -99,6 +120,10 @@ class NodeFolder:
     @property
     def metrics(self) -> str:
         return self.at("metrics.jsonl")
+
+    @property
+    def telemetry(self) -> str:
+        return self.at("telemetry.jsonl")
 
     @property
     def agent_log(self) -> str:

@@ -50,6 +50,21 @@ def clock_offsets(folder: RunFolder) -> Dict[int, float]:
     return {int(peer["node"]): float(peer["clock_offset"]) for peer in peers.get("nodes", ()) if "node" in peer}
 
 
+def earlier_attempts(folder: RunFolder) -> List[Dict[str, Any]]:
+    """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
+    found: List[Dict[str, Any]] = []
+    for event in read_lines(folder.events):
+        kind = event.get("kind")
+        if kind == "attempt-started":
+            cut_off = {"outcome": "cut off", "exit_code": None, "finding": None}
+            found.append({"attempt": int(event.get("attempt") or 0), **cut_off})
+        elif found and kind == "failed":
+            found[-1]["finding"] = event.get("finding")
+        elif found and kind == "attempt-ended":
+            found[-1].update(outcome=event.get("outcome"), exit_code=event.get("exit_code"))
+    return found
+
+
 def events(folder: RunFolder) -> List[Dict[str, Any]]:
     """All events of all nodes, in the order of the lead's clock."""
     offsets = clock_offsets(folder)

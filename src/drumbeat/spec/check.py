@@ -103,7 +103,7 @@ def check_limits(key: Key, value: Any, place: str) -> None:
     if key.minimum is not None and value is not None and value < key.minimum:
         unit = " s" if key.kind == "duration" else ""
         raise Problem(f"{place}: must be at least {key.minimum}{unit}, got {value}{unit}")
-    if key.allowed and value not in key.allowed:
+    if key.allowed and value is not None and value not in key.allowed:
         raise Problem(f"{place}: {shown(value)} is not one of {', '.join(key.allowed)}{near(value, key.allowed)}")
 
 

@@ -132,11 +132,12 @@ class Job:
     )
     launcher: str = key(
         "choice",
-        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), or nobody, because one process a "
-        "node is enough (once). auto reads the command, and the choice is printed with its reason.",
+        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task a rank "
+        "(tasks), or nobody, because one process a node is enough (once). auto reads the command, and the choice is "
+        "printed with its reason.",
         "ranks",
         "auto",
-        allowed=("auto", "ranks", "torchrun", "once"),
+        allowed=("auto", "ranks", "torchrun", "tasks", "once"),
         flag="L",
     )
     site: Optional[str] = key(
@@ -242,6 +243,100 @@ class Job:
         4,
         minimum=1,
         flag="N",
+    )
+    stop_signal: str = key(
+        "choice",
+        "What the main process of each rank is sent when it should save and end: on a cancel, before a time limit, on a "
+        "preemption. A rank that saves and then ends with 75 is started again by the scheduler.",
+        "USR2",
+        "TERM",
+        allowed=("TERM", "INT", "USR1", "USR2"),
+        flag="NAME",
+    )
+    account: Optional[str] = key(
+        "text",
+        "The account that pays.",
+        "project_465000001",
+        None,
+        flag="NAME",
+        default_text="$SBATCH_ACCOUNT, else ~/.config/drumbeat/defaults.yaml",
+    )
+    partition: Optional[str] = key(
+        "text",
+        "The scheduler's partition.",
+        "accel",
+        None,
+        flag="NAME",
+        default_text="$SBATCH_PARTITION, else ~/.config/drumbeat/defaults.yaml, else the site's",
+    )
+    qos: Optional[str] = key(
+        "text", "The quality of service.", "devel", None, flag="NAME", default_text="$SBATCH_QOS, else defaults.yaml"
+    )
+    memory: Optional[str] = key(
+        "text", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+    )
+    cpus: Optional[int] = key(
+        "number",
+        "Cores of each node.",
+        "288",
+        None,
+        minimum=1,
+        flag="N",
+        default_text="the site's, in proportion to the GPUs asked for",
+    )
+    exclusive: bool = key("switch", "No other job on these nodes.", "true", False, flag="switch")
+    constraint: Optional[str] = key("text", "Features that nodes must have.", "h200", None, flag="TEXT")
+    reservation: Optional[str] = key("text", "A reservation to use.", "course", None, flag="NAME")
+    mail: Optional[str] = key(
+        "text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO"
+    )
+    dependency: Optional[str] = key(
+        "text", "Jobs to wait for, as Slurm writes them.", "afterok:1234", None, flag="TEXT"
+    )
+    array: Optional[str] = key(
+        "text",
+        "Several jobs from one file, as Slurm writes them; each has its own run folder, and $SLURM_ARRAY_TASK_ID.",
+        "0-3%2",
+        None,
+        flag="TEXT",
+    )
+    requeues: int = key(
+        "number",
+        "How often the job is queued again, without the node, after a node was lost.",
+        "1",
+        3,
+        minimum=0,
+        flag="N",
+    )
+    submit_options: Tuple[str, ...] = key(
+        "words", "Other options of sbatch, word by word as it reads them.", '["--licenses=scratch"]', ()
+    )
+    modules: Tuple[str, ...] = key(
+        "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
+    )
+    container: Optional[str] = key(
+        "path",
+        "The image that the ranks run in: a file, or a name that docker, podman or pyxis knows. It needs python3, 3.9 "
+        "or newer; nothing of drumbeat has to be in it.",
+        "$PROJ/pytorch.sif",
+        None,
+        flag="IMAGE",
+        default_text="none",
+    )
+    container_runtime: Optional[str] = key(
+        "choice",
+        "What runs the image.",
+        "apptainer",
+        None,
+        allowed=("apptainer", "singularity", "docker", "podman", "pyxis"),
+        flag="NAME",
+        default_text="the site's",
+    )
+    binds: Tuple[str, ...] = key(
+        "words",
+        "Folders that the container sees besides the work and run folders: HOST or HOST:INSIDE.",
+        "[/scratch, $DATA:/data]",
+        (),
     )
     origins: Dict[str, str] = origins_field()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os.path
+import signal
 import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
@@ -19,6 +20,7 @@ from drumbeat.spec.expand import expand
 from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
+from drumbeat.spec.resources import container, resources
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
 
@@ -97,7 +99,15 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         reserved_cpus=_reserved(site),
         threads_per_core=site.cpus.threads if site.cpus else None,
         local_dir=_local_dir(site, here),
-        host_paths=tuple(HostPath(name, path.pattern, path.why) for name, path in site.paths.items()),
+        host_paths=tuple(
+            HostPath(name, path.pattern, path.why, path.prepend or "", path.target or "")
+            for name, path in site.paths.items()
+        ),
+        stop_signal=int(getattr(signal, "SIG" + job.stop_signal)),
+        arch=site.arch or "",
+        modules=job.modules,
+        container=container(job, site, here),
+        resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
         expect=_expect(job, site),
         checks={

@@ -54,6 +54,38 @@ class SitePath:
     )
     why: str = key("text", "What needs it.", "the libfabric that drives this network")
     source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
+    prepend: Optional[str] = key(
+        "name",
+        "In a container: the variable in which this folder stands first, in the order of this file. It is then seen as "
+        "/opt/host/NAME, so that nothing of the image is hidden.",
+        "LD_LIBRARY_PATH",
+        None,
+        default_text="none",
+    )
+    target: Optional[str] = key(
+        "path",
+        "In a container: where it is seen.",
+        "/etc/libibverbs.d/bnxt_re.driver",
+        None,
+        default_text="/opt/host/NAME with `prepend`, else where it is on the host",
+    )
+
+
+@dataclass(frozen=True)
+class SiteContainer:
+    runtime: str = key(
+        "choice",
+        "What runs containers there.",
+        "apptainer",
+        allowed=("apptainer", "singularity", "docker", "podman", "pyxis"),
+    )
+    vendor: str = key(
+        "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
+    )
+    binds: Tuple[str, ...] = key(
+        "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
+    )
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,35 @@ class Site:
         "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
     )
     gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
+    gpus_as: str = key(
+        "choice",
+        "How GPUs are asked for.",
+        "gres",
+        "gpus-per-node",
+        allowed=("gpus-per-node", "gres"),
+    )
+    cores: Optional[int] = key(
+        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="not said to Slurm"
+    )
+    memory: Optional[str] = key(
+        "text", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
+    )
+    arch: Optional[str] = key(
+        "choice",
+        "The architecture of the nodes that jobs run on; an image must have it, and login nodes may differ.",
+        "aarch64",
+        None,
+        allowed=("x86_64", "aarch64", "ppc64le"),
+        default_text="not known: images are not checked",
+    )
+    container: Optional[SiteContainer] = key(
+        "table",
+        "How containers run there.",
+        "{runtime: apptainer, vendor: nvidia}",
+        None,
+        inner=SiteContainer,
+        default_text="the job must say it",
+    )
     runs: Optional[str] = key(
         "path",
         "The folder in which run folders are made, on storage that all nodes share.",

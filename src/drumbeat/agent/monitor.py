@@ -1,0 +1,64 @@
+"""`_monitor`: a child of the agent that samples its node until the job ends. A driver that hangs holds only this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List
+
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.load import sample
+from drumbeat.facts.model import Facts, Gpu
+from drumbeat.record import from_plain, to_plain
+
+EVERY = 5.0  # seconds between samples
+_LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage in one write
+
+
+def monitor_argv(bundle: str, path: str, facts: Facts, nodes: int, node: int) -> List[str]:
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+    settings = {
+        "path": path,
+        "node": node,
+        "host": facts.host,
+        "gpus": to_plain(gpus),
+        "batch": 1 if nodes <= _LARGE_JOB else 6,
+    }
+    return [sys.executable, "-I", "-S", bundle, "_monitor", json.dumps(settings)]
+
+
+def run_monitor(arguments: List[str]) -> int:
+    settings = json.loads(arguments[0])
+    ended: List[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    host = LiveHost()
+    kept: List[str] = []
+    gpus = [from_plain(Gpu, each) for each in settings["gpus"]]
+    due = time.monotonic()
+    while True:
+        kept.append(_line(settings, sample(host, gpus)))
+        if ended or len(kept) >= settings["batch"]:
+            _write(settings["path"], kept)
+        if ended:
+            return 0
+        due = max(due + EVERY, time.monotonic())
+        while time.monotonic() < due and not ended:
+            time.sleep(0.2)
+
+
+def _line(settings: Dict[str, Any], found: Dict[str, Any]) -> str:
+    about = {"t": round(time.time(), 3), "node": settings["node"], "host": settings["host"]}
+    return json.dumps({**about, **found}, separators=(",", ":"))
+
+
+def _write(path: str, kept: List[str]) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, "".join(line + "\n" for line in kept).encode())
+        os.close(fd)
+    except OSError:
+        pass  # a full disk is the agent's to report
+    kept.clear()

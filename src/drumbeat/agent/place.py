@@ -1,0 +1,52 @@
+"""Where a node stands: what only the scheduler knows once the job runs, filled into the order."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import time
+from typing import Mapping
+
+from drumbeat.facts.model import Identity
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+
+
+def placed(order: Order, identity: Identity, environ: Mapping[str, str]) -> Order:
+    """An order that was made before the nodes were known gets them; the scheduler's order of hosts is kept."""
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    if order.resources.array and task.isdigit():
+        folder = os.path.join(order.folder, "array", task)
+        order = dataclasses.replace(order, run_id=f"{order.run_id}-{task}", folder=folder)
+    if order.hosts or order.backend == "local":
+        return order
+    hosts = identity.hosts
+    if len(hosts) != order.nodes:
+        raise Problem(
+            f"the order is for {order.nodes} nodes, but {identity.scheduler} says {len(hosts)}: {', '.join(hosts[:8])}",
+            "ask the scheduler for as many nodes as the job does",
+        )
+    # The run's clock starts with the job, not in the queue.
+    return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0], created=time.time())
+
+
+def own_node(order: Order, identity: Identity) -> int:
+    node = identity.node_rank
+    if node is None or not 0 <= node < order.nodes:
+        raise Problem(f"{identity.scheduler} does not say which of the {order.nodes} nodes this is (got {node})")
+    return node
+
+
+def task_meeting(identity: Identity, environ: Mapping[str, str], node: int) -> str:
+    """The name under which the tasks of one node and one step find each other: an abstract socket, so that containers
+    with folders of their own meet as well."""
+    step = identity.step_id or environ.get("PMIX_NAMESPACE") or ""
+    said = f"{os.getuid()}/{identity.job_id}/{step}/{node}"
+    return "\0drumbeat-" + hashlib.sha256(said.encode()).hexdigest()[:24]
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often the scheduler has started this job again."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdigit() and len(text) < 6 else 0

@@ -1,0 +1,117 @@
+"""One scheduler task a GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent.
+
+It dials the agent, starts the rank when told to, reports its end, and kills all it owns when the agent goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, Dict, Optional
+
+from drumbeat.agent.processes import become_subreaper, sweep
+from drumbeat.agent.start import start
+from drumbeat.agent.wire import Channel, WireError
+from drumbeat.order import EXIT_MUSTER
+
+_LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+def run_task(meeting: str, local_id: int, token: str, seconds: float, view: Dict[str, Any]) -> int:
+    """`view` says what this task sees: its cores and its GPUs."""
+    become_subreaper()
+    for number in _LEFT_TO_THE_AGENT:  # the scheduler signals every task; one of them decides
+        signal.signal(number, lambda number, frame: None)
+    channel = _dial(meeting, token, seconds)
+    if channel is None:
+        print(f"drumbeat: task {local_id}: no agent on this node within {seconds:g} s", file=sys.stderr)
+        return EXIT_MUSTER
+    channel.send({"say": "task", "local_id": local_id, "pid": os.getpid(), **view})
+    code = _Task(channel).serve()
+    sweep()
+    return code
+
+
+class _Task:
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.rank_pid: Optional[int] = None
+        self.code: Optional[int] = None
+
+    def serve(self) -> int:
+        while self.code is None:
+            select.select([self.channel.sock], [self.channel.sock] if self.channel.wants_write else [], [], 0.1)
+            self.channel.flush()
+            try:
+                messages = [] if self.channel.closed else self.channel.receive()
+            except WireError as error:
+                print(f"drumbeat: {error}", file=sys.stderr)
+                return EXIT_MUSTER
+            for message in messages:
+                self._obey(message)
+            self._reap()
+            if self.channel.closed and self.code is None:
+                return EXIT_MUSTER
+        return self.code
+
+    def _obey(self, message: Dict[str, Any]) -> None:
+        do = message.get("do")
+        if do == "start":
+            env = {name: value for name, value in os.environ.items() if name != "DRUMBEAT_TOKEN"}
+            env.update(message["env"])
+            self.rank_pid = start(
+                message["argv"], env, message["workdir"], message["out"], message["err"], message["cpus"]
+            )
+            self.channel.send({"say": "started", "pid": self.rank_pid})
+        elif do == "signal" and self.rank_pid:
+            try:
+                os.kill(self.rank_pid, int(message["number"]))
+            except ProcessLookupError:
+                pass
+        elif do == "kill":
+            sweep(reaped=self._ended)
+        elif do == "end":
+            self.code = 0  # the lead's own exit code is the job's
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        if pid == self.rank_pid:
+            self.rank_pid = None
+            if not self.channel.closed:
+                self.channel.send({"say": "exited", "status": status, "t": time.time()})
+
+
+def _dial(meeting: str, token: str, seconds: float) -> Optional[Channel]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(meeting)
+        except OSError:
+            sock.close()
+            time.sleep(0.1)
+            continue
+        channel = Channel(sock, token, lead=False)
+        while not channel.opened and not channel.closed and time.monotonic() < deadline:
+            select.select([sock], [], [], 0.1)
+            try:
+                channel.receive()
+            except WireError as error:
+                print(f"drumbeat: the agent of this node: {error}", file=sys.stderr)
+                return None
+        if channel.opened:
+            return channel
+    return None

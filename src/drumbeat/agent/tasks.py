@@ -1,0 +1,152 @@
+"""The agent's side of `launcher: tasks`: the other tasks of its node, each guarding one rank.
+
+A rank that another task guards has a negative handle, minus its local id; one that the agent itself started has its pid.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+from drumbeat.agent.wire import Channel, WireError
+from drumbeat.finding import WARNING, Evidence, Finding
+
+
+class Tasks:
+    """Those of one node; empty under any other launcher."""
+
+    def __init__(self) -> None:
+        self.lines: Dict[int, Channel] = {}  # local id -> its connection
+        self.views: Dict[int, Mapping[str, Any]] = {}  # local id, our own 0 too -> what that task sees
+
+    def gather(self, meeting: str, token: str, count: int, seconds: float, beat: Callable[[], None]) -> None:
+        """Wait for tasks 1 to count - 1 of this node."""
+        self.views[0] = own_view()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(meeting)
+        listener.listen(256)
+        listener.setblocking(False)
+        waiting: List[Channel] = []
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector, listener:
+            selector.register(listener, selectors.EVENT_READ)
+            while len(self.lines) < count - 1:
+                if time.monotonic() > deadline:
+                    missing = sorted(set(range(1, count)) - set(self.lines))
+                    raise WireError(f"tasks with local id {missing} did not come within {seconds:g} s")
+                for key, _ in selector.select(0.2):
+                    if key.fileobj is listener:
+                        channel = Channel(listener.accept()[0], token, lead=True)
+                        selector.register(channel.sock, selectors.EVENT_READ, channel)
+                        waiting.append(channel)
+                    else:
+                        self._greet(selector, key.data)
+                beat()
+            for channel in waiting:
+                if channel not in self.lines.values():
+                    channel.close()
+
+    def _greet(self, selector: selectors.BaseSelector, channel: Channel) -> None:
+        try:
+            messages = channel.receive()
+        except WireError:
+            messages = []
+            channel.close()
+        for message in messages:
+            local_id = int(message.get("local_id", 0))
+            if message.get("say") == "task" and local_id > 0 and local_id not in self.lines:
+                self.lines[local_id], self.views[local_id] = channel, message
+                selector.unregister(channel.sock)
+                return
+        if channel.closed:
+            selector.unregister(channel.sock)
+
+    # -- what the node does with them --------------------------------------------------------------------------------
+
+    def start(
+        self, local_id: int, argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str,
+        cpus: Sequence[int],
+    ) -> int:  # fmt: skip
+        self._send(
+            local_id,
+            {"do": "start", "argv": list(argv), "env": dict(env), "workdir": workdir, "out": out, "err": err,
+             "cpus": list(cpus)},
+        )  # fmt: skip
+        return -local_id
+
+    def signal(self, handle: int, number: int) -> None:
+        self._send(-handle, {"do": "signal", "number": int(number)})
+
+    def ended(self, local_id: int) -> List[int]:
+        """Exit statuses that this task has reported. Where its guard is gone, the rank is too."""
+        channel = self.lines[local_id]
+        try:
+            messages = channel.receive()
+        except WireError:
+            messages = []
+            channel.close()
+        statuses = [int(message["status"]) for message in messages if message.get("say") == "exited"]
+        return [*statuses, int(signal.SIGKILL)] if channel.closed else statuses
+
+    def kill(self) -> None:
+        for local_id in self.lines:
+            self._send(local_id, {"do": "kill"})
+
+    def end(self) -> None:
+        for local_id in self.lines:
+            self._send(local_id, {"do": "end"})
+
+    def _send(self, local_id: int, message: Dict[str, Any]) -> None:
+        channel = self.lines.get(local_id)
+        if channel is not None and not channel.closed:
+            channel.send(message)
+
+    # -- what they see -----------------------------------------------------------------------------------------------
+
+    def keep_apart(self) -> bool:
+        """Whether the scheduler has bound each task to cores of its own: then that binding stays."""
+        seen = [set(view.get("cpus") or ()) for view in self.views.values()]
+        return len(seen) > 1 and sum(map(len, seen)) == len(set().union(*seen))
+
+    def findings(self, node: int, host: str) -> List[Finding]:
+        return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
+
+
+def own_view() -> Dict[str, Any]:
+    """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
+    from drumbeat.facts import gpus
+    from drumbeat.facts.host import LiveHost
+
+    names = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    return {
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "pci": [gpu.pci for gpu in gpus.read(LiveHost()) if gpu.pci],
+        "visible": {name: os.environ[name] for name in names if os.environ.get(name)},
+    }
+
+
+def per_task_gpus(views: Sequence[Mapping[str, Any]], node: int, host: str) -> List[Finding]:
+    """A cgroup of its own for each task hides the other GPUs: the tasks name the same device, and mean different ones."""
+    if len(views) < 2:
+        return []
+    named = [tuple(sorted((view.get("visible") or {}).items())) for view in views]
+    devices = [tuple(view.get("pci") or ()) for view in views]
+    hidden = len(set(devices)) > 1
+    if not hidden and len(set(named)) == 1:
+        return []
+    how = "a cgroup of its own" if hidden else "a list of visible devices of its own"
+    return [
+        Finding(
+            "gpus-per-task", WARNING, f"each task sees only its own GPUs: {how}",
+            "--gpus-per-task or --gpu-bind gave each task its devices; peer access and NCCL's own links between the GPUs "
+            "of a node need to see the others, and LOCAL_RANK no longer counts the devices a rank sees",
+            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where Slurm has it",
+            tuple(Evidence(f"task {place}: {seen or 'nothing set'} {list(pci)}") for place, (seen, pci)
+                  in enumerate(zip(named, devices)))[:8],
+            node=node, host=host,
+        )
+    ]  # fmt: skip

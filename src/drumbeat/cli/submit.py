@@ -1,0 +1,34 @@
+"""drumbeat submit: hand a job to Slurm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_arguments(parser: Any) -> None:
+    from drumbeat.spec.flags import add_job_flags
+
+    add_job_flags(parser)
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: Any) -> int:
+    import json
+    import os
+    import sys
+
+    from drumbeat.desk.submit import make_order, saved_order, submit
+    from drumbeat.spec.flags import load_job
+
+    if args.job and args.job.endswith(".json"):
+        order, job_file = saved_order(args.job), None
+    else:
+        order, job_file = make_order(load_job(args.job, args), os.environ), args.job
+    handle = submit(order, job_file, os.environ)
+    if args.json:
+        print(json.dumps({"handle": str(handle), "job": handle.job, "run_id": order.run_id, "folder": order.folder}))
+        return 0
+    print(f"{'submitted':<9} {handle} as {order.run_id}")
+    print(f"{'folder':<9} {order.folder}")
+    print(f"{'follow':<9} drumbeat logs --follow {order.run_id}", file=sys.stderr)
+    return 0

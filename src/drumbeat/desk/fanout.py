@@ -1,0 +1,54 @@
+"""Fan out: in a batch script or an salloc shell, one agent a node through srun. After that only signals pass by here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any, Dict, List, Mapping
+
+from drumbeat.backends.srun import srun_argv, srun_environment
+from drumbeat.desk.token import fresh_token
+from drumbeat.facts.model import Identity
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.stopping import ask_to_stop
+
+_STOPS = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "TERM", signal.SIGUSR2: "USR2"}
+
+
+def check_srun(identity: Identity, environ: Mapping[str, str]) -> None:
+    if shutil.which("srun", path=environ.get("PATH", os.defpath)) is None:
+        raise Problem(
+            f"this is Slurm job {identity.job_id}, but there is no srun here to reach its nodes (inside a container?)",
+            "put srun before the container: srun --ntasks-per-node=1 apptainer exec IMAGE python3 drumbeat.pyz run ...",
+        )
+
+
+def fan_out(order: Order, folder: RunFolder, identity: Identity, environ: Mapping[str, str]) -> int:
+    agent = [sys.executable, "-I", "-S", folder.bundle, "_node", folder.order]
+    argv: List[str] = srun_argv(order, environ, agent)
+    env = {**srun_environment(environ), "DRUMBEAT_TOKEN": fresh_token()}
+    # A session of its own: a Ctrl-C reaches only us. srun would pass it to every process of the step.
+    srun = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    asked: Dict[int, int] = {}
+
+    def on_signal(number: int, frame: Any) -> None:
+        asked[number] = asked.get(number, 0) + 1
+        try:
+            ask_to_stop(folder.stop, _STOPS[signal.Signals(number)], f"the desk was sent {signal.Signals(number).name}")
+        except OSError as error:
+            print(f"drumbeat: cannot ask the lead to stop: {error}; ending the step", file=sys.stderr)
+            srun.send_signal(signal.SIGTERM)
+
+    for number in _STOPS:
+        signal.signal(number, on_signal)
+    code = srun.wait()
+    summary = read_json(folder.summary)
+    if summary and summary.get("outcome"):
+        return int(summary["exit_code"])
+    return 128 - code if code < 0 else code or 1

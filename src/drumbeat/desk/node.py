@@ -1,0 +1,72 @@
+"""One node of a run whose nodes a scheduler has started: its agent, or, with one task a GPU, one rank's guard."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Mapping
+
+from drumbeat.agent.place import own_node, placed, task_meeting
+from drumbeat.agent.task import run_task
+from drumbeat.agent.tasks import own_view
+from drumbeat.bundle.build import running_bundle
+from drumbeat.desk.foreground import Foreground
+from drumbeat.facts import identity as identities
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.model import Identity
+from drumbeat.order import EXIT_USAGE, Order, dump_order, load_order
+from drumbeat.problem import Problem
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.stopping import forget_end
+from drumbeat.runfolder.write import replace, replace_json
+
+EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
+
+
+def run_node(order_file: str) -> int:
+    """`_node ORDER.json`, as srun starts it on every node (or for every GPU) of a fanned-out or submitted run."""
+    environ = os.environ
+    identity = identities.read(LiveHost(), [])
+    token = environ.get("DRUMBEAT_TOKEN", "")
+    bundle = running_bundle()
+    assert bundle, "_node runs from the bundle"
+    try:
+        with open(order_file, encoding="utf-8") as file:
+            order = placed(load_order(file.read(), order_file), identity, environ)
+        if not token:
+            raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch line must hand it on")
+        node = own_node(order, identity)
+        if order.launcher == "tasks" and identity.local_id:
+            return guard_rank(order, identity, token, environ)
+        if node == 0:
+            _open_again(order)
+    except (OSError, RecordError, Problem) as error:
+        print(f"drumbeat: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return joined(Foreground(order, order_file, [node], bundle, token, EVERY), node, environ)
+
+
+def _open_again(order: Order) -> None:
+    """The run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
+    folder = RunFolder(order.folder)
+    if not os.path.exists(folder.run_json):
+        os.makedirs(folder.at("nodes"), exist_ok=True)
+        replace(folder.order, dump_order(order))
+        replace(folder.stop, "")
+        record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
+        replace_json(folder.run_json, record)
+    forget_end(folder)
+
+
+def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
+    node = own_node(order, identity)
+    assert identity.local_id is not None
+    return run_task(task_meeting(identity, environ, node), identity.local_id, token, order.timing.muster, own_view())
+
+
+def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:
+    """The lead's exit code is the job's. A node that the lead has ended says 0, or `srun --kill-on-bad-exit` would kill
+    the lead while it still writes how the run went."""
+    code = foreground.run(environ)
+    return 0 if node and foreground.ended_by_lead else code

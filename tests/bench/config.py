@@ -1,0 +1,90 @@
+"""The files of the test cluster: Slurm's own, the hosts table, and what a node does first."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, Mapping
+
+PACKAGES = "slurmctld slurmd slurm-client munge libpmix2 iproute2 util-linux procps"
+
+
+def address(last: str) -> str:
+    return f"10.77.0.{last}"
+
+
+def files(
+    base: str, nodes: Dict[str, str], cpus: int, gpus: int, partitions: Mapping[str, Iterable[str]]
+) -> Dict[str, str]:
+    lines = [f"{address(last)} {name}" for name, last in nodes.items()]
+    # Slurm writes IPv4 addresses of nodes as IPv6 ones in some places, and asks for their names.
+    lines += [f"::ffff:{address(last)} {name}" for name, last in nodes.items()]
+    hosts = "\n".join(["127.0.0.1 localhost", f"{address('254')} head", *lines]) + "\n"
+    shape = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=4000"
+    node_lines = "\n".join(
+        f"NodeName={name} NodeAddr={address(last)} {shape} Gres=gpu:h200:{gpus}" for name, last in nodes.items()
+    )
+    names = ",".join(nodes)
+    parts = partitions or {"debug": nodes}
+    partition_lines = "\n".join(
+        f"PartitionName={name} Nodes={','.join(members)} Default={'NO' if number else 'YES'} MaxTime=INFINITE State=UP"
+        for number, (name, members) in enumerate(parts.items())
+    )
+    return {
+        "hosts": hosts,
+        "init.sh": INIT,
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        "gres.conf": f"NodeName={names} Name=gpu Type=h200 File={base}/dev/nvidia[0-{gpus - 1}]\n",
+        "slurm.conf": SLURM.format(base=base, head=address("254"), nodes=node_lines, partitions=partition_lines),
+    }
+
+
+# Short times throughout: a node that is gone must be seen within a test, and a killed job must not wait 30 s.
+SLURM = """
+ClusterName=bench
+SlurmctldHost=head({head})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={base}/state
+SlurmdSpoolDir={base}/spool/%n
+SlurmctldPidFile={base}/run/slurmctld.pid
+SlurmdPidFile={base}/run/slurmd.%n.pid
+SlurmctldLogFile={base}/log/slurmctld.log
+SlurmdLogFile={base}/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+SwitchType=switch/none
+MpiDefault=none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_min_interval=0,bf_interval=1
+EnforcePartLimits=ALL
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/linux
+SlurmctldTimeout=30
+SlurmdTimeout=30
+MessageTimeout=5
+InactiveLimit=0
+KillWait=8
+OverTimeLimit=0
+MinJobAge=3600
+JobRequeue=1
+ReturnToService=2
+{nodes}
+{partitions}
+"""
+
+INIT = """#!/bin/sh
+# First process of a node: NAME BASE PROGRAM...
+name=$1 base=$2
+shift 2
+hostname "$name"
+mount --make-rprivate /
+mount --bind "$base/etc/hosts" /etc/hosts
+for place in /tmp /run /dev/shm; do mount -t tmpfs -o mode=1777 node "$place"; done
+"$@" &
+while :; do sleep 3600 & wait $!; done
+"""

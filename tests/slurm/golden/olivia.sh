@@ -1,0 +1,112 @@
+#!/bin/bash
+#SBATCH --job-name=resnet
+#SBATCH --account=nn1234k
+#SBATCH --chdir=/project/465/code
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1                      # one agent a node; it starts the node's ranks
+#SBATCH --cpus-per-task=288                      # cores of the node, for all its ranks
+#SBATCH --gpus-per-node=4                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
+#SBATCH --mem=440G                               # of each node
+#SBATCH --time=01:00:00                          # days-hours:minutes:seconds
+#SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has logs of its own
+#SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
+#SBATCH --output=/project/465/code/runs/resnet-20231114-221320-dd56/slurm-%j.out
+#SBATCH --partition=accel                        # the partition with GPUs
+#SBATCH --network=disable_rdzv_get               # FI_CXI_RDZV_PROTO=alt_read takes effect only with it
+
+# Written by drumbeat 0.1.0 for run resnet-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+BASE=/project/465/code/runs/resnet-20231114-221320-dd56
+RUN=$BASE
+
+if [ "${1:-}" = node ]; then  # what srun runs on each node
+  binds=
+  bind() { set_bind=$1; binds="$binds --bind $set_bind"; }
+  bind /project/465/code/runs/resnet-20231114-221320-dd56  # the run folder
+  bind /project/465/code  # the code
+  seen="$RUN/nodes/${SLURM_NODEID:-0}"; mkdir -p "$seen"
+  : > "$seen/host-paths.tsv"
+  newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
+    found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
+    if [ -z "$found" ]; then
+      echo "drumbeat: $(uname -n): nothing matches $2 ($1); mend the site's profile: drumbeat site show" >&2
+      printf 'code=78\nlost=\n' > "$RUN/verdict"  # said here, because srun ends the other nodes with another code
+      exit 78
+    fi
+    sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
+    printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
+  }
+  newest libfabric '/opt/cray/libfabric/*/lib64'  # HPE's libfabric drives Slingshot; it was 1.22.0 before April 2026 and 2.3.1 after
+  if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric; else bind "$found:"/opt/host/libfabric"/${found##*/}"; fi
+  newest nccl /cluster/work/support/nccl/lib  # the site's NCCL with its libfabric plug-in
+  if [ -d "$found" ]; then bind "$found:"/opt/host/nccl; else bind "$found:"/opt/host/nccl"/${found##*/}"; fi
+  newest hpc_sdk '/opt/nvidia/hpc_sdk/Linux_aarch64/*/compilers/lib'  # run-time libraries of the site's NCCL build; 24.11 before April 2026, 25.9 after
+  if [ -d "$found" ]; then bind "$found:"/opt/host/hpc_sdk; else bind "$found:"/opt/host/hpc_sdk"/${found##*/}"; fi
+  newest libcxi /usr/lib64/libcxi.so.1  # libfabric's CXI provider needs it; the file alone, because all of /usr/lib64 would hide the image's own libraries
+  if [ -d "$found" ]; then bind "$found:"/opt/host/libcxi; else bind "$found:"/opt/host/libcxi"/${found##*/}"; fi
+  newest libfabric_headers '/opt/cray/libfabric/*/include'  # code that is compiled in the job finds the headers of that libfabric
+  if [ -d "$found" ]; then bind "$found:"/opt/host/libfabric_headers; else bind "$found:"/opt/host/libfabric_headers"/${found##*/}"; fi
+  # variables of this job reach the container by themselves: apptainer hands the environment on
+  exec apptainer exec --nv $binds /project/465/pytorch.sif sh -c 'LD_LIBRARY_PATH=/opt/host/libfabric:/opt/host/nccl:/opt/host/hpc_sdk:/opt/host/libcxi${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH; CPATH=/opt/host/libfabric_headers${CPATH:+:$CPATH}; export CPATH; exec "$@"' sh python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"  # --nv: the host's NVIDIA driver libraries
+fi
+
+# by this token the agents of this run know each other; it is made here and written nowhere
+DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
+echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
+rm -f "$RUN/verdict"
+
+# what sbatch said of tasks is about this script, and srun would take it for its own
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
+# --nodes=2: all nodes of the job
+# --ntasks-per-node=1: one agent a node; it starts the node's ranks
+# --ntasks=2: said, or a value of the allocation's would count
+# --cpus-per-task=288: since Slurm 22.05 srun does not take it over from sbatch
+# --overlap: two runs may share an allocation; without it the second would wait for the first
+# --cpu-bind=none: the agent binds each rank to the cores beside its GPU
+# --kill-on-bad-exit=1: an agent that dies must not leave the others waiting
+# --wait=60: seconds after the first agent has ended until the rest is ended too
+srun \
+  --nodes=2 \
+  --ntasks-per-node=1 \
+  --ntasks=2 \
+  --cpus-per-task=288 \
+  --overlap \
+  --cpu-bind=none \
+  --kill-on-bad-exit=1 \
+  --wait=60 \
+  sh "$BASE/job.sh" node &
+step=$!
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "the job was asked to stop"' TERM
+# srun can wait for minutes for a node that is gone: once the lead has spoken, it has a little time to end
+(
+  trap '' TERM USR2
+  until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
+  grep -q lost=. "$RUN/verdict" || for second in $(seq 20); do sleep 1; done
+  for second in 1 2 3; do sleep 1; done
+  kill -TERM $step 2>/dev/null; sleep 1; kill -KILL $step 2>/dev/null
+) &
+watcher=$!; disown $watcher
+wait $step; code=$?
+while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
+kill -KILL $watcher 2>/dev/null
+lost=
+[ -s "$RUN/verdict" ] && . "$RUN/verdict"  # code, and lost: the nodes that were lost
+
+if [ $code = 75 ]; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+elif [ -n "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+  # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.
+  trap '' TERM
+  echo "drumbeat  queueing the job again without $lost"
+  scontrol requeuehold $SLURM_JOB_ID  # refused where Slurm has just queued it again by itself: the next line holds
+  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
+    scontrol release $SLURM_JOB_ID
+  else
+    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
+  fi
+fi
+exit $code

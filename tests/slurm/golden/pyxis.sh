@@ -1,0 +1,86 @@
+#!/bin/bash
+#SBATCH --job-name=gpt
+#SBATCH --partition=batch
+#SBATCH --array=0-3%2
+#SBATCH --chdir=/project/465/code
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1                      # one agent a node; it starts the node's ranks
+#SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
+#SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has logs of its own
+#SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
+#SBATCH --output=/project/465/code/runs/gpt-20231114-221320-dd56/slurm-%A_%a.out
+#SBATCH --mail-user=me@example.org
+#SBATCH --mail-type=END,FAIL
+
+# Written by drumbeat 0.1.0 for run gpt-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+BASE=/project/465/code/runs/gpt-20231114-221320-dd56
+RUN=$BASE/array/$SLURM_ARRAY_TASK_ID  # each job of the array has its own run folder
+mkdir -p "$RUN"
+
+if [ "${1:-}" = node ]; then  # what srun runs on each node
+  exec python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"
+fi
+
+binds=
+bind() { case $1 in *:*) set_bind=$1;; *) set_bind=$1:$1;; esac; binds="${binds:+$binds,}$set_bind"; }
+bind /project/465/code/runs/gpt-20231114-221320-dd56
+bind /project/465/code
+# by this token the agents of this run know each other; it is made here and written nowhere
+DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
+echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
+rm -f "$RUN/verdict"
+
+# what sbatch said of tasks is about this script, and srun would take it for its own
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
+# --nodes=2: all nodes of the job
+# --ntasks-per-node=1: one agent a node; it starts the node's ranks
+# --ntasks=2: said, or a value of the allocation's would count
+# --overlap: two runs may share an allocation; without it the second would wait for the first
+# --cpu-bind=none: the agent binds each rank to the cores beside its GPU
+# --kill-on-bad-exit=1: an agent that dies must not leave the others waiting
+# --wait=60: seconds after the first agent has ended until the rest is ended too
+srun \
+  --nodes=2 \
+  --ntasks-per-node=1 \
+  --ntasks=2 \
+  --overlap \
+  --cpu-bind=none \
+  --kill-on-bad-exit=1 \
+  --wait=60 \
+  --container-image='nvcr.io#nvidia/pytorch:25.08-py3' --container-mounts="$binds" --no-container-mount-home sh "$BASE/job.sh" node &
+step=$!
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "the job was asked to stop"' TERM
+# srun can wait for minutes for a node that is gone: once the lead has spoken, it has a little time to end
+(
+  trap '' TERM USR2
+  until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
+  grep -q lost=. "$RUN/verdict" || for second in $(seq 20); do sleep 1; done
+  for second in 1 2 3; do sleep 1; done
+  kill -TERM $step 2>/dev/null; sleep 1; kill -KILL $step 2>/dev/null
+) &
+watcher=$!; disown $watcher
+wait $step; code=$?
+while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
+kill -KILL $watcher 2>/dev/null
+lost=
+[ -s "$RUN/verdict" ] && . "$RUN/verdict"  # code, and lost: the nodes that were lost
+
+if [ $code = 75 ]; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+elif [ -n "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+  # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.
+  trap '' TERM
+  echo "drumbeat  queueing the job again without $lost"
+  scontrol requeuehold $SLURM_JOB_ID  # refused where Slurm has just queued it again by itself: the next line holds
+  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
+    scontrol release $SLURM_JOB_ID
+  else
+    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
+  fi
+fi
+exit $code

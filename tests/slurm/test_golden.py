@@ -1,0 +1,73 @@
+"""Batch scripts of known clusters, word for word. DRUMBEAT_WRITE_GOLDEN=1 writes them anew; then read what changed."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from drumbeat.backends.slurm import render
+from drumbeat.spec.job import job_from_text
+from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.sites import load_site
+
+GOLDEN = Path(__file__).parent / "golden"
+
+JOBS = {
+    "lumi": "name: llama\nnodes: 2\ncommand: python -u train.py\naccount: project_465\ntime: 1h\ncontainer: $PROJ/rocm.sif\n"
+    "setup: $WITH_CONDA\nmodules: [LUMI]\n",
+    "lumi-tasks": "name: llama\nsite: lumi\nnodes: 2\nlauncher: tasks\ncommand: python -u train.py\naccount: project_465\n"
+    "time: 1h\ncontainer: $PROJ/rocm.sif\n",
+    "olivia": "name: resnet\nnodes: 2\ncommand: torchrun train_ddp.py --epochs 100 --batch-size 2048 --base-lr 0.04 "
+    "--target-accuracy 0.95 --patience 2\naccount: nn1234k\ntime: 1h\ncontainer: $PROJ/pytorch.sif\n",
+    "mi300x-cx7": "name: llama3-8b\nnodes: 4\ncommand: python train.py\ntime: 12h\ncontainer: docker.io/rocm/pytorch-training\n",
+    "mi300x-thor2": "name: llama3-8b\nnodes: 4\ncommand: python train.py\ntime: 12h\ncontainer: docker.io/rocm/megatron-lm\n"
+    "binds: [/nfs/cache]\n",
+    "pyxis": "name: gpt\nsite: slurm\nnodes: 2\nranks-per-node: 8\ngpus: 8\ncommand: python train.py\npartition: batch\n"
+    "container: nvcr.io#nvidia/pytorch:25.08-py3\ncontainer-runtime: pyxis\narray: 0-3%2\nmail: me@example.org\n",
+}
+
+
+def script(name):
+    job = job_from_text(JOBS[name])
+    environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
+    site = load_site(job.site or name, environ)
+    here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
+    return render(resolve(job, site, here)).text
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name):
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("DRUMBEAT_WRITE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(script(name))
+    assert script(name) == path.read_text()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_both_shells_can_read_it(name):
+    """Slurm runs it with bash; on each node it is sh that reads it once more."""
+    for shell in ("bash", "sh"):
+        done = subprocess.run([shell, "-n"], input=script(name), text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_it_does_what_no_script_should_forget(name):
+    text = script(name)
+    assert "–" not in text and "|| echo" not in text.replace('||\n    echo "drumbeat', "")
+    assert "--gpus-per-task" not in re.sub(r"#.*", "", text)  # it hides peers
+    assert "pkill" not in text and "docker stop" not in text and "sudo" not in text
+    assert "29500" not in text  # a fixed port collides
+    assert "scontrol show" not in text  # node 0 comes from Slurm's own list, also inside a container
+
+
+def test_4096_nodes_render_quickly():
+    """On paper: nothing in the script grows with the number of nodes."""
+    job = job_from_text(JOBS["lumi"].replace("nodes: 2", "nodes: 4096"))
+    environ = {"PROJ": "/project/465", "HOME": "/home/ada"}
+    here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
+    order = resolve(job, load_site("lumi", environ), here)
+    assert len(render(order).text) - len(script("lumi")) < 40

@@ -1,0 +1,48 @@
+"""What cannot run is refused with one clear message, and nothing stays queued or behind."""
+
+import pytest
+
+
+@pytest.fixture
+def nothing_queued(oar):
+    before = set(oar.cluster.out("squeue", "-h", "-o", "%i").split())
+    folders = set(oar.home.glob("runs/*"))
+    yield
+    assert set(oar.cluster.out("squeue", "-h", "-o", "%i").split()) <= before
+    assert set(oar.home.glob("runs/*")) == folders
+
+
+@pytest.mark.usefixtures("nothing_queued")
+@pytest.mark.parametrize(
+    ("keys", "what", "fix"),
+    [
+        ({"partition": "nowhere"}, "invalid partition specified: nowhere", "sinfo -s lists the partitions"),
+        ({"gpus": 64}, "Requested node configuration is not available", "fewer GPUs"),
+        ({"nodes": 400}, "more processors requested than permitted", "fewer nodes"),
+        (
+            {"container": "/no/such.sif", "container-runtime": "apptainer"},
+            "the image /no/such.sif does not exist",
+            "pull it",
+        ),
+        ({"container": "/no/such.sif"}, "nobody says what runs containers on slurm", "container-runtime"),
+        ({"command": "no-such-program"}, "command not found: no-such-program", ""),
+        ({"account": '"two words"'}, "cannot be one word of an sbatch line", ""),
+        ({"site": "localhost"}, "site localhost has no scheduler", "drumbeat run"),
+        ({"launcher": "task"}, "'task' is not one of", "did you mean 'tasks'"),
+    ],
+)
+def test_refused(oar, keys, what, fix):
+    done = oar("submit", oar.job("refused", **{"command": "python3 -V", **keys}))
+    assert done.returncode == 2
+    assert what.lower() in done.stderr.lower() and fix in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.usefixtures("nothing_queued")
+def test_full_disk_at_the_desk(oar):
+    fill = oar.home / "small" / "fill"
+    fill.write_bytes(bytes(int(1.9 * (1 << 20))))
+    done = oar("submit", oar.job("full", command="python3 -V", runs=oar.home / "small"))
+    fill.unlink()
+    assert done.returncode == 2 and "No space left on device" in done.stderr and "--runs" in done.stderr
+    assert list((oar.home / "small").iterdir()) == []

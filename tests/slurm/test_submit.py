@@ -1,0 +1,174 @@
+"""The job file takes the place of the batch script: submitted, followed, ended, started again; on a real Slurm."""
+
+import json
+import sys
+
+from conftest import wait_for
+from slurm.conftest import ROOT, output, said
+
+PLAIN = """
+import os, socket, sys, time
+cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+print("rank", os.environ["RANK"], "on", socket.gethostname(), "cores", cores, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def nothing_left(oar, *nodes):
+    """Slurm's own end of a job may take a moment longer than the run's."""
+    wait_for(lambda: all(oar.cluster.processes(node) == [] for node in nodes), 15, f"{nodes} to be empty")
+
+
+def test_a_training_from_the_job_file(oar):
+    """2 nodes x 2 ranks of the demo's script, over gloo, between two network namespaces."""
+    command = f"python3 {ROOT}/examples/train_bytes.py --steps 25"
+    job = oar.job("bytes", command=command, gpus=2, cpus=2, env=f"{{PYTHONPATH: {ROOT}/src}}")
+    shown = oar("plan", "--render", "--save", "order.json", job)
+    assert shown.returncode == 0, shown.stderr
+    number, folder = oar.submit(oar.home / "order.json")
+    assert (folder / "job.sh").read_text() == shown.stdout  # what was shown is what was sent
+    followed = oar("logs", "--follow", "--rank", "0", number, timeout=120)
+    assert "step   25  validation loss" in followed.stdout
+    oar.cluster.wait(number, ["COMPLETED"])
+    text = output(folder)
+    assert text.index("2 nodes x 2 ranks") < text.index("validation loss") < text.index("end        finished")
+    assert summary(folder)["progress"]["last_validation"] < summary(folder)["progress"]["first_validation"]
+    state = json.loads(oar("status", "--json", f"slurm://bench/{number}").stdout)["status"]
+    assert state["state"] == "finished" and state["handle"] == f"slurm://bench/{number}"
+
+
+def test_cores_are_as_planned(oar):
+    """The rank-to-core table of a job on two nodes against the binding that was planned."""
+    number, folder = oar.submit(oar.job("cores", cpus=2, gpus=2, command=f"python3 {oar.ranks('plain', PLAIN)} 0.2"))
+    oar.cluster.wait(number, ["COMPLETED"])
+    cores = {}
+    for line in output(folder).splitlines():
+        words = line.split("rank ")[-1].split()
+        if "cores" in words:
+            cores[int(words[0])] = words[4]
+    assert sorted(cores) == [0, 1, 2, 3]
+    for node in (0, 1):
+        planned = json.loads((folder / f"nodes/{node}/environment.json").read_text())["binding"]["slots"]
+        for slot in planned:
+            assert cores[2 * node + slot["local_rank"]] == ",".join(map(str, slot["cpus"]))
+    assert cores == {0: "0", 1: "1", 2: "0", 3: "1"}
+
+
+def test_one_task_a_rank_from_the_job_file(oar):
+    command = f"python3 {oar.ranks('plain', PLAIN)} 0.2"
+    number, folder = oar.submit(oar.job("tasks", launcher="tasks", cpus=2, command=command))
+    oar.cluster.wait(number, ["COMPLETED"])
+    assert "one task a rank" in (folder / "job.sh").read_text()
+    assert [f"rank {rank} on" in output(folder) for rank in range(4)] == [True] * 4
+
+
+def test_cancel_leaves_nothing(oar):
+    """Ranks with children of their own, some in sessions of their own."""
+    script = oar.ranks(
+        "family",
+        "import os, time\n"
+        "if os.fork() == 0: os.setsid()\n"
+        "if os.fork() == 0: os.setsid()\n"
+        "print('up', flush=True); time.sleep(300)\n",
+    )
+    number, folder = oar.submit(oar.job("family", command=f"python3 {script}"))
+    said(folder, "[3] up")
+    nodes = oar.cluster.job(number)["NodeList"]
+    done = oar("cancel", number)
+    assert done.returncode == 0, done.stderr
+    assert "has ended" in done.stdout and summary(folder)["outcome"] == "stopped"
+    assert nodes
+    nothing_left(oar, *oar.cluster.out("scontrol", "show", "hostnames", nodes).split())
+
+
+def test_cancel_in_the_queue(oar):
+    number, _ = oar.submit(oar.job("waits", command="python3 -V", submit_options='["--hold"]'))
+    assert json.loads(oar("status", "--json", number).stdout)["status"]["state"] == "queued"
+    assert oar("cancel", number).returncode == 0
+    assert oar.cluster.job(number)["JobState"] == "CANCELLED"
+
+
+def test_killed_worker_restarts_and_finishes(oar):
+    script = oar.ranks(
+        "killed",
+        "import os, time\n"
+        "print('pid', os.getpid(), 'attempt', os.environ['DRUMBEAT_ATTEMPT'], flush=True)\n"
+        "time.sleep(60 if os.environ['DRUMBEAT_ATTEMPT'] == '0' else 0.2)\n",
+    )
+    number, folder = oar.submit(oar.job("killed", restarts=1, command=f"python3 {script}"))
+    said(folder, "[3] pid")
+    host = json.loads((folder / "peers.json").read_text())["nodes"][1]["host"]
+    pid = (folder / "nodes/1/attempt-0/rank-3.out").read_text().split()[1]
+    oar.cluster.run(host, ["kill", "-KILL", pid])
+    oar.cluster.wait(number, ["COMPLETED"])
+    found = summary(folder)
+    assert [attempt["outcome"] for attempt in found["attempts"]] == ["failed", "finished"]
+    assert found["attempts"][0]["finding"]["rank"] == 3
+    assert sorted(path.name for path in folder.glob("nodes/1/attempt-*")) == ["attempt-0", "attempt-1"]
+
+
+def test_scontrol_requeue(oar):
+    """Slurm ends the job and starts it again: its restart count is our attempt, and nothing is overwritten."""
+    script = oar.ranks(
+        "again",
+        "import os, time\n"
+        "print('attempt', os.environ['DRUMBEAT_ATTEMPT'], flush=True)\n"
+        "time.sleep(60 if os.environ['DRUMBEAT_ATTEMPT'] == '0' else 0.2)\n",
+    )
+    number, folder = oar.submit(oar.job("again", nodes=1, ranks_per_node=1, command=f"python3 {script}"))
+    said(folder, "attempt 0")
+    oar.cluster.out("scontrol", "requeue", str(number))
+    oar.cluster.wait(number, ["COMPLETED"])
+    text = output(folder)
+    assert text.count("attempt 0") == text.count("attempt 1") == 1 and "start 1, on" in text
+    assert (folder / "nodes/0/attempt-0/rank-0.out").read_text() == "attempt 0\n"
+    assert (folder / "nodes/0/attempt-1/rank-0.out").read_text() == "attempt 1\n"
+    assert summary(folder)["outcome"] == "finished" and len(summary(folder)["attempts"]) == 2
+
+
+def test_array(oar):
+    script = oar.ranks("which", "import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])\n")
+    job = oar.job("several", nodes=1, ranks_per_node=1, array="3-4", command=f"python3 {script}")
+    _, folder = oar.submit(job)
+    wait_for(lambda: len(list(folder.glob("array/*/summary.json"))) == 2, 40, "both jobs of the array")
+    for task in (3, 4):
+        assert summary(folder / f"array/{task}")["outcome"] == "finished"
+        assert (folder / f"array/{task}/nodes/0/attempt-0/rank-0.out").read_text() == f"task {task}\n"
+
+
+def test_script_error_is_one_clear_message(oar):
+    number, folder = oar.submit(oar.job("broken", command=f"python3 {oar.ranks('broken', 'import no_such_module')}"))
+    job = oar.cluster.wait(number, ["FAILED"])
+    assert job["ExitCode"] == "1:0"
+    text = output(folder)
+    assert "No module named 'no_such_module'" in text.partition("failed  ")[2]
+    assert text.count("failed     rank") == 1
+
+
+def test_shell_on_a_node(oar):
+    number, folder = oar.submit(oar.job("shell", command=f"python3 {oar.ranks('plain', PLAIN)} 60"))
+    said(folder, "rank 3 on")
+    argv = [sys.executable, str(oar.pyz), "shell", str(number), "--node", "1"]
+    with oar.cluster.start("head", argv, stdin=-1, env={"SHELL": "/bin/sh"}) as shell:
+        out, _ = shell.communicate("hostname; exit\n", timeout=30)
+    assert json.loads((folder / "peers.json").read_text())["nodes"][1]["host"] in out
+    assert oar("cancel", number).returncode == 0
+
+
+def test_full_disk_ends_the_job_with_its_reason(oar):
+    """The run folder's disk runs full under a running job."""
+    fills = (
+        "import os, time\nos.write(1, b'up\\n'); time.sleep(1)\n"
+        "try:\n  open('fill', 'wb').write(bytes(1 << 30))\nexcept OSError: pass\n"
+        "time.sleep(0.5); os._exit(3)\n"
+    )
+    small = oar.home / "small"
+    job = oar.job("fills", nodes=1, ranks_per_node=1, workdir=small, command=f"python3 {oar.ranks('fills', fills)}")
+    number, folder = oar.submit(job, "--runs", small)
+    oar.cluster.wait(number, ["FAILED"])
+    (small / "fill").unlink()
+    assert folder.is_dir()
