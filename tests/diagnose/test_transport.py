@@ -1,10 +1,10 @@
 """Which network carried it: every format, and every false friend one by one."""
 
 import pytest
-from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 from drumbeat.diagnose.nccl import observe, records
 from drumbeat.diagnose.observations import Channel
+from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
 
