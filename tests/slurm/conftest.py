@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster import HEAD, Cluster, why_not
+from tests.bench.cluster import HEAD, Cluster, why_not
 from drumbeat.bundle.build import bundle_bytes
 
 ROOT = Path(__file__).parent.parent.parent
