@@ -24,6 +24,7 @@ COMMANDS = {
     "cancel": "end a run, with time for its ranks to save",
     "shell": "a shell on a node of a running job",
     "site": "the clusters drumbeat knows: list, show, new, check",
+    "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
 }
 
