@@ -1,4 +1,4 @@
-"""The gate of one attempt, with its eyes: NCCL's log where there are GPUs, the kernel's counters everywhere."""
+"""The gate of one attempt, with its eyes: NCCL's log where NCCL can be, the kernel's counters everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drumbeat.agent.private_log import Asked, LogFiles, private_log
 from drumbeat.agent.watching import Sensor
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts
-from drumbeat.order import EnvVar, Order
+from drumbeat.order import EnvVar, Expect, Order
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -38,7 +38,7 @@ class OpenGate:
         """The ranks' variables, with NCCL's private log among them."""
         known: Dict[str, str] = {**os.environ, **{variable.name: variable.value for variable in variables}}
         self.watcher.place = place_of(self.order, self.node, self.facts, known)
-        if self.facts.gpus:
+        if self.facts.gpus or self.order.expect != Expect():
             folder, asked = attempt_folder, Asked()
             if not self.order.trace:  # a trace writes all of it into the run folder already
                 folder = os.path.join(self.local, os.path.basename(attempt_folder))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
 from typing import Optional
+
+from drumbeat.packaged import load
 
 
 def gpu_link_rate(name: Optional[str], gpus: int) -> Optional[float]:
     """GB/s each way that one of `gpus` GPUs of this name can move to the others; None: not known."""
-    import yaml
-
-    data = pkgutil.get_data("drumbeat.hardware", "links.yaml")
-    assert data is not None
-    for entry in yaml.safe_load(data):
+    for entry in load("drumbeat.hardware", "links"):
         if name and entry["name"] in name:
             if entry["rate"] is None:
                 return None
