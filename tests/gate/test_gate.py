@@ -5,7 +5,7 @@ import pytest
 from drumbeat.agent.gate import Gate, Place, Wanted, named
 from drumbeat.agent.watcher import Emit, Saw, Stop, Warn
 from drumbeat.order import Expect
-from gate.logs import channel_lines, log
+from tests.gate.logs import channel_lines, log
 
 MB = 1 << 20
 

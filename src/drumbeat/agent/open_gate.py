@@ -44,7 +44,8 @@ class OpenGate:
                 folder = os.path.join(self.local, os.path.basename(attempt_folder))
                 os.makedirs(folder, exist_ok=True)
                 variables, asked = private_log(variables, os.environ, folder, self.order.workdir)
-            self.log = LogFiles(folder, asked, self.rank_of, self.out_of, self._wanted)
+            shown_in = f"nodes/{self.node}/{os.path.basename(attempt_folder)}"
+            self.log = LogFiles(folder, asked, self.rank_of, self.out_of, self._wanted, shown_in)
             self.sensors.append(self.log)
         self.sensors.append(Counters(LiveHost(), self._wanted))
         return variables

@@ -72,8 +72,11 @@ class LogFiles:
         rank_of: Callable[[int], Optional[int]],
         out_of: Callable[[Optional[int]], str],
         wanted: Callable[[], bool],
+        shown_in: str,
     ) -> None:
+        """`shown_in`: where the files stand if they are kept, as a reader of the run folder names it."""
         self.folder, self.asked, self.rank_of, self.out_of, self.wanted = folder, asked, rank_of, out_of, wanted
+        self.shown_in = shown_in
         self._tails: Dict[str, Tail] = {}
         self._lines: Dict[str, int] = {}
         self._ranks: Dict[str, Optional[int]] = {}
@@ -91,7 +94,7 @@ class LogFiles:
             self._copy(name, [line for line in lines if self.asked.wants(line)])
             for line in lines if wanted else ():
                 self._lines[name] = self._lines.get(name, 0) + 1
-                about = {"rank": self._ranks[name], "stream": "nccl", "file": self.kept_name(name)}
+                about = {"rank": self._ranks[name], "stream": "nccl", "file": f"{self.shown_in}/{self.kept_name(name)}"}
                 seen.append(Saw("line", {**about, "number": self._lines[name], "text": line}))
         return seen
 
