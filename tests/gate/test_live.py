@@ -56,13 +56,13 @@ def test_the_wrong_network_ends_the_job_in_seconds_and_is_not_tried_again(job):
 
 
 def test_a_warning_lets_it_finish(job):
-    done, folder = job(log(network="Socket"), 3, job="expect: {transport: rdma}\nchecks: {transport: warn}\n")
+    done, folder = job(log(network="Socket"), 1.5, job="expect: {transport: rdma}\nchecks: {transport: warn}\n")
     assert done.returncode == 0 and "goes over tcp, not rdma" in done.stderr
     assert kept(folder) == ["nccl-rank0.log"]
 
 
 def test_the_right_network_is_recorded_and_leaves_no_file(job):
-    done, folder = job(log(), 3, job="expect: {transport: roce, gdr: true}\n")
+    done, folder = job(log(), 1.5, job="expect: {transport: roce, gdr: true}\n")
     assert done.returncode == 0 and "rdma+gdr (RoCE)" in done.stderr, done.stderr
     (verdict,) = [event for event in events(folder, "verdict") if event["verdict"]["check"] == "transport"]
     assert verdict["verdict"]["answer"] == "rdma"
