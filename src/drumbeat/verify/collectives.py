@@ -284,7 +284,7 @@ class Case:
                 first = int(wrong.nonzero()[0])
                 found.append({
                     "op": self.op, "dtype": str(want.dtype)[6:], "bytes": self.bytes, "rank": self.world.rank,
-                    "source": source, "element": start + first, "got": float(got[first]), "want": float(want[first]),
+                    "source": source, "element": start + first, "got": f"{float(got[first]):g}", "want": f"{float(want[first]):g}",
                     "count": count, "of": len(want),
                 })  # fmt: skip
             start += len(want)

@@ -119,7 +119,7 @@ def _wrong(results: Mapping[str, Any], mistakes: List[Mapping[str, Any]]) -> Fin
     evidence = tuple(
         Evidence(
             f"{each['op']} {each['dtype']} {each['bytes']} bytes on rank {each['rank']}: element {each['element']} is "
-            f"{each['got']:g}, must be {each['want']:g}; {each['count']} of {each['of']} wrong"
+            f"{each['got']}, must be {each['want']}; {each['count']} of {each['of']} wrong"
         )
         for each in mistakes[:4]
     )

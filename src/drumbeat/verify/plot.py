@@ -52,7 +52,7 @@ def _drawn(series: Mapping[str, List[Tuple[int, float]]], judgement: Judgement) 
         at = y(10.0**power)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
-    for count in sizes:
+    for count in sizes[:: 1 if len(sizes) <= 8 else 2]:
         where = f'x="{x(count):.1f}" y="{_HEIGHT - _BOTTOM + 18}"'
         parts.append(f'<text {where} text-anchor="middle">{size(count)}</text>')
     for number, (op, points) in enumerate(series.items()):
