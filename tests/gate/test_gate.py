@@ -17,7 +17,7 @@ class World:
         self.gate = Gate(expect or Expect(), level, Place(**{"node": 0, "host": "n0", "nodes": 2, **place}))
         self.now, self.number = 100.0, 0
         self.actions = []
-        self.counters(eth0=0, mlx5_0=0)
+        self.counters(**dict.fromkeys(("eth0", "fast0", "mgmt0", "ib0", "lo", "mlx5_0"), 0))
         self.saw("started", pids=[1])
 
     def saw(self, kind, **data):
@@ -31,9 +31,11 @@ class World:
             self.saw("line", rank=0, stream="nccl", file="nccl-rank0.log", number=self.number, text=text)
         return self
 
-    def counters(self, rdma=True, sided=False, **bytes_each_way):
-        net = {name: (0 if sided else n, n) for name, n in bytes_each_way.items() if not name.startswith("mlx5")}
+    def counters(self, rdma=True, part=1.0, **bytes_each_way):
+        """Bytes received since the start; `part` of them were sent."""
+        net = {name: (int(part * n), n) for name, n in bytes_each_way.items() if not name.startswith("mlx5")}
         ports = {f"{name}:1": (n, n) for name, n in bytes_each_way.items() if name.startswith("mlx5")}
+        self.now += 1
         self.saw("counters", net=net, rdma=ports if rdma else {})
         return self
 
@@ -173,10 +175,31 @@ def test_gloo_over_the_right_interface_is_tcp_by_the_counters():
 
 
 def test_a_download_is_one_sided_and_no_talk_between_ranks():
-    world = World(wanted=WANTED).counters(sided=True, mgmt0=900 * MB, fast0=0).wait(5)
+    world = World(Expect("rdma"), wanted=WANTED).counters(part=0.02, mgmt0=90_000 * MB, fast0=0).wait(5)
     assert not world.actions
-    world.counters(sided=False, mgmt0=MB, fast0=50 * MB).wait(1)
-    assert world.verdict("traffic").answer == "fast0" and not world.stops
+    world.end()
+    assert not world.stops
+
+
+def test_the_chatter_of_a_system_is_no_talk_between_ranks():
+    world = World(wanted=WANTED)
+    for second in range(1, 300):
+        world.counters(mgmt0=second * 200_000, fast0=0).wait(0.25)
+    assert not world.actions
+
+
+def test_on_gpu_nodes_nothing_is_concluded_before_nccl_speaks():
+    """Ranks that fetch and exchange data before their first collective are not talking over the wrong network."""
+    world = World(Expect("rdma", True), gpus=True).counters(eth0=900 * MB, mlx5_0=0).wait(60)
+    assert not world.actions
+    world.lines(log()).wait(2).counters(eth0=900 * MB, mlx5_0=9000 * MB).wait(1)
+    assert world.verdict().answer == "rdma" and world.verdict("traffic").answer == "rdma" and not world.stops
+
+
+def test_on_gpu_nodes_without_any_log_the_expected_network_is_not_proved():
+    world = World(Expect("rdma"), gpus=True).counters(eth0=900 * MB, mlx5_0=0).wait(60).end()
+    assert world.verdict().answer == "unknown" and not world.stops
+    assert [each.code for each in world.warnings] == ["transport-unproved"]
 
 
 def test_gloo_where_rdma_was_expected():
@@ -195,7 +218,7 @@ def test_bytes_are_counted_from_before_the_ranks():
     world.gate = Gate(Expect(), "stop", world.gate.place)
     world.counters(mgmt0=900 * MB, fast0=0)
     world.saw("started", pids=[1])
-    world.counters(mgmt0=901 * MB, fast0=30 * MB).wait(1)
+    world.counters(mgmt0=900 * MB, fast0=30 * MB).wait(1)
     assert world.verdict("traffic").answer == "fast0" and not world.stops
 
 

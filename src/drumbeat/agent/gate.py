@@ -1,7 +1,8 @@
 """The gate: which network carries the traffic, and is it the one that was meant? A watcher; it reads nothing itself.
 
 Two witnesses. NCCL's log says what it connected; the kernel's counters say what moved. A log can be wrong, and gloo has
-none; counters also hold traffic of others, so only what goes out and comes in alike counts as talk between ranks.
+none; counters also hold traffic of others, so only seconds in which much goes out and comes in alike count as talk
+between ranks: downloads and checkpoints are one-sided, the chatter of a system is thin.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _QUIET = 1.0  # seconds without a new line, after which what the log says is com
 _PATIENCE = 120.0  # seconds after which what is only likely is said as such
 _ENOUGH = 8 << 20  # bytes each way that show where traffic goes
 _MORE = 10  # times as much: clearly the one, and not the other
+_ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
+_THIN = 1 << 20  # bytes a second each way: less is not training
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Place:
     fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
     over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts as well
     wanted: Wanted = Wanted()
+    gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
 
 
 class Gate:
@@ -70,8 +74,8 @@ class Gate:
         self._first_line: Optional[float] = None
         self._last_line = 0.0
         self._changed = False
-        self._before: Optional[Mapping[str, Any]] = None
-        self._after: Mapping[str, Any] = {}
+        self._counted: Optional[Tuple[float, Mapping[str, Any]]] = None
+        self._talk: Dict[str, Dict[str, int]] = {"net": {}, "rdma": {}}  # bytes each way, by name
 
     @property
     def done(self) -> bool:
@@ -96,16 +100,16 @@ class Gate:
             self._first_line = now if self._first_line is None else self._first_line
             self._last_line, self._changed = now, True
         elif saw.kind == "counters":
-            self._before = saw.data if self._before is None else self._before
-            self._after = saw.data
+            self._count(saw.data, now)
         elif saw.kind in ("tick", "ended") and self._started is not None:
             return self._judge(now, saw.kind == "ended")
         return []
 
     def _judge(self, now: float, final: bool) -> List[Action]:
         actions = self._judge_log(now, final)
-        # While a log is growing, only it can tell what the counters mean.
-        if not self.traffic_said and (self._first_line is None or self.path is not None):
+        # Where a log is growing, or must come, only it can tell what the counters mean.
+        awaited = self._first_line is not None or self.place.gpus
+        if not self.traffic_said and (self.path is not None or final or not awaited):
             actions += self._judge_traffic(now, final)
         return actions
 
@@ -124,6 +128,8 @@ class Gate:
         settled = path.confidence == CERTAIN and (over_network or (path.answer == LOCAL and self.place.nodes == 1))
         if not settled and not late:
             return []  # NCCL connects lazily: there may be more to come
+        if not final:
+            self._talk = {"net": {}, "rdma": {}}  # what moved before was not NCCL's
         return self._say_transport(path, now)
 
     def _say_transport(self, path: Path, now: float, words: str = "") -> List[Action]:
@@ -175,7 +181,7 @@ class Gate:
     # -- the counters ------------------------------------------------------------------------------------------------
 
     def _judge_traffic(self, now: float, final: bool) -> List[Action]:
-        net, rdma = self._moved("net"), self._moved("rdma")
+        net, rdma = dict(self._talk["net"]), self._talk["rdma"]
         looped = net.pop("lo", 0)
         below = sum(net.get(name, 0) for name in self.place.over_ib)
         direct = max(0, sum(rdma.values()) - below)
@@ -194,7 +200,8 @@ class Gate:
             return self._say_traffic(Verdict("traffic", RDMA, LIKELY, words), None, now)
         words = f"{top} carried {_size(carried)} each way" + (f", RDMA ports {_size(direct)}" if rdma else "")
         verdict = Verdict("traffic", top, LIKELY, words)
-        return self._say_traffic(verdict, self._contradiction(verdict, net, direct, bool(rdma)), now)
+        counted = bool(self._counted and self._counted[1].get("rdma"))
+        return self._say_traffic(verdict, self._contradiction(verdict, net, direct, counted), now)
 
     def _contradiction(self, verdict: Verdict, net: Dict[str, int], direct: int, counted: bool) -> Optional[Finding]:
         """What the counters refute: the log's RDMA, or the interface that a variable names."""
@@ -227,22 +234,24 @@ class Gate:
         if finding:
             actions.append(self._act(finding, True))
         if self.path is None:  # no NCCL here: the counters are the only witness
-            answer = {RDMA: RDMA, UNKNOWN: UNKNOWN}.get(verdict.answer, TCP)
+            answer = UNKNOWN if self.place.gpus else {RDMA: RDMA, UNKNOWN: UNKNOWN}.get(verdict.answer, TCP)
             confidence = UNKNOWN if answer == UNKNOWN else LIKELY
-            words = (
-                "unknown: no log of NCCL, and too little traffic" if answer == UNKNOWN else f"{answer}, by the counters"
-            )
+            words = f"{answer}, by the counters" if answer != UNKNOWN else "unknown: NCCL wrote no log here"
             actions += self._say_transport(Path(answer, confidence=confidence), now, words)
         return actions
 
-    def _moved(self, kind: str) -> Dict[str, int]:
-        """Bytes that went out and came in alike, by name: a download or a checkpoint is one-sided."""
-        before = (self._before or {}).get(kind) or {}
-        moved = {}
-        for name, (sent, received) in ((self._after or {}).get(kind) or {}).items():
-            base = before.get(name, (0, 0))
-            moved[name] = max(0, min(sent - base[0], received - base[1]))
-        return moved
+    def _count(self, counters: Mapping[str, Any], now: float) -> None:
+        """Add what was talk since the last reading."""
+        before, self._counted = self._counted, (now, counters)
+        if before is None:
+            return
+        thin = _THIN * max(0.1, now - before[0])
+        for kind, talk in self._talk.items():
+            for name, (sent, received) in (counters.get(kind) or {}).items():
+                base = (before[1].get(kind) or {}).get(name, (sent, received))
+                low, high = sorted((sent - base[0], received - base[1]))
+                if low >= thin and low >= _ALIKE * high:
+                    talk[name] = talk.get(name, 0) + low
 
     # -- saying ------------------------------------------------------------------------------------------------------
 

@@ -67,4 +67,5 @@ def place_of(order: Order, node: int, facts: Facts, variables: Dict[str, str]) -
     fast += [device.name for device in facts.cxi]
     over_ib = [name for device, port in active if port.link_layer == "InfiniBand" for name in device.netdevs]
     wanted = tuple((name, variables[name]) for name in _INTERFACES if variables.get(name))
-    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), Wanted(wanted))
+    gpus = any(not gpu.integrated for gpu in facts.gpus)
+    return Place(node, facts.host, order.nodes, order.emulated, tuple(fast), tuple(over_ib), Wanted(wanted), gpus)

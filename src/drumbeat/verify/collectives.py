@@ -284,8 +284,8 @@ class Case:
                 first = int(wrong.nonzero()[0])
                 found.append({
                     "op": self.op, "dtype": str(want.dtype)[6:], "bytes": self.bytes, "rank": self.world.rank,
-                    "source": source, "element": start + first, "got": f"{float(got[first]):g}", "want": f"{float(want[first]):g}",
-                    "count": count, "of": len(want),
+                    "source": source, "element": start + first, "count": count, "of": len(want),
+                    "got": f"{float(got[first]):g}", "want": f"{float(want[first]):g}",
                 })  # fmt: skip
             start += len(want)
         return found
