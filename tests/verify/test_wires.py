@@ -53,7 +53,7 @@ def test_a_slow_link_is_named(drumbeat, machines):
     pairs = next(verdict for verdict in answer["verdicts"] if verdict["check"] == "pairs")
     assert pairs["answer"] == "slow" and "node 1 (n1) sends slowly" in pairs["summary"], pairs
     assert pairs["findings"][0]["host"] == "n1"
-    assert "values: right" in outputs[0]
+    assert "values: right" in outputs[0] and "transport: tcp" in outputs[0]
 
 
 def test_traffic_over_the_wrong_interface_ends_the_job(drumbeat, machines):

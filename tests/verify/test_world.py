@@ -77,7 +77,8 @@ def test_all_ranks_multiplied_alike(answer):
 
 
 def test_what_one_machine_cannot_tell_is_unknown(answer):
-    assert said(answer, "pairs")["answer"] == "unknown" and said(answer, "bandwidth")["answer"] == "unknown"
+    for check in ("transport", "pairs", "bandwidth", "stragglers"):
+        assert said(answer, check)["answer"] == "unknown", check
     assert all(row["ceiling"]["bound"] is None for row in answer["rows"])
 
 

@@ -10,11 +10,12 @@ from typing import Any, Dict, Optional, Tuple
 
 from drumbeat.desk.run import order_for, start_order
 from drumbeat.facts.model import Peers
+from drumbeat.finding import Verdict
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.read import read_json, read_lines
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job
 from drumbeat.spec.site import Site
@@ -59,7 +60,15 @@ def judged(folder: RunFolder, order: Order, site: Site) -> Tuple[Optional[Dict[s
     if results is None or peers is None:
         return None, None
     floors = {op: Floor(floor.busbw, floor.nodes, floor.source or "") for op, floor in site.floors.items()}
-    return results, judge(results, from_plain(Peers, peers), floors, order.emulated)
+    judgement = judge(results, from_plain(Peers, peers), floors, order.emulated)
+    return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
+
+
+def _transport(folder: RunFolder) -> Tuple[Verdict, ...]:
+    """What the gate of each node saw; the same answer of several is told once."""
+    said = [event["verdict"] for event in read_lines(folder.events) if event.get("kind") == "verdict"]
+    verdicts = [from_plain(Verdict, each) for each in said if each.get("check") == "transport"]
+    return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
 
 
 def write_verdict(folder: RunFolder, plain: Dict[str, Any], results: Dict[str, Any], judgement: Judgement) -> None:

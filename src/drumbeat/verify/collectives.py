@@ -350,7 +350,7 @@ def sweep(world: World, quick: bool) -> None:
 def sweep_sizes(world: World, quick: bool) -> List[Any]:
     """Bytes, rising; the largest leave room on the smallest GPU for input, output, what is expected, and the rest."""
     if world.device.type == "cpu":
-        return [1 << 10, 64 << 10, 1 << 20, 8 << 20] if quick else [1 << shift for shift in range(10, 27, 2)]
+        return [1 << 10, 64 << 10, 512 << 10, 4 << 20] if quick else [1 << shift for shift in range(10, 27, 2)]
     sizes = [1 << 10, 1 << 20, 64 << 20, 512 << 20] if quick else [1 << shift for shift in range(10, 34, 2)]
     free = min(world.share("memory", torch.cuda.mem_get_info(world.device)[0]))
     return [size for size in sizes if 6 * size <= free]

@@ -200,11 +200,9 @@ def _stragglers(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Ver
     if len(ranks) < 2:
         return Verdict("stragglers", "unknown", "unknown", "fewer than two ranks to compare")
     on_cpu = results["device"] == "cpu"
-    crowded = any(
-        peer.ranks * (len(peers.nodes) if emulated else 1) > len(peer.facts.cpus.allowed) for peer in peers.nodes
-    )
-    if on_cpu and crowded:
-        return Verdict("stragglers", "unknown", "unknown", "more ranks than cores: they slow each other")
+    crowded = any(peer.ranks > len(peer.facts.cpus.allowed) for peer in peers.nodes)
+    if on_cpu and (crowded or emulated):
+        return Verdict("stragglers", "unknown", "unknown", "ranks that share one machine's cores slow each other")
     times = sorted(each["seconds"] for each in ranks)
     median = times[(len(times) - 1) // 2]
     limit = _SLOW_CPU if on_cpu else _SLOW_GPU

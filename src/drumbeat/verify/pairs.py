@@ -33,9 +33,7 @@ def judge_pairs(results: Mapping[str, Any], emulated: bool) -> Verdict:
     if not pairs:
         return Verdict("pairs", "unknown", "unknown", "one rank has no partner")
     if emulated:
-        return Verdict(
-            "pairs", "unknown", "unknown", f"{len(pairs)} pairs work; on one machine their rates say nothing"
-        )
+        return Verdict("pairs", "unknown", "unknown", f"{len(pairs)} tried, all work; on one machine rates say nothing")
     findings = ()
     for kind in ("between", "inside"):
         findings += tuple(_slow(results, ways_of(pairs, kind), kind))
