@@ -3,8 +3,9 @@
 import pytest
 
 from drumbeat.hardware.links import gpu_link_rate
+from drumbeat.order import Floor
 from drumbeat.verify.ceiling import ceilings
-from drumbeat.verify.judge import Floor, judge
+from drumbeat.verify.judge import judge
 from tests.verify.making import ethernet, gemm, measured, pair, rails, results, slingshot
 
 

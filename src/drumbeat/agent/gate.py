@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watcher import Action, Emit, Saw, Stop, Warn
-from drumbeat.diagnose.transport import CERTAIN, LIKELY, LOCAL, MIXED, OFI, RDMA, TCP, UNKNOWN, Path
+from drumbeat.diagnose.paths import CERTAIN, LIKELY, LOCAL, MIXED, OFI, RDMA, TCP, UNKNOWN, Path
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
 from drumbeat.order import Expect
 
@@ -146,7 +146,7 @@ class Gate:
         elif path.answer == TCP and self.place.fast and self.expect.transport == "any" and self.place.nodes > 1:
             findings.append(self._finding(
                 "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
-                self._cause(path)[0], self._cause(path)[1], path.evidence,
+                *self._cause(path), path.evidence,
             ))  # fmt: skip
         verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings))
         stopping = bool(wrong)

@@ -6,21 +6,18 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.desk.run import order_for, start_order
+from drumbeat.desk.run import run_job
 from drumbeat.facts.model import Peers
 from drumbeat.finding import Verdict
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.order import load_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json, read_lines
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job
-from drumbeat.spec.site import Site
-from drumbeat.verify.ceiling import OPS
-from drumbeat.verify.judge import Floor, Judgement, judge
+from drumbeat.verify.judge import Judgement, judge
 
 SCHEMA = "1.0"
 SCRIPTS = ("verify/collectives.py", "verify/smoke.py")
@@ -32,35 +29,35 @@ def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Jo
     command = [python or _python(job), "{attempt}/collectives.py", "--out", "{attempt}/" + RESULTS]
     command += ["--quick"] if quick else []
     command += ["--backend", backend] if backend != "auto" else []
-    name = job.name or "verify"
-    return dataclasses.replace(job, name=name, command=tuple(command), launcher="ranks", wrap=None, restarts=0)
+    launcher = job.launcher if job.launcher == "tasks" else "auto"
+    return dataclasses.replace(
+        job, name=job.name or "verify", command=tuple(command), launcher=launcher, wrap=None, restarts=0, brings=SCRIPTS
+    )
 
 
 def _python(job: Job) -> str:
-    """The one that runs drumbeat, if it has torch; after a `setup`, or if not, whichever `python3` is found."""
-    if not job.setup and importlib.util.find_spec("torch") is not None:
+    """The one that runs drumbeat, if it has torch; after a `setup` or in a container, whichever `python3` is there."""
+    elsewhere = job.setup or getattr(job, "container", None) or getattr(job, "modules", ())
+    if not elsewhere and importlib.util.find_spec("torch") is not None:
         return sys.executable
     return "python3"
 
 
-def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Optional[RunFolder], Order, Site]:
-    """The run's exit code, and its folder where this machine is the lead's."""
-    order, site, node_rank = order_for(job, node_rank, master, job.nodes)
-    for op in site.floors:
-        if op not in OPS:
-            raise Problem(f"{site.where('floors.' + op)}: there is no such operation", f"known: {', '.join(OPS)}")
-    order = dataclasses.replace(order, brings=SCRIPTS)
-    code = start_order(order, node_rank, None)
-    return code, None if node_rank else RunFolder(order.folder), order, site
+def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Optional[RunFolder]]:
+    """The run's exit code, and its folder where it was made here: with the lead."""
+    made: List[RunFolder] = []
+    code = run_job(job, None, node_rank, master, job.nodes, made.append)
+    return code, made[0] if made else None
 
 
-def judged(folder: RunFolder, order: Order, site: Site) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
+def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
     results, peers = read_json(os.path.join(folder.node(0).attempt(0), RESULTS)), read_json(folder.peers)
     if results is None or peers is None:
         return None, None
-    floors = {op: Floor(floor.busbw, floor.nodes, floor.source or "") for op, floor in site.floors.items()}
-    judgement = judge(results, from_plain(Peers, peers), floors, order.emulated)
+    with open(folder.order, encoding="utf-8") as file:
+        order = load_order(file.read(), folder.order)
+    judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
     return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
 
 

@@ -12,8 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Interface, Peer, Peers
 from drumbeat.hardware.links import gpu_link_rate
-
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+from drumbeat.order import COLLECTIVES
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def ceilings(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Dict[s
     per_node = max(peer.ranks for peer in peers.nodes)
     inside, inside_why = _inside(results, peers, per_node)
     if nodes == 1:
-        return {op: Ceiling(inside, inside, inside_why) for op in OPS}
+        return {op: Ceiling(inside, inside, inside_why) for op in COLLECTIVES}
     network = slowest_network(results, peers)
     if network.rate is None:
         return _all_unknown(network.why)
@@ -118,4 +117,4 @@ def _inside(results: Mapping[str, Any], peers: Peers, per_node: int) -> Tuple[Op
 
 
 def _all_unknown(why: str) -> Dict[str, Ceiling]:
-    return {op: Ceiling(None, None, why) for op in OPS}
+    return {op: Ceiling(None, None, why) for op in COLLECTIVES}

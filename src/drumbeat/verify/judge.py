@@ -7,19 +7,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.facts.model import Peers
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.order import Floor
 from drumbeat.verify.ceiling import Ceiling, ceilings
 from drumbeat.verify.pairs import judge_pairs
 
 _LOW = 0.5  # of what a healthy ring comes near to
 _LONG_ENOUGH = 0.004  # seconds at the ceiling: below, latency and ramp-up decide, not the links
 _SLOW_GPU, _SLOW_CPU = 1.2, 1.5  # times the median of all ranks
-
-
-@dataclass(frozen=True)
-class Floor:
-    busbw: float  # GB/s
-    nodes: Optional[int] = None
-    source: str = ""
 
 
 @dataclass(frozen=True)
