@@ -20,6 +20,9 @@ RUN/
   nodes/K/telemetry.jsonl    GPUs, cores, network          agent K's monitor
   nodes/K/agent.log          what went wrong in the agent  agent K
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
+  nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
+  nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
+  verify.json, verify.svg            verify: what it means             desk, at the end
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.order import EnvVar, Expect, HostPath, Order, Wrap
+from drumbeat.order import COLLECTIVES, EnvVar, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.torchrun import find_launcher
@@ -110,6 +110,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
         expect=_expect(job, site),
+        floors=_floors(site),
+        brings=job.brings,
         checks={
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
@@ -299,6 +301,15 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
 def _expect(job: Job, site: Site) -> Expect:
     said = job.expect or site.expect
     return Expect(said.transport, said.gdr) if said else Expect()
+
+
+def _floors(site: Site) -> Dict[str, Floor]:
+    for op in site.floors:
+        if op not in COLLECTIVES:
+            raise Problem(
+                f"{site.where('floors.' + op)}: there is no such operation", f"known: {', '.join(COLLECTIVES)}"
+            )
+    return {op: Floor(float(floor.busbw), floor.nodes, floor.source or "") for op, floor in site.floors.items()}
 
 
 def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:
