@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.cluster import HEAD, Cluster, why_not
 from drumbeat.bundle.build import bundle_bytes
+from tests.bench.cluster import HEAD, Cluster, why_not
 
 ROOT = Path(__file__).parent.parent.parent
 # Sorted as text, neither names nor addresses come in Slurm's order. The second four are for the test that cuts one off.
