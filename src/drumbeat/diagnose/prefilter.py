@@ -8,12 +8,11 @@ lines of a training log mostly differ in their numbers only.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 SHORTEST = 3  # letters that a literal's word must have
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
 MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
-MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
 SHAPE = bytes(ord("0") if ord("0") <= code <= ord("9") else code for code in range(256))
 _WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code in range(256))
 
@@ -26,7 +25,10 @@ def word_of(literal: str) -> str:
 
 
 class Prefilter:
-    def __init__(self, literals: Sequence[str]) -> None:
+    """`max_repeats`: after so many lines of one shape nothing more is found in them; None for no end."""
+
+    def __init__(self, literals: Sequence[str], max_repeats: Optional[int] = None) -> None:
+        self._max_repeats = max_repeats
         keys: Dict[bytes, List[int]] = {}
         for index, literal in enumerate(literals):
             keys.setdefault(literal.encode().translate(SHAPE), []).append(index)
@@ -37,16 +39,16 @@ class Prefilter:
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
         """The numbers of the literals that stand in this line (digits count as any digit)."""
+        if self._triggers.isdisjoint(line.translate(_WORDS).split()):
+            return ()
         shape = line.translate(SHAPE)
         found = self._known.get(shape)
         if found is None:
-            if self._triggers.isdisjoint(line.translate(_WORDS).split()):
-                return ()
             found = tuple(index for key, indices in self._keys if key in shape for index in indices)
             self._remember(shape, found)
-        elif found:
+        elif found and self._max_repeats:
             repeats = self._repeats[shape] = self._repeats.get(shape, 0) + 1
-            if repeats > MAX_REPEATS:
+            if repeats > self._max_repeats:
                 return ()
         return found
 

@@ -31,6 +31,7 @@ _TRACEBACK, _ROOT_CAUSE = "Traceback (most recent call last)", "Root Cause (firs
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 MAX_TEXT = 400  # of an evidence line
 MAX_FILES = 100_000
+MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
 MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
 
 
@@ -44,7 +45,8 @@ class Reader:
         self.dumps: List[Dump] = []
         self.recorded: List[Finding] = []  # what who started the run noted of its end
         self.lines = 0
-        self._prefilter = Prefilter([*self.rules.literals, _TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED])
+        own = (_TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED)
+        self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._collectives = 0
         self._channels: Set[bytes] = set()
