@@ -24,10 +24,14 @@ PIECES += ["Traceback (most recent call last):", '  File "x", line 1, in f', "Ro
 
 
 def diagnose(lines):
-    reader = Reader()
+    """Fed one by one and all at once, it must say the same."""
+    lines = list(lines)
+    reader, at_once = Reader(), Reader()
     for number, line in enumerate(lines, 1):
         reader.feed("log", number, line)
+    at_once.feed_lines("log", 1, lines)
     report = reader.report()
+    assert report == at_once.report()
     assert render(report).isprintable() or "\n" in render(report)
     return report
 
