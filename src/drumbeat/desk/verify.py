@@ -52,7 +52,9 @@ def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Op
 
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
-    results, peers = read_json(os.path.join(folder.node(0).attempt(0), RESULTS)), read_json(folder.peers)
+    attempts = folder.node(0).attempts() or [0]  # more than one where a rendezvous port was taken
+    results = read_json(os.path.join(folder.node(0).attempt(attempts[-1]), RESULTS))
+    peers = read_json(folder.peers)
     if results is None or peers is None:
         return None, None
     with open(folder.order, encoding="utf-8") as file:
