@@ -59,8 +59,19 @@ def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgem
         return None, None
     with open(folder.order, encoding="utf-8") as file:
         order = load_order(file.read(), folder.order)
+    results = _with_nics(folder, results)
     judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
     return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
+
+
+def _with_nics(folder: RunFolder, results: Dict[str, Any]) -> Dict[str, Any]:
+    """Each rank with the NIC that its node's plan put beside it, so that a slow one can be named."""
+    slots = {}
+    for node in folder.nodes():
+        planned = (read_json(node.environment) or {}).get("binding") or {}
+        slots.update({(node.node, slot.get("local_rank")): slot.get("nic") for slot in planned.get("slots") or ()})
+    ranks = [{**each, "nic": slots.get((each["node"], each["local_rank"]))} for each in results["ranks"]]
+    return {**results, "ranks": ranks}
 
 
 def _transport(folder: RunFolder) -> Tuple[Verdict, ...]:

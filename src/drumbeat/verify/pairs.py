@@ -67,21 +67,31 @@ def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Findin
     usual = sorted(way.rate for way in ways)[len(ways) // 2]
     findings = []
     # Inside a node only its ranks can differ; between nodes, partners are hosts.
-    levels = [(rank_of, ": its GPU, NIC or cable")]
-    if kind == "between":
-        levels.insert(0, (host_of, ": its NIC, cable or switch port"))
-    for name_of, parts in levels:
+    levels = [host_of, rank_of] if kind == "between" else [rank_of]
+    for name_of in levels:
         for end, verb in (("sender", "sends"), ("receiver", "receives")):
             for suspect in dict.fromkeys(name_of[getattr(way, end)] for way in left):
                 mine = [way for way in ways if name_of[getattr(way, end)] == suspect]
-                if _all_its_fault(mine, ways, end, levels[0][0]):
+                if _all_its_fault(mine, ways, end, levels[0]):
                     rank = getattr(mine[0], end) if name_of is rank_of else None
-                    findings.append(_finding(results, f"{suspect} {verb} slowly{parts}", rank, mine, end, usual))
+                    words = f"{suspect} {verb} slowly: {_parts(results, rank, kind)}"
+                    findings.append(_finding(results, words, rank, mine, end, usual))
                     left = [way for way in left if way not in mine]
     for way in left:
         words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: one of both, or the way between"
         findings.append(_finding(results, words, None, [way], "sender", usual))
     return findings
+
+
+def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
+    """What may be at fault, by name where the names are known."""
+    if rank is None:
+        return "its NIC, cable or switch port"
+    known: Mapping[str, Any] = next((each for each in results["ranks"] if each["rank"] == rank), {})
+    gpu = f"GPU {known.get('local_rank')}" if known.get("gpu") else "its device"
+    if kind == "inside":
+        return f"{gpu} or its links"
+    return f"{gpu}, {known.get('nic') or 'its NIC'} or the cable"
 
 
 def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
