@@ -191,6 +191,12 @@ class Lead:
         send = number if number == signal.SIGUSR2 else self.order.stop_signal
         return self._stop_ranks(why, send, 0.0 if at_once else self.order.stop_grace)
 
+    def wished(self, number: int, why: str, now: float) -> List[Act]:
+        """Asked by the run's `stop` file. USR2: the scheduler will end the job soon. A second wish ends it now."""
+        if number == signal.SIGUSR2:
+            return self.stop(self.order.stop_signal, why, TIME_LIMIT, now)
+        return self.stop(number, why, STOPPED, now, self.phase == "stopping" and self.stop_outcome == STOPPED)
+
     def tick(self, now: float) -> List[Act]:
         timing = self.order.timing
         if self.phase == "muster" and now - self.started > timing.muster:

@@ -93,6 +93,9 @@ def _run_folder(path: str, found: Sources) -> None:
     hosts = {peer.get("node"): peer.get("host") for peer in peers.get("nodes", ()) if isinstance(peer, dict)}
     for node in run.nodes():
         for attempt in node.attempts()[-1:]:
+            merged = node.merged(attempt)  # one file a node where the job is large
+            if os.path.exists(merged):
+                found.files.append(Source(merged, os.path.relpath(merged, path), None, hosts.get(node.node)))
             for rank, stem in sorted(node.ranks(attempt).items()):
                 for stream in ("out", "err"):
                     log = f"{stem}.{stream}"
