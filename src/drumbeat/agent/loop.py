@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat import __version__
 from drumbeat.agent.dial import dial, resolve
@@ -18,7 +18,7 @@ from drumbeat.agent.node import Node
 from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.tasks import Tasks
-from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
+from drumbeat.agent.wire import Channel, Message, WireError, encode, free_port, listen
 from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -63,6 +63,7 @@ class Agent:
         self.pings: Dict[int, List[Any]] = {}
         self.up: Optional[Channel] = None  # a member's connection to the lead
         self.tasks = Tasks()
+        self.encoded: Optional[Tuple[Message, bytes]] = None
         self.asked_to_stop = StopFile(self.folder.stop)
         self.last_look = 0.0
         self.exit_code: Optional[int] = None
@@ -443,9 +444,11 @@ class Agent:
         if tell.node == 0:
             self._obey(tell.message)
             return
+        if self.encoded is None or self.encoded[0] is not tell.message:
+            self.encoded = (tell.message, encode(tell.message))
         for channel, node in self.members.items():
             if node == tell.node and not channel.closed:
-                channel.send(tell.message)
+                channel.send_encoded(self.encoded[1])
 
     def _write_summary(self) -> None:
         assert self.lead
