@@ -94,9 +94,13 @@ def main():
         start = time.monotonic()
         subprocess.run([sys.executable, "-m", "drumbeat", "diagnose", log.name], check=True)
         seconds = time.monotonic() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak, cpu = used.ru_maxrss / 1024, used.ru_utime + used.ru_stime
     rate = size / 1e6 / seconds
-    print(f"\n{args.kind}: {size / 1e6:.0f} MB, {count:,} lines: {seconds:.1f} s ({rate:.0f} MB/s), peak {peak:.0f} MB")
+    print(
+        f"\n{args.kind}: {size / 1e6:.0f} MB, {count:,} lines: {seconds:.1f} s ({cpu:.1f} s CPU, "
+        f"{rate:.0f} MB/s), peak {peak:.0f} MB"
+    )
 
 
 if __name__ == "__main__":

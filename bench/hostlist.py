@@ -8,6 +8,7 @@ ALLOWED = 0.050
 LISTS = {
     "one range": "nid[000001-010000]",
     "singles": "nid[" + ",".join(f"{number:06d}" for number in range(1, 20001, 2)) + "]",
+    "both": "nid[" + ",".join(f"{number:06d}-{number + 1:06d},{number + 4:06d}" for number in range(0, 26664, 8)) + "]",
     "plain names": ",".join(f"nid{number:06d}" for number in range(10000)),
     "two groups": "x[1000-1099]c0s[0-99]b0",
 }

@@ -62,8 +62,8 @@ CLASSES = {
 
 def read(path):
     reader = Reader()
-    for number, raw in lines(Source(path, os.path.basename(path))):
-        reader.feed(os.path.basename(path), number, raw)
+    for number, some in lines(Source(path, os.path.basename(path))):
+        reader.feed_lines(os.path.basename(path), number, some)
     return reader.report()
 
 

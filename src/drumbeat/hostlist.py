@@ -12,6 +12,9 @@ _DEPTH_LIMIT = 8
 _WORD = re.compile(r"[A-Za-z0-9._-]+")
 _NUMBER = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"[0-9]+-[0-9]+")
+# The two common forms, read in one go: names without brackets, and brackets with numbers alone.
+_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,255}(?:,[A-Za-z0-9._-]{1,255})*")
+_NUMBERS = re.compile(r"\[([0-9]{1,18}(?:-[0-9]{1,18})?(?:,[0-9]{1,18}(?:-[0-9]{1,18})?)*)\]")
 
 
 class HostlistError(ValueError):
@@ -25,6 +28,8 @@ class HostlistError(ValueError):
 
 def expand(text: str, limit: int = DEFAULT_LIMIT) -> List[str]:
     """All host names of a list, in its order. More than `limit` of them is an error, found before they are made."""
+    if _PLAIN.fullmatch(text) and text.count(",") < limit:
+        return text.split(",")
     return _Reader(text, limit).hosts()
 
 
@@ -81,6 +86,9 @@ class _Reader:
         opened = self.at
         if depth > _DEPTH_LIMIT:
             self._fail(f"brackets nested deeper than {_DEPTH_LIMIT}")
+        numbers = _NUMBERS.match(self.text, opened)
+        if numbers:
+            return self._numbers(numbers.group(1))
         self.at += 1
         names: List[str] = []
         while True:
@@ -95,6 +103,19 @@ class _Reader:
             self.at += 1
             if self.text[self.at - 1] == "]":
                 return names
+
+    def _numbers(self, inside: str) -> List[str]:
+        names: List[str] = []
+        self.at += 1
+        for part in inside.split(","):
+            if "-" in part:
+                names += self._range(part, self.at)
+            else:
+                names.append(part)
+            if len(names) > self.limit:
+                self._too_many(self.at)
+            self.at += len(part) + 1
+        return names
 
     def _element(self, depth: int) -> List[str]:
         start = self.at

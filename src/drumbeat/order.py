@@ -32,6 +32,7 @@ PREEMPT_SIGNAL = signal.SIGUSR2
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")
 TRANSPORTS = ("any", "rdma", "roce", "ib", "ofi", "tcp")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
@@ -129,6 +130,15 @@ class Expect:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """The least that `drumbeat verify` must measure of one operation, as the site says."""
+
+    busbw: float  # GB/s
+    nodes: Optional[int] = None  # it was measured with; none: any number
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Timing:
     """Deadlines of the agents, in seconds."""
 
@@ -186,6 +196,7 @@ class Order:
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known
     expect: Expect = field(default_factory=Expect)
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
+    floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
     brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
     timing: Timing = field(default_factory=Timing)
     schema: str = SCHEMA

@@ -83,7 +83,7 @@ def test_a_strangers_bytes(data):
 def test_listen_takes_the_first_free_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        other = free_port("127.0.0.1", set())
+        other = free_port("127.0.0.1", ())
         with listen("127.0.0.1", (port, other)) as sock:
             assert sock.getsockname()[1] == other
         with pytest.raises(WireError, match="none of the ports"):

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from bench import config
 from drumbeat.agent.processes import children
+from tests.bench import config
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 HEAD = "head"

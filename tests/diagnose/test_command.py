@@ -110,6 +110,21 @@ def test_a_run_folder_knows_who_ended_first(diagnose, tmp_path):
     assert failure["why_first"] == "drumbeat saw rank 1 fail first"
 
 
+def test_a_run_folders_nccl_logs_are_read_too(diagnose, tmp_path):
+    attempt = tmp_path / "run" / "nodes" / "0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text('{"schema": "1.0"}')
+    (attempt / "rank-0.out").write_text("hello\n")
+    (attempt / "nccl-0.n1.7").write_text(
+        "n1:7:7 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+        "n1:7:7 [0] NCCL INFO Using network Socket\n"
+        "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 1 cudaDev 0 busId 60 commId 0x2 - Init START\n"
+        "n1:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 1 cudaDev 0 busId 60 commId 0x2 - Init COMPLETE\n"
+    )
+    result = diagnose("run")
+    assert result.returncode == 0 and "the network was not used" in result.stdout and "nccl-0.n1.7" in result.stdout
+
+
 def test_a_silent_death_is_told_by_the_run_itself(diagnose, tmp_path):
     folder = tmp_path / "run"
     (folder / "nodes" / "0" / "attempt-0").mkdir(parents=True)
@@ -164,6 +179,10 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
         for _ in range(4):
             file.write(b"x" * (1 << 20))
         file.write(b"\nlast")
-    found = list(lines(Source(str(path), "long.log")))
+    found = [
+        (number, line)
+        for first, some in lines(Source(str(path), "long.log"))
+        for number, line in enumerate(some, first)
+    ]
     assert [number for number, _ in found] == [1, 2, 3]
     assert found[0][1] == b"first" and len(found[1][1]) == MAX_LINE and found[2][1] == b"last"

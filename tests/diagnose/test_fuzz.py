@@ -24,10 +24,14 @@ PIECES += ["Traceback (most recent call last):", '  File "x", line 1, in f', "Ro
 
 
 def diagnose(lines):
-    reader = Reader()
+    """Fed one by one and all at once, it must say the same."""
+    lines = list(lines)
+    reader, at_once = Reader(), Reader()
     for number, line in enumerate(lines, 1):
         reader.feed("log", number, line)
+    at_once.feed_lines("log", 1, lines)
     report = reader.report()
+    assert report == at_once.report()
     assert render(report).isprintable() or "\n" in render(report)
     return report
 
@@ -123,6 +127,31 @@ def test_time_grows_with_the_length_and_not_faster():
     seconds(2)
     few, many = seconds(10), seconds(80)
     assert many < 8 * few * 4 + 0.5
+
+
+@timed
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda n: [
+            f"n1:7:9 [0] NCCL INFO comm 0x{k:x} rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE" for k in range(n)
+        ],
+        lambda n: [
+            f"n{k}:7:9 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE" for k in range(n)
+        ],
+        lambda n: [f"n1:7:{k} [0] NCCL INFO Channel 00/0 : {k}[0] -> 2[0] [send] via NET/IB/0" for k in range(n)],
+        lambda n: [f"x{k}n1:7:9 [0] NCCL INFO Using network IB" for k in range(n)],
+        lambda n: [f"[rank{k}]: ValueError: {'ab'[k % 2] * k}"[:4000] for k in range(n)],
+    ],
+)
+def test_many_of_one_kind(lines):
+    def seconds(count):
+        start = time.process_time()
+        diagnose(line.encode() for line in lines(count))
+        return time.process_time() - start
+
+    seconds(100)
+    assert seconds(16_000) < 8 * seconds(2_000) * 4 + 0.5
 
 
 @timed

@@ -2,7 +2,8 @@
 
 import pytest
 
-from drumbeat.diagnose.nccl import Channel, observe, records
+from drumbeat.diagnose.nccl import observe, records
+from drumbeat.diagnose.observations import Channel
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"

@@ -172,6 +172,18 @@ def test_two_broadcom_libraries():
     assert ("bnxt-two-libraries", "warning") in said(dataclasses.replace(host, libraries=(*host.libraries, inbox)))
 
 
+def test_a_link_that_came_up_slow():
+    facts = facts_of("dgx-h100")[0]
+    slow = tuple(
+        dataclasses.replace(one, ports=(dataclasses.replace(one.ports[0], rate_gbps=100.0),))
+        if one.name == "mlx5_4"
+        else one
+        for one in facts.rdma
+    )
+    found = [each for each in examine(dataclasses.replace(facts, rdma=slow)) if each.code == "rdma-rate-low"]
+    assert [each.severity for each in found] == ["warning"] and "mlx5_4" in found[0].title and found[0].support
+
+
 def test_a_device_that_the_container_was_not_given():
     facts = facts_of("rcp-pod")[0]
     shown_only = dataclasses.replace(facts, rdma=(dataclasses.replace(facts.rdma[0], openable=False),))

@@ -68,6 +68,10 @@ def test_sbatch_options():
         "for i; do ls; done; for i do ls; done",
         "awk '{print $1}' < in > out 2>&1",
         "srun train.sh > >(tee log) 2> >(tee err >&2)",
+        "#!/bin/sh\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-gpu=16\nsrun ./a",
+        "export WANDB_API_KEY=disabled HF_TOKEN=your_token_here HF_TOKEN_PATH=/home/me/token",
+        "export A=1 HOME USER PATH",
+        "cat > a.sh <<EOF\nexport NCCL_IB_HCA=$NCCL_IB_HCA\nEOF",
         "export A=$(GET_PORT)\nGET_PORT() { echo 1; }",
     ],
 )

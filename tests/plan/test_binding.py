@@ -174,3 +174,19 @@ def test_nics_are_shared_evenly_where_nothing_tells_them_apart():
     slots = binding(order_of("mi300x-thor2", facts), blind, 0).slots
     assert [slot.nic for slot in slots] == [f"bnxt_re{index}" for index in range(8)]  # by NUMA node, in turn
     assert peers_of(facts).nodes[1].node == 1
+
+
+def test_one_process_a_node_has_all_of_it():
+    bound = bind("lumi-g", "launcher: once\n")
+    assert len(bound.slots) == 1 and bound.slots[0].gpus == tuple(range(8)) and bound.slots[0].cpus == ()
+    assert bound.threads == 56 and bound.findings == ()
+
+
+def test_masks_of_emulated_nodes():
+    facts = machine(4)
+    reused = [binding(order(cpu_bind=("0x3", "0xc")), facts, node) for node in (0, 1)]
+    assert [slot.cpus for bound in reused for slot in bound.slots] == [(0, 1), (2, 3)] * 2
+    assert [bound.findings for bound in reused] == [(), ()]
+    own = [binding(order(cpu_bind=("0", "1", "2", "3")), facts, node) for node in (0, 1)]
+    assert [slot.cpus for bound in own for slot in bound.slots] == [(0,), (1,), (2,), (3,)]
+    assert codes(binding(order(cpu_bind=("0x3", "0x3")), facts, 0).findings) == ["mask-overlap"]

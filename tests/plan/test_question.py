@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from drumbeat.plan.known import steers
 from drumbeat.plan.node import plan_node
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers
@@ -121,3 +122,24 @@ def test_alt_read_is_idle_without_its_option():
 def test_lo_is_right_where_nodes_are_emulated():
     facts = machine(4, environment={"NCCL_SOCKET_IFNAME": "lo"})
     assert plan_node(order(), facts, peers(facts), 0).findings == ()
+
+
+def test_what_images_and_modules_export_is_no_slip_of_the_pen():
+    names = """NCCL_VERSION NCCL_HOME NCCL_ROOT NCCL_LIB_DIR NCCL_INCLUDE_DIR CUDA_VERSION CUDA_DRIVER_VERSION CUDA_HOME
+    CUDA_PATH CUDA_ROOT CUDA_MODULE_LOADING CUDA_CACHE_MAXSIZE TORCH_CUDA_ARCH_LIST TORCH_ALLOW_TF32_CUBLAS_OVERRIDE
+    PYTORCH_VERSION PYTORCH_BUILD_VERSION PYTORCH_HOME PYTORCH_ROCM_ARCH PYTORCH_TEST_WITH_ROCM UCX_VERSION UCX_HOME
+    OMPI_MCA_coll_hcoll_enable OMPI_MCA_pml OMPI_MCA_btl HIP_PLATFORM HIP_PATH HIP_CLANG_PATH HSA_PATH ROCM_PATH GPU_ARCHS
+    HF_ENDPOINT HF_DATASETS_TRUST_REMOTE_CODE TRITON_PTXAS_PATH TRITON_HOME MPICH_GPU_SUPPORT_ENABLED MPICH_DIR
+    MPICH_OFI_NIC_POLICY FI_CXI_ATS CXI_DIR OMP_WAIT_POLICY OMP_DISPLAY_ENV MKL_THREADING_LAYER KMP_BLOCKTIME
+    MIOPEN_SYSTEM_DB_PATH MIOPEN_FIND_ENFORCE MIOPEN_DEBUG_CONV_WINOGRAD AMD_DIRECT_DISPATCH GLOO_DEVICE_TRANSPORT
+    TORCH_CPP_LOG_LEVEL TORCH_NCCL_USE_COMM_NONBLOCKING TORCHINDUCTOR_MAX_AUTOTUNE NCCL_NVLS_NCHANNELS NCCL_IB_PKEY
+    NCCL_IB_SPLIT_DATA_ON_QPS NCCL_IB_OOO_RQ NCCL_MNNVL_SCATTER_NETS_ENABLE RCCL_P2P_NET_DISABLE""".split()  # noqa: SIM905
+    found = asked("lumi-g", dict.fromkeys(names, "1"))
+    assert [finding.title for finding in found if finding.code == "variable-misspelt"] == []
+
+
+def test_what_steers_a_rank():
+    assert all(
+        map(steers, ("NCCL_DEBUG", "HF_HOME", "MIOPEN_USER_DB_PATH", "MIOOPEN_USER_DB_PATH", "TRITON_CACHE_DIR"))
+    )
+    assert not any(map(steers, ("NCCL_VERSION", "CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "PATH", "SLURM_JOB_ID", "RANK")))

@@ -213,3 +213,29 @@ def test_a_value_against_a_default_is_kept_and_said():
     plan = env("lumi-g", exported)
     assert values(plan)["FI_MR_CACHE_MONITOR"] == "kdreg2"
     assert any("userfaultfd" in each.title for each in plan.findings if each.code == "variable-overruled")
+
+
+def test_a_plug_in_of_the_vendor_is_not_switched_off():
+    def hpcx(facts):
+        return {"libraries": (*facts.libraries, Library("libnccl-net.so", "/opt/hpcx/lib/libnccl-net.so", None, True))}
+
+    plan = env("dgx-h100", hpcx)
+    assert "NCCL_NET" not in values(plan) and "/opt/hpcx" in left(plan, "NCCL_NET")
+
+
+def pensando(rocm):
+    def change(facts):
+        return {
+            "rdma": tuple(dataclasses.replace(device, driver="ionic_rdma") for device in facts.rdma),
+            "libraries": (Library("librccl-anp.so", "/opt/rocm/lib/librccl-anp.so", None, True),),
+            "versions": {"rocm": rocm, "rccl": "2.26.6"},
+        }
+
+    return values(env("mi300x-thor2", change))
+
+
+def test_pensando_nics():
+    old, new = pensando("7.0.2"), pensando("7.2.1")
+    assert (old["NCCL_NET_PLUGIN"], old["NCCL_NET"], old.get("RCCL_AINIC_ROCE")) == ("librccl-anp.so", "RCCL-ANP", None)
+    assert (new["NCCL_NET_PLUGIN"], new["NCCL_NET"], new["RCCL_AINIC_ROCE"]) == ("none", "IB", "1")
+    assert old["NCCL_DMABUF_ENABLE"] == new["NCCL_DMABUF_ENABLE"] == "0" and "NCCL_CUMEM_ENABLE" not in new

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import apptainer
-from slurm.conftest import ROOT, output
-from slurm.test_join import WHO, iam
+from tests.bench import apptainer
+from tests.slurm.conftest import ROOT, output
+from tests.slurm.test_join import WHO, iam
 
 IMAGES = Path("/var/tmp/drumbeat-test-apptainer")  # kept: it is some 100 MB from Debian's archive
 

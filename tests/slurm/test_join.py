@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench.cluster import HEAD
+from tests.bench.cluster import HEAD
 
 WHO = """
 import os, socket, time

@@ -2,7 +2,7 @@
 
 import json
 
-from slurm.conftest import output
+from tests.slurm.conftest import output
 
 
 def test_lost_node_is_named_and_left_out(cluster, slow):

@@ -3,8 +3,8 @@
 import json
 import sys
 
-from conftest import wait_for
-from slurm.conftest import ROOT, output, said
+from tests.conftest import wait_for
+from tests.slurm.conftest import ROOT, output, said
 
 PLAIN = """
 import os, socket, sys, time

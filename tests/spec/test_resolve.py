@@ -10,7 +10,7 @@ from drumbeat.order import EnvVar, dump_order
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job, job_from_text
 from drumbeat.spec.names import default_name
-from drumbeat.spec.resolve import Here, muster_ports, resolve
+from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.site import site_from_text
 from drumbeat.spec.sites import load_site
 
@@ -130,7 +130,7 @@ def test_every_node_works_out_the_same_ports():
 
 def test_ports_lie_above_those_that_linux_hands_out():
     for number in range(500):
-        ports = muster_ports(str(number))
+        ports = order("command: x", entropy=str(number)).muster_ports
         assert len(set(ports)) == 8 and all(61000 <= port <= 65535 for port in ports)
 
 

@@ -10,6 +10,7 @@ from drumbeat.finding import Finding
 FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
 
 _FREE_RETRIES = 3
+_SAME_AGAIN = ("transport-mismatch", "wrong-interface", "rdma-not-used")  # what the gate stops for
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def decide(history: Sequence[Outcome], restarts: int) -> Decision:
         if sum(map(_is_free, history)) <= _FREE_RETRIES:
             return Decision("restart", "the rendezvous port was taken meanwhile; another one costs no restart")
         return Decision("stop", f"{_FREE_RETRIES} other rendezvous ports were taken too")
+    if last.finding and last.finding.code in _SAME_AGAIN:
+        return Decision("stop", f"{last.finding.code}: another start would run the same way")
     if last.exit_code in (126, 127):
         return Decision("stop", "the command cannot be started; starting it again would not help")
     spent = sum(1 for outcome in history if not _is_free(outcome))

@@ -23,6 +23,7 @@ from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
+from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import earlier_attempts, read_json
@@ -455,11 +456,15 @@ class Agent:
         write_end(self.folder, self.lead, self.first_step)
 
     def _pick_port(self) -> int:
+        """Where the ranks meet: as planned, on the first of its ports that is free now."""
         assert self.lead
+        planned = rendezvous(self.order, self.lead.all_peers())
+        self.lead.master_addr = planned.address or self.lead.master_addr
         exported = os.environ.get("MASTER_PORT", "")
         if exported.isdigit() and not self.lead.attempts:
             return int(exported)  # the user's own choice wins, until it turns out to be taken
-        return free_port(self.lead.master_addr, {attempt.port for attempt in self.lead.attempts})
+        used = {attempt.port for attempt in self.lead.attempts}
+        return free_port(self.lead.master_addr, [port for port in planned.ports if port not in used])
 
     def _check_silence(self, now: float) -> None:
         assert self.lead

@@ -12,14 +12,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from drumbeat.agent.bringing import bring, filled
 from drumbeat.agent.looking import look_at_ranks
 from drumbeat.agent.monitor import monitor_argv
-from drumbeat.agent.processes import sweep
+from drumbeat.agent.open_gate import OpenGate
+from drumbeat.agent.processes import rank_in_environment, sweep
 from drumbeat.agent.rank_logs import tail
 from drumbeat.agent.shim import shim_argv
 from drumbeat.agent.shipping import Shipping, is_large
 from drumbeat.agent.start import start
 from drumbeat.agent.tasks import Tasks
+from drumbeat.agent.watcher import Watcher
+from drumbeat.agent.watching import Sensor, Watching
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -87,6 +91,8 @@ class Node:
         self.kill_at: Optional[float] = None
         self.stopped_by_us = False
         self.running: Dict[int, Running] = {}
+        self.gate: Optional[OpenGate] = None
+        self.watching = Watching((), (), self.events.write, tell)
         self.reaped = 0
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
         self._printed: Optional[Tail] = None
@@ -111,11 +117,15 @@ class Node:
         bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
         shared = environment(self.order, self.facts, peers, self.node)
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
+        shared = self._open_gate(shared)
+        bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
+        self.watching.tick(time.monotonic())  # how the counters stood before
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
         first = sum(peer.ranks for peer in peers.nodes[: self.node])
         self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
+        self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
         if peers.nodes[0].node == self.node:
             self._printed = Tail(self.logs.log(attempt, 0, "out"))
 
@@ -160,6 +170,7 @@ class Node:
         if self._look and now > self._look.at and not self.stopped_by_us:
             self._check_affinity(self._look)
             self._look = None
+        self.watching.tick(now)
         if self.kill_at is not None and now >= self.kill_at:
             self.tasks.kill()
             sweep(self._kept(), reaped=self.on_exit)
@@ -223,6 +234,27 @@ class Node:
             rdzv_id=f"{self.order.run_id}-{attempt}",
         )
 
+    def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:
+        """The variables of the ranks, with NCCL's log among them where the gate reads one."""
+        self.gate = None
+        watchers: List[Watcher] = []
+        sensors: List[Sensor] = []
+        if self.order.checks.get("transport", "off") != "off":
+            self.gate = OpenGate(self.order, self.node, self.facts, self.local, self._rank_of, self._out_of)
+            shared = self.gate.open(shared, self.folder.attempt(self.attempt))
+            watchers, sensors = [self.gate.watcher], self.gate.sensors
+        self.watching = Watching(watchers, sensors, self.events.write, self.tell)
+        return shared
+
+    def _rank_of(self, pid: int) -> Optional[int]:
+        run = self.running.get(pid)
+        if run is not None:
+            return run.process.rank
+        return rank_in_environment(pid)
+
+    def _out_of(self, rank: Optional[int]) -> str:
+        return self._log(0, "out") if rank is None else self.folder.log(self.attempt, rank, "out")
+
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = list(shared)
         own = self.order.launcher in ("ranks", "tasks")
@@ -234,13 +266,14 @@ class Node:
         added = {variable.name: variable.value for variable in variables}
         cpus = bound.slots[process.local_rank].cpus if own else ()
         out, err = (self._log(process.rank, stream) for stream in ("out", "err"))
+        argv = filled(self.order, process.argv, self.folder.attempt(self.attempt))
         if process.local_rank in self.tasks.lines:
             # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
             added = {name: value for name, value in added.items() if os.environ.get(name) != value}
-            pid = self.tasks.start(process.local_rank, process.argv, added, self.order.workdir, out, err, cpus)
+            pid = self.tasks.start(process.local_rank, argv, added, self.order.workdir, out, err, cpus)
         else:
             env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-            pid = start(process.argv, {**env, **added}, self.order.workdir, out, err, cpus)
+            pid = start(argv, {**env, **added}, self.order.workdir, out, err, cpus)
         self.running[pid] = Running(process, time.monotonic())
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
         self.events.write("rank-started", where)
@@ -272,6 +305,9 @@ class Node:
             "rank-exited",
             {"rank": rank, "exit_code": code, "signal": number, "seconds": seconds, "core_dumped": core_dumped},
         )
+        self.watching.feed("exited", {"rank": rank, "exit_code": code, "signal": number}, time.monotonic())
+        if code != 0 and self.gate and not self.stopped_by_us:
+            self.gate.failed = True
         finding = None if code == 0 else self._explain(rank, code, number)
         self.tell({
             "say": "exit", "attempt": self.attempt, "rank": rank, "exit_code": code, "signal": number, "t": at,
@@ -310,6 +346,9 @@ class Node:
         self.tasks.kill()
         sweep(self._kept(), reaped=self.on_exit)
         self._ship_metrics(final=True)
+        self.watching.end(time.monotonic())
+        if self.gate:
+            self.gate.close(self.folder.attempt(self.attempt))
         self.tell({"say": "done", "attempt": self.attempt, "progress": self.progress.to_plain()})
 
     def _ship_metrics(self, final: bool = False) -> None:
@@ -327,6 +366,7 @@ class Node:
                 continue
             if isinstance(record, dict):
                 self.progress.add(record)
+                self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True
             self.tell({"say": "first-step", "t": self.progress.first_t})

@@ -56,6 +56,17 @@ def _stat(pid: str) -> Optional[List[bytes]]:
     return stat[stat.rindex(b")") + 2 :].split()
 
 
+def rank_in_environment(pid: int) -> Optional[int]:
+    """$RANK of a process: under another launcher only it knows which rank it is."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(1 << 20).split(b"\0")
+    except OSError:
+        return None
+    value = next((each[5:] for each in variables if each.startswith(b"RANK=")), b"")
+    return int(value) if value.isdigit() else None
+
+
 def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None) -> int:
     """Kill direct children and reap until there are none but `keep`; how many were reaped.
 

@@ -10,7 +10,7 @@ import hmac
 import json
 import secrets
 import socket
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 Message = Dict[str, Any]
 
@@ -156,12 +156,11 @@ def listen(address: str, ports: tuple[int, ...]) -> socket.socket:
     raise WireError(f"none of the ports {', '.join(map(str, ports))} is free on {address}: {last}")
 
 
-def free_port(address: str, avoid: set[int]) -> int:
-    """A port that nobody holds now, outside the ephemeral range, so that no outgoing connection takes it meanwhile."""
+def free_port(address: str, wanted: Sequence[int]) -> int:
+    """The first wanted port that nobody holds now; if all are held, any above the range the kernel gives away."""
     start = 61000 + secrets.randbelow(4000)
-    for port in list(range(start, 65536)) + list(range(61000, start)):
-        if port in avoid:
-            continue
+    candidates: List[int] = [*wanted, *range(start, 65536), *range(61000, start)]
+    for port in candidates:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
             try:
                 sock.bind((address, port))

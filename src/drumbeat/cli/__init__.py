@@ -17,6 +17,7 @@ COMMANDS = {
     "lint": "what is wrong in a batch script or launch command that I already have",
     "doctor": "look at this node and say what is wrong and how to mend it",
     "facts": "what this node has; --capture packs it for a support person",
+    "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
     "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "list": "the runs you started here",
     "status": "how a run stands, or how it went",
@@ -102,6 +103,15 @@ def _call(name: str, rest: List[str]) -> int:
             raise
         print(f"drumbeat {name}: {problem}", file=sys.stderr)
         return problem.exit_code
+    except ModuleNotFoundError as error:
+        if error.name != "yaml" or args.debug:
+            raise
+        print(
+            f"drumbeat {name}: PyYAML is not installed for {sys.executable}: pip install PyYAML, or use drumbeat.pyz, "
+            "which brings it along",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         return 130
 

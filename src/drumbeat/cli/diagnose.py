@@ -55,9 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _common(names: List[str]) -> str:
     try:
-        return os.path.commonpath(names)
+        common = os.path.commonpath(names)
     except ValueError:  # some absolute, some not
         return ""
+    return common if len(common) > 1 else ""
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:
@@ -77,11 +78,9 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
         return
     if source.rank is not None or source.host:
         reader.name_file(source.name, source.rank, source.host)
-    name, feed, number = source.name, reader.feed, 0
-    for number, raw in lines(source):
-        feed(name, number, raw)
-        if not number & 0x3FFF:
-            progress.tick(name, number)
+    for number, some in lines(source):
+        reader.feed_lines(source.name, number, some)
+        progress.tick(source.name, number)
 
 
 def _recorded(reader: Reader, folder: str) -> None:

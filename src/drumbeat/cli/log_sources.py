@@ -101,26 +101,30 @@ def _run_folder(path: str, found: Sources) -> None:
                     log = f"{stem}.{stream}"
                     if os.path.exists(log):
                         found.files.append(Source(log, os.path.relpath(log, path), rank, hosts.get(node.node)))
+            for name in sorted(os.listdir(node.attempt(attempt))):
+                if name.startswith(("nccl-", "torchrun.")):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
+                    log = os.path.join(node.attempt(attempt), name)
+                    found.files.append(Source(log, os.path.relpath(log, path), host=hosts.get(node.node)))
 
 
-def lines(source: Source) -> Iterator[Tuple[int, bytes]]:
-    """Line numbers from 1, and lines without their end; memory is bounded whatever the file holds."""
-    number, rest, cut = 0, b"", False
+def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
+    """Lines without their ends, many at a time, and the number of the first; memory is bounded whatever the file holds."""
+    number, rest, cut = 1, b"", False  # of the next line
     for block in _blocks(source.path):
         parts = (rest + block).split(b"\n")
         rest = parts.pop()
-        for part in parts:
-            number += 1
+        if parts:
             if cut:  # the end of a line whose beginning was already given
-                cut = False
-                continue
-            yield number, part
+                cut, number = False, number + 1
+                del parts[0]
+            yield number, parts
+            number += len(parts)
         if len(rest) > MAX_LINE:
             if not cut:
-                yield number + 1, rest[:MAX_LINE]
+                yield number, [rest[:MAX_LINE]]
             cut, rest = True, b""
     if rest and not cut:
-        yield number + 1, rest
+        yield number, [rest]
 
 
 def _blocks(path: str) -> Iterator[bytes]:

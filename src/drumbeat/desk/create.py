@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.agent.processes import start_time
@@ -14,6 +14,13 @@ from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.write import replace, replace_json
+
+Made = Callable[[RunFolder], None]  # somebody who wants to know the folder of a run that is about to start
+
+
+def not_told(folder: RunFolder) -> None:
+    """Nobody wants to know."""
+
 
 _JOB_LIMIT = 256 << 10
 

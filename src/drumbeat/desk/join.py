@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional
 
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.around import check_command, look_around
-from drumbeat.desk.create import create_run
+from drumbeat.desk.create import Made, create_run, not_told
 from drumbeat.desk.fanout import check_srun, fan_out
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.node import EVERY, guard_rank, joined
@@ -27,7 +27,9 @@ from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import find_site
 
 
-def join(job: Job, job_file: Optional[str], identity: Identity, environ: Mapping[str, str]) -> int:
+def join(
+    job: Job, job_file: Optional[str], identity: Identity, environ: Mapping[str, str], made: Made = not_told
+) -> int:
     """This node's part of a job that somebody else has started on all nodes."""
     if environ.get("NODE_RANK", "").isdigit():  # what is exported already wins
         identity = dataclasses.replace(identity, node_rank=int(environ["NODE_RANK"]))
@@ -47,12 +49,15 @@ def join(job: Job, job_file: Optional[str], identity: Identity, environ: Mapping
     said = f"joined {step_name(identity)} as {order.run_id}"
     if node == 0:
         folder = create_run(order, job_file, bundle, environ, handle(identity))
+        made(folder)
         return joined(Foreground(order, folder.order, [0], folder.bundle, token, EVERY, said), 0, environ)
     with order_file(order) as path:
         return joined(Foreground(order, path, [node], bundle, token, EVERY), node, environ)
 
 
-def start_in_allocation(job: Job, job_file: Optional[str], identity: Identity, environ: Mapping[str, str]) -> int:
+def start_in_allocation(
+    job: Job, job_file: Optional[str], identity: Identity, environ: Mapping[str, str], made: Made = not_told
+) -> int:
     """A batch script or an salloc shell: srun reaches the nodes, and the run folder is made here."""
     check_srun(identity, environ)
     # The order is one file for all nodes, so its own id names the meeting: two runs may share an allocation.
@@ -62,6 +67,7 @@ def start_in_allocation(job: Job, job_file: Optional[str], identity: Identity, e
         raise Problem("one task a rank, but nobody says how many ranks a node has", "add --ranks-per-node M")
     check_command(order, environ)
     folder = create_run(order, job_file, cached_bundle(environ), environ, handle(identity))
+    made(folder)
     return fan_out(order, folder, identity, environ)
 
 

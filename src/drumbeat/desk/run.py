@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Tuple
 
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.around import check_command, look_around
-from drumbeat.desk.create import create_run
+from drumbeat.desk.create import Made, create_run, not_told
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import join, order_file, start_in_allocation
 from drumbeat.desk.token import fresh_token, users_token
@@ -20,14 +20,22 @@ from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import find_site
 
 
-def run_job(job: Job, job_file: Optional[str], node_rank: Optional[int], master: str, nodes: Optional[int]) -> int:
+def run_job(
+    job: Job,
+    job_file: Optional[str],
+    node_rank: Optional[int],
+    master: str,
+    nodes: Optional[int],
+    made: Made = not_told,
+) -> int:
+    """`made` is told the run folder where it is made here: on the lead's machine, before anything starts."""
     environ = os.environ
     if node_rank is None and not master:
         place = where(LiveHost())
         if place.kind == "join":
-            return join(job, job_file, place.identity, environ)
+            return join(job, job_file, place.identity, environ, made)
         if place.kind == "allocation":
-            return start_in_allocation(job, job_file, place.identity, environ)
+            return start_in_allocation(job, job_file, place.identity, environ, made)
         if place.kind == "login" and not environ.get("NODE_RANK"):
             check_not_login(job)
     node_rank, master, nodes = _place(environ, node_rank, master, nodes)
@@ -40,10 +48,12 @@ def run_job(job: Job, job_file: Optional[str], node_rank: Optional[int], master:
     bundle = cached_bundle(environ)
     if node_rank is None or order.nodes == 1:
         folder = create_run(order, job_file, bundle, environ)
+        made(folder)
         return Foreground(order, folder.order, range(order.nodes), folder.bundle, fresh_token()).run(environ)
     token = users_token(environ)
     if node_rank == 0:
         folder = create_run(order, job_file, bundle, environ)
+        made(folder)
         return Foreground(order, folder.order, [0], folder.bundle, token).run(environ)
     with order_file(order) as path:
         return Foreground(order, path, [node_rank], bundle, token).run(environ)

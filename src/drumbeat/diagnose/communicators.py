@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Set, Tuple
 
-from drumbeat.diagnose import nccl
+from drumbeat.diagnose import observations
+from drumbeat.diagnose.nccl import Record
 from drumbeat.finding import Evidence
 
 MAX_MEMBERS = 40_000
 MAX_EDGES = 400_000
 MAX_PROCESSES = 20_000
+MAX_FITTING = 64  # candidates that are looked at for one line
 MAX_PENDING = 4_096  # connections of a thread whose communicator is not known yet
 
 
@@ -74,7 +76,10 @@ class Process:
     gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
     settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
     members: List[Member] = field(default_factory=list)
-    pending: Dict[int, List[Tuple[nccl.Channel, Evidence]]] = field(default_factory=dict)  # by thread
+    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the youngest
+    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the youngest last
+    nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
+    pending: Dict[int, List[Tuple[observations.Channel, Evidence]]] = field(default_factory=dict)  # by thread
     collective_ranks: int = 0  # largest [nranks=N] seen
     records: int = 0
 
@@ -89,7 +94,7 @@ class Communicators:
         self._members = 0
         self._edges = 0
 
-    def process(self, record: nccl.Record, file: str) -> Optional[Process]:
+    def process(self, record: Record, file: str) -> Optional[Process]:
         # Without a head the file is all that tells processes apart.
         key = (record.host, record.pid, "") if record.host else ("", 0, file)
         process = self.processes.get(key)
@@ -100,30 +105,32 @@ class Communicators:
             process = self.processes[key] = Process(record.host, record.pid)
         return process
 
-    def add(self, record: nccl.Record, seen: nccl.Observation, evidence: Evidence) -> None:
+    def add(self, record: Record, seen: observations.Observation, evidence: Evidence) -> None:
         process = self.process(record, evidence.file or "")
         if process is None:
             return
         process.records += 1
-        if isinstance(seen, nccl.Channel):
+        if isinstance(seen, observations.Channel):
             self._channel(process, record.tid, seen, evidence)
-        elif isinstance(seen, nccl.Init):
+        elif isinstance(seen, observations.Init):
             self._init(process, record.tid, seen, evidence)
-        elif isinstance(seen, nccl.Shape):
-            for member in process.members:
-                if member.comm == seen.comm and member.nranks == seen.nranks:
-                    member.nnodes = seen.nnodes
-        elif isinstance(seen, nccl.Version):
+        elif isinstance(seen, observations.Shape):
+            ranks = range(seen.nranks)[:MAX_FITTING] if seen.rank < 0 else (seen.rank,)
+            for rank in ranks:
+                found = process.by_comm.get((seen.comm, rank))
+                if found and found.nranks == seen.nranks:
+                    found.nnodes = seen.nnodes
+        elif isinstance(seen, observations.Version):
             process.library, process.version = seen.library, seen.version
             self.version(seen, evidence)
-        elif isinstance(seen, nccl.Ranks):
+        elif isinstance(seen, observations.Ranks):
             process.collective_ranks = max(process.collective_ranks, seen.nranks)
-        elif isinstance(seen, nccl.Setting):
+        elif isinstance(seen, observations.Setting):
             process.settings.setdefault(seen.name, (seen.value, evidence))
         else:
             _network(process, seen, evidence)
 
-    def version(self, seen: nccl.Version, evidence: Evidence) -> None:
+    def version(self, seen: observations.Version, evidence: Evidence) -> None:
         if len(self.versions) < 100:
             self.versions.setdefault((seen.library, seen.version), evidence)
 
@@ -135,8 +142,8 @@ class Communicators:
                     self._connect(process, self._owner(process, tid, channel, True), channel, evidence)
         self._mend_hosts()
 
-    def _init(self, process: Process, tid: int, seen: nccl.Init, evidence: Evidence) -> None:
-        member = next((m for m in reversed(process.members) if m.comm == seen.comm and m.rank == seen.rank), None)
+    def _init(self, process: Process, tid: int, seen: observations.Init, evidence: Evidence) -> None:
+        member = process.by_comm.get((seen.comm, seen.rank))
         fresh = seen.stage == "start" and member is not None and member.completed is not None
         if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
             if seen.stage == "destroy" or self._members >= MAX_MEMBERS:
@@ -145,6 +152,8 @@ class Communicators:
             self._members += 1
             member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid)
             process.members.append(member)
+            process.by_comm[(seen.comm, seen.rank)] = member
+            process.by_rank.setdefault(seen.rank, []).append(member)
         member.comm_id = member.comm_id or seen.comm_id
         if seen.stage == "start":
             member.started, member.tid = evidence, tid
@@ -155,7 +164,7 @@ class Communicators:
         elif seen.stage == "abort":
             member.aborted = True
 
-    def _channel(self, process: Process, tid: int, channel: nccl.Channel, evidence: Evidence) -> None:
+    def _channel(self, process: Process, tid: int, channel: observations.Channel, evidence: Evidence) -> None:
         member = self._owner(process, tid, channel, False)
         if member is not None:
             self._connect(process, member, channel, evidence)
@@ -166,13 +175,12 @@ class Communicators:
         else:
             self.dropped += 1
 
-    def _owner(self, process: Process, tid: int, channel: nccl.Channel, final: bool) -> Optional[Member]:
+    def _owner(self, process: Process, tid: int, channel: observations.Channel, final: bool) -> Optional[Member]:
         own = channel.receiver if channel.side == "receive" else channel.sender
-        if channel.comm:
-            for member in reversed(process.members):
-                if member.comm == channel.comm:
-                    return member
-        fits = [m for m in process.members if m.rank == own and max(channel.sender, channel.receiver) < m.nranks]
+        if channel.comm and (channel.comm, own) in process.by_comm:
+            return process.by_comm[(channel.comm, own)]
+        youngest = process.by_rank.get(own, [])[-MAX_FITTING:]
+        fits = [m for m in youngest if max(channel.sender, channel.receiver) < m.nranks]
         building = [m for m in fits if m.tid == tid and m.started and not m.completed]
         if building:
             return building[-1]
@@ -181,12 +189,14 @@ class Communicators:
             return fits[-1]
         return None
 
-    def _connect(self, process: Process, member: Optional[Member], channel: nccl.Channel, evidence: Evidence) -> None:
+    def _connect(
+        self, process: Process, member: Optional[Member], channel: observations.Channel, evidence: Evidence
+    ) -> None:
         if member is None:
-            member = next((m for m in process.members if not m.comm and m.rank == -1), None)
-            if member is None:
-                member = Member(process, "", nranks=channel.nranks or 0)
-                process.members.append(member)
+            if process.nameless is None:
+                process.nameless = Member(process, "", nranks=channel.nranks or 0)
+                process.members.append(process.nameless)
+            member = process.nameless
         key = (channel.sender, channel.receiver, channel.side, channel.kind, channel.name)
         edge = member.edges.get(key)
         if edge is None:
@@ -208,34 +218,34 @@ class Communicators:
         for processes in same_pid.values():
             processes.sort(key=lambda process: -process.records)
             for index, process in enumerate(processes):
-                for better in processes[:index]:
+                for better in processes[: min(index, MAX_FITTING)]:
                     if process.host.endswith(better.host) or better.host.endswith(process.host):
                         process.host = better.host
                         break
 
 
-def _network(process: Process, seen: nccl.Observation, evidence: Evidence) -> None:
-    if isinstance(seen, nccl.Network):
+def _network(process: Process, seen: observations.Observation, evidence: Evidence) -> None:
+    if isinstance(seen, observations.Network):
         process.network, process.network_evidence = seen.name, evidence
-    elif isinstance(seen, nccl.Devices):
+    elif isinstance(seen, observations.Devices):
         _devices(process, seen, evidence)
-    elif isinstance(seen, nccl.Provider):
+    elif isinstance(seen, observations.Provider):
         process.provider, process.provider_evidence = seen.name, evidence
         process.nics = seen.nics
-    elif isinstance(seen, nccl.Plugin):
+    elif isinstance(seen, observations.Plugin):
         process.plugin = process.plugin or seen.text
-    elif isinstance(seen, nccl.Gdr):
+    elif isinstance(seen, observations.Gdr):
         # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
         scope = seen.scope if seen.possible else f"{seen.scope}-off"
         process.gdr.setdefault(scope, (seen.possible, evidence))
-    elif isinstance(seen, nccl.Interface):
+    elif isinstance(seen, observations.Interface):
         process.interfaces.add(seen.name)
-    elif isinstance(seen, nccl.Used):
+    elif isinstance(seen, observations.Used):
         process.used.setdefault(seen.network, evidence)
         process.used_device = process.used_device or seen.device
 
 
-def _devices(process: Process, seen: nccl.Devices, evidence: Evidence) -> None:
+def _devices(process: Process, seen: observations.Devices, evidence: Evidence) -> None:
     if seen.network == "Socket":
         process.sockets.update(name for _, name, _ in seen.devices)
         return

@@ -122,16 +122,14 @@ def _of_causes(
 def _without_survived(causes: List[Event]) -> List[Event]:
     """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
 
+    last: Dict[Tuple[Optional[str], Optional[int]], int] = {}
+    for event in causes:
+        stream = (event.evidence.file, event.rank)
+        last[stream] = max(last.get(stream, 0), event.evidence.line or 0)
+
     def survived(event: Event) -> bool:
-        return (
-            event.match is None
-            and event.rank is not None
-            and any(
-                (other.evidence.file, other.rank) == (event.evidence.file, event.rank)
-                and (other.evidence.line or 0) > (event.evidence.line or 0) + SURVIVED_LINES
-                for other in causes
-            )
-        )
+        goes_on = last[(event.evidence.file, event.rank)] > (event.evidence.line or 0) + SURVIVED_LINES
+        return event.match is None and event.rank is not None and goes_on
 
     return [event for event in causes if not survived(event)] or causes
 

@@ -11,6 +11,8 @@ from typing import Dict, List, Set, Tuple
 
 from drumbeat.diagnose.communicators import Member, Process
 
+MAX_OPEN = 256  # groups of one size that may still be waiting for members
+
 
 def group(processes: List[Process]) -> List[List[Member]]:
     by_id: Dict[str, List[Member]] = {}
@@ -26,7 +28,7 @@ def group(processes: List[Process]) -> List[List[Member]]:
             number = ordinal.get(member.nranks, 0)
             ordinal[member.nranks] = number + 1
             candidates = open_groups.setdefault((member.nranks, number), [])
-            fitting = [entry for entry in candidates if member.rank not in entry[0] or member.rank < 0]
+            fitting = [entry for entry in candidates[-MAX_OPEN:] if member.rank not in entry[0] or member.rank < 0]
             at_home = [entry for entry in fitting if entry[1][0].process.host == process.host]
             if fitting:
                 ranks, members = (at_home or fitting)[0]

@@ -8,7 +8,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Optional
+
+from drumbeat.diagnose.observations import (
+    Channel,
+    Devices,
+    Gdr,
+    Init,
+    Interface,
+    Network,
+    Observation,
+    Plugin,
+    Provider,
+    Ranks,
+    Setting,
+    Shape,
+    Used,
+    Version,
+)
 
 _HEAD = re.compile(
     r"(?P<host>[A-Za-z0-9_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[-?\d+\] )?"
@@ -45,118 +62,6 @@ def records(text: str) -> Iterator[Record]:
         yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(" \t\r\n\u2502"), torn)
 
 
-# --- observations ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Init:
-    """A communicator begins, is complete, or ends, as one rank sees it."""
-
-    comm: str
-    rank: int
-    nranks: int
-    stage: str  # start, complete, abort, destroy
-    comm_id: str = ""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How a communicator lies over the nodes."""
-
-    comm: str
-    rank: int
-    nranks: int
-    nnodes: int
-
-
-@dataclass(frozen=True)
-class Channel:
-    """One connection of one channel: who to whom, over what."""
-
-    sender: int
-    receiver: int
-    side: str  # send, receive, or empty
-    kind: str  # NET, P2P, SHM, COLLNET
-    name: str = ""  # of the network: IB, Socket, AWS Libfabric ...
-    device: Optional[int] = None
-    gdr: Optional[bool] = None  # none: cut off, or it does not apply
-    comm: str = ""
-    nranks: Optional[int] = None
-
-
-@dataclass(frozen=True)
-class Network:
-    """The network that a communicator chose, or a plug-in that was loaded."""
-
-    name: str
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What a network found: names with the link type of each. Empty is an answer too."""
-
-    network: str  # IB or Socket
-    devices: Tuple[Tuple[int, str, str], ...]  # index, name, link
-    oob: str = ""
-
-
-@dataclass(frozen=True)
-class Provider:
-    name: str  # of libfabric: cxi, efa, tcp ...
-    nics: Optional[int] = None
-
-
-@dataclass(frozen=True)
-class Plugin:
-    text: str  # 'aws-ofi-nccl 1.9.1-aws'
-
-
-@dataclass(frozen=True)
-class Gdr:
-    """Is GPUDirect possible (by driver, by distance), or proven unused?"""
-
-    possible: bool
-    scope: str  # hca, gpu, ring, plugin
-
-
-@dataclass(frozen=True)
-class Version:
-    library: str  # nccl or rccl
-    version: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    value: str
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """A collective call names the size of its communicator."""
-
-    comm: str
-    nranks: int
-
-
-@dataclass(frozen=True)
-class Interface:
-    name: str  # of the bootstrap: control plane, never the data path
-
-
-@dataclass(frozen=True)
-class Used:
-    """An error line that only a network in real use prints."""
-
-    network: str
-    device: str = ""
-
-
-Observation = Union[
-    Init, Shape, Channel, Network, Devices, Provider, Plugin, Gdr, Version, Setting, Ranks, Interface, Used
-]
-
 _INIT = re.compile(
     r"comm (0x[0-9a-f]+|\(nil\)) rank (\d+) n[rR]anks (\d+) .{0,300}?"
     r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
@@ -189,21 +94,18 @@ _HCA = re.compile(r"\bhca ([\w.+-]+)")
 # First word of a message -> is it worth parsing? Everything else is passed over unread.
 # fmt: off
 HEADS = frozenset((
-    "Channel", "Ring", "CollNet", "comm", "ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitAll",
-    "ncclCommSplit", "ncclCommShrink", "ncclCommGrow", "ncclCommInitRankScalable", "ncclCommInitRank_impl",
-    "ncclCommInitRankConfig_impl", "ncclCommInitAll_impl", "ncclCommSplit_impl", "ncclCommInitRankFunc", "[Rank",
-    "NCCL", "RCCL", "Using", "Initialized", "Assigned", "NET/IB", "NET/IB:", "NET/Socket", "NET/Socket:",
-    "NET/OFI", "Bootstrap", "Bootstrap:", "GPU", "Connected", "GDRDMA", "P2P", "Call", "AllReduce:", "Broadcast:",
-    "AllGather:", "ReduceScatter:", "Reduce:", "Send:", "Recv:", "AlltoAll:", "AllToAll:", "NET/Plugin:",
-    "NET/Plugin", "ANP", "NET/IBext", "NET/SHARP", "NET/RCCL-ANP",
+    b"Channel", b"Ring", b"CollNet", b"comm", b"[Rank", b"NCCL", b"RCCL", b"Using", b"Initialized", b"Assigned",
+    b"NET/IB", b"NET/IB:", b"NET/Socket", b"NET/Socket:", b"NET/OFI", b"Bootstrap", b"Bootstrap:", b"GPU",
+    b"Connected", b"GDRDMA", b"P2P", b"Call", b"AllReduce:", b"Broadcast:", b"AllGather:", b"ReduceScatter:",
+    b"Reduce:", b"Send:", b"Recv:", b"AlltoAll:", b"AllToAll:", b"NET/Plugin:", b"NET/Plugin", b"ANP",
+    b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP",
 ))
 # fmt: on
 
 
 def worth(word: bytes) -> bool:
-    """May a message that begins with this word say something?"""
-    text = word.decode("ascii", "replace")
-    return text in HEADS or text.startswith(("NCCL_", "RCCL_", "NET/", "comm:"))
+    """May a message that begins with this word say something? No digit in it decides that."""
+    return word in HEADS or word.startswith((b"ncclComm", b"NCCL_", b"RCCL_", b"NET/", b"comm:"))
 
 
 def observe(record: Record) -> Optional[Observation]:

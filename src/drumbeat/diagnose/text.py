@@ -6,9 +6,10 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.paths import LOCAL, UNKNOWN
 from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
-from drumbeat.diagnose.transport import LOCAL, UNKNOWN, Transport
+from drumbeat.diagnose.transport import Transport
 from drumbeat.finding import Evidence, Finding
 
 LABEL = 12

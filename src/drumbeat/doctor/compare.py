@@ -9,7 +9,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from drumbeat.doctor.case import bad
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
-from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.known import steers
 from drumbeat.plan.nics import active_ports, compute_nics
 
 CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together
@@ -115,7 +115,7 @@ def _exported(peers: Peers) -> Iterator[Finding]:
     """Settings of the collectives must be alike on all nodes."""
     names = sorted({name for peer in peers.nodes for name in peer.facts.environment})
     for name in names:
-        if not name.startswith(FAMILIES) or any(part in name for part in OWN_VALUES):
+        if not steers(name) or any(part in name for part in OWN_VALUES):
             continue
         common, odd = _outliers(peers, lambda facts, name=name: facts.environment.get(name, "unset"))  # type: ignore[misc]
         cause = "exported on some nodes only, or by a file that differs"

@@ -9,8 +9,8 @@ from drumbeat.doctor.packages import package_of
 from drumbeat.facts.model import Library
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.interfaces import candidates
-from drumbeat.plan.nics import active_ports, shared_bridges, usable_gids
-from drumbeat.plan.scene import OFI_PLUGINS
+from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, shared_bridges, usable_gids
+from drumbeat.plan.scene import NET_PLUGINS
 from drumbeat.plan.versions import fits
 
 ROCE_MTU = 4200  # an active MTU of 4096 bytes and its headers
@@ -67,7 +67,7 @@ def _ports(case: Case) -> Iterator[Finding]:
     for device in facts.rdma:
         reason = reasons.get(device.name, "")
         beside = any(shared_bridges(gpu.pci_path, device.pci_path) > 1 for gpu in case.gpus)
-        if reason.startswith("no active port") and beside:
+        if reason.startswith(DOWN) and beside:
             yield bad(
                 "rdma-port-down",
                 WARNING,
@@ -76,7 +76,7 @@ def _ports(case: Case) -> Iterator[Finding]:
                 "leave this node out if the job must be fast",
                 support=f"the port of {device.name} on {facts.host} is down",
             )
-        elif "while the compute fabric is" in reason and beside:
+        elif OTHER_LAYER in reason and beside:
             yield bad(
                 "rdma-mixed",
                 WARNING,
@@ -84,6 +84,15 @@ def _ports(case: Case) -> Iterator[Finding]:
                 "one job cannot use InfiniBand and RoCE together",
                 "",
                 support=f"the link type of {device.name} on {facts.host} differs from its neighbours' (mlxconfig)",
+            )
+        elif SLOWER in reason and beside:
+            yield bad(
+                "rdma-rate-low",
+                WARNING,
+                f"{device.name}, beside a GPU, runs at {reason.split(':')[0]}",
+                "a link that came up with fewer lanes or at a lower speed; its GPU goes over another NIC",
+                "leave this node out if the job must be fast",
+                support=f"look at cable and transceiver of {device.name} on {facts.host}",
             )
     names = ", ".join(device.name for device in nics.devices)
     rates = {port.rate_gbps for device in nics.devices for port in active_ports(device)}
@@ -180,11 +189,11 @@ def _plugin(case: Case) -> Iterator[Finding]:
     """Slingshot and EFA are reached through libfabric only."""
     if case.here.fabric not in ("slingshot", "efa"):
         return
-    plugin = case.here.ofi_plugin
+    plugin = case.here.net_plugin
     if plugin is not None:
         yield ok("ofi-plugin", f"{plugin.name} {plugin.version or 'of unknown version'} is here", plugin.path or "")
     else:
-        broken = _first(case.facts.libraries, OFI_PLUGINS)
+        broken = _first(case.facts.libraries, NET_PLUGINS)
         name = "librccl-net.so" if case.here.vendor == "amd" else "libnccl-net.so"
         yield bad(
             "ofi-plugin-missing",

@@ -52,6 +52,8 @@ class Binding:
 
 def binding(order: Order, facts: Facts, node: int) -> Binding:
     chosen = choose(order, facts)
+    if order.launcher == "once":
+        return _whole_node(order, facts, chosen)
     findings = list(chosen.findings)
     ranks = ranks_here(order, chosen)
     # Emulated nodes are processes of one machine: its cores and GPUs are shared out among all of them.
@@ -79,6 +81,16 @@ def binding(order: Order, facts: Facts, node: int) -> Binding:
             )
         )
     return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings))
+
+
+def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
+    """One process that drives all GPUs of the node: nothing to share out, nobody to keep apart."""
+    cores = usable_cores(facts.cpus, order.reserved_cpus, order.threads_per_core)
+    threads = max(1, len(cores) // (order.nodes if order.emulated else 1))
+    words = "one process has the whole node, so it is not bound"
+    gpus = tuple(gpu.index for gpu in chosen.gpus)
+    slot = Slot(0, gpus[0] if gpus else None, gpus=gpus, why=words)
+    return Binding((slot,), threads, words, chosen.variables, chosen.findings)
 
 
 def ranks_here(order: Order, chosen: Chosen) -> int:
@@ -146,7 +158,10 @@ def _cpus(
     if order.cpu_bind == ("none",):
         return nothing, fair, "the job asks for no affinity; threads are the cores divided by the ranks", []
     if order.cpu_bind:
-        sets, findings = masks.check(order.cpu_bind, total, facts.cpus.allowed or facts.cpus.online)
+        # A list is one node's, used again on the next: emulated nodes share their cores then, unless it names all.
+        width = total if len(order.cpu_bind) >= total else max(1, total // (order.nodes if order.emulated else 1))
+        sets, findings = masks.check(order.cpu_bind, width, facts.cpus.allowed or facts.cpus.online)
+        sets = sets * (total // width)
         threads = min((_count_cores(cpus, cores) for cpus in sets), default=fair)
         return sets or nothing, max(1, threads), "the job's own masks", findings
     if not cores:

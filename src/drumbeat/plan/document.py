@@ -30,7 +30,7 @@ _WORDS = {
     "nccl": "NCCL {}",
     "rccl": "RCCL {}",
     "gpus-used": "{} GPUs a node",
-    "ofi-plugin": "libfabric plug-in {}",
+    "net-plugin": "NCCL's network plug-in {}",
 }
 
 

@@ -10,7 +10,7 @@ from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
-from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.known import steers
 from drumbeat.plan.nics import common_gid_index, hca_value
 from drumbeat.plan.scene import Scene, matches, scene
 from drumbeat.plan.variables import SETTINGS
@@ -46,9 +46,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     left: List[Left] = []
     proposals = list(order.env)
     proposals += [
-        EnvVar(name, value, EXPORTED, "user")
-        for name, value in sorted(facts.environment.items())
-        if name.startswith(FAMILIES)
+        EnvVar(name, value, EXPORTED, "user") for name, value in sorted(facts.environment.items()) if steers(name)
     ]
     if order.expect.transport == "tcp" and here.nodes == "many":
         proposals.append(EnvVar("NCCL_NET", "Socket", "the job expects TCP", "user"))
@@ -202,25 +200,32 @@ def _plugin(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
     """NCCL_NET_PLUGIN, and the plug-in that a fabric cannot do without."""
     if here.nodes == "one" and here.fabric in ("slingshot", "efa"):
         left.append(Left("NCCL_NET", "one node: the plug-in gets no network id there and forcing it would fail"))
-    if here.fabric in ("slingshot", "efa") and here.nodes == "many" and here.ofi_plugin is None:
+    if here.fabric in ("slingshot", "efa") and here.nodes == "many" and here.net_plugin is None:
         left.append(Left("NCCL_NET", "the libfabric plug-in was not found, so forcing it would end the job at once"))
+    if here.fabric in ("infiniband", "roce") and here.nodes == "many" and here.net_plugin is not None:
+        file = here.net_plugin.path or here.net_plugin.name
+        left.append(Left("NCCL_NET", f"{file} brings a network of its own name; NCCL_NET=IB would switch it off"))
     names = {library.name for library in facts.libraries if library.path and library.loadable is not False}
     if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
-        plugin = here.ofi_plugin
+        plugin = here.net_plugin
         if plugin is not None and plugin.path and plugin.name.startswith("librccl") and "libnccl-net.so" not in names:
             why = "some RCCL builds look for libnccl-net.so, which is not here"
             return [EnvVar("NCCL_NET_PLUGIN", plugin.path, why, "detected")]
     pensando = (here.nic_driver or "").startswith("ionic") and not fits(">=7.2.1", facts.versions.get("rocm"))
     if pensando and "librccl-anp.so" in names:
         why = "before ROCm 7.2.1 RCCL drives Pensando NICs through this plug-in"
-        return [EnvVar("NCCL_NET_PLUGIN", "librccl-anp.so", why, "detected")]
+        net = "the plug-in's own name for its network: RCCL stops instead of falling back to TCP"
+        return [
+            EnvVar("NCCL_NET_PLUGIN", "librccl-anp.so", why, "detected"),
+            EnvVar("NCCL_NET", "RCCL-ANP", net, "detected"),
+        ]
     return []
 
 
 def _expected(order: Order, here: Scene) -> List[Finding]:
     """Can this node carry the traffic by the network that the job or its site expects?"""
     wanted = order.expect.transport
-    libfabric = here.fabric in ("slingshot", "efa") and here.ofi_plugin is not None
+    libfabric = here.fabric in ("slingshot", "efa") and here.net_plugin is not None
     possible = {
         "ib": here.fabric == "infiniband",
         "roce": here.fabric == "roce",

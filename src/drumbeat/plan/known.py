@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-# Families of variables that matter to a rank. What the caller exported of them is kept, shown and questioned.
+# Families of variables that steer ranks and their libraries, but for those that only say where something was installed.
 FAMILIES = (
-    "NCCL_", "RCCL_", "GLOO_", "FI_", "CXI_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "MPICH_",
-    "CUDA_", "HIP_", "ROCR_", "HSA_", "GPU_", "AMD_", "MIOPEN_", "MIOOPEN_", "ROCBLAS_", "AITER_",
-    "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_", "OMP_", "MKL_", "KMP_", "HF_", "TRANSFORMERS_", "TOKENIZERS_",
+    "NCCL_", "RCCL_", "GLOO_", "FI_", "CXI_", "UCX_", "OMPI_MCA_", "PMIX_MCA_", "MPICH_", "HSA_", "MIOPEN_", "MIOOPEN_",
+    "CUDA_", "HIP_", "ROCR_", "GPU_", "AMD_", "ROCBLAS_", "AITER_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_",
+    "OMP_", "MKL_", "KMP_", "HF_", "TRANSFORMERS_", "TOKENIZERS_",
 )  # fmt: skip
+INSTALLED = ("_VERSION", "_HOME", "_ROOT", "_PATH", "_DIR", "_PLATFORM", "_ARCH", "_ARCHS", "_ARCH_LIST")
 
 
 class Dead(NamedTuple):
@@ -108,7 +109,7 @@ _OTHERS = (
     "FI_CXI_RDZV_EAGER_SIZE FI_CXI_OFLOW_BUF_SIZE FI_CXI_OFLOW_BUF_COUNT FI_CXI_REQ_BUF_SIZE FI_CXI_ATS "
     "FI_CXI_DISABLE_CQ_HUGETLB FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD CXI_FORK_SAFE CXI_FORK_SAFE_HP "
     "FI_EFA_USE_DEVICE_RDMA FI_EFA_FORK_SAFE FI_HMEM_DISABLE_P2P CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER "
-    "CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH CUDA_CACHE_DISABLE CUDA_HOME "
+    "CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH CUDA_CACHE_DISABLE "
     "HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL GPU_MAX_HW_QUEUES HSA_FORCE_FINE_GRAIN_PCIE "
     "HSA_NO_SCRATCH_RECLAIM HSA_ENABLE_SDMA HSA_ENABLE_IPC_MODE_LEGACY HSA_XNACK HSA_OVERRIDE_GFX_VERSION "
     "HIP_FORCE_DEV_KERNARG HIP_LAUNCH_BLOCKING MIOPEN_USER_DB_PATH MIOPEN_CUSTOM_CACHE_DIR MIOPEN_ENABLE_LOGGING "
@@ -123,3 +124,10 @@ _OTHERS = (
 )
 
 SPELT = frozenset(["NCCL_" + name for name in _NCCL.split()] + _OTHERS.split())
+
+
+def steers(name: str) -> bool:
+    """Does this variable matter to a rank? What the caller exported of that kind is kept, shown and questioned."""
+    if name in SPELT or name in DEAD or name in OLD or name in DEBUGGING:
+        return True
+    return name.startswith(FAMILIES) and not name.endswith(INSTALLED)

@@ -9,6 +9,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.facts.model import Facts, Gid, Gpu, RdmaDevice, RdmaPort
 
 MOST_HCAS = 32  # NCCL looks at no more
+# Words by which the reasons for leaving a device out can be told apart.
+DOWN, OTHER_LAYER, SLOWER = "no active port", "while the compute fabric is", "storage or management"
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def compute_nics(facts: Facts) -> ComputeNics:
             alive.append(device)
         else:
             states = ", ".join(f"port {port.port} {port.state or 'unknown'}" for port in device.ports)
-            left[device.name] = f"no active port ({states or 'no port readable'})"
+            left[device.name] = f"{DOWN} ({states or 'no port readable'})"
     if any(not device.bond for device in alive):
         for device in [device for device in alive if device.bond]:
             left[device.name] = "a bond beside unbonded devices: front-end or storage"
@@ -53,12 +55,12 @@ def compute_nics(facts: Facts) -> ComputeNics:
     layer = _fabric_layer(alive)
     for device in alive:
         if layer not in _layers(device):
-            left[device.name] = f"{'/'.join(sorted(_layers(device)))} while the compute fabric is {layer}"
+            left[device.name] = f"{'/'.join(sorted(_layers(device)))} {OTHER_LAYER} {layer}"
     alive = [device for device in alive if layer in _layers(device)]
     top = max((_rate(device) for device in alive), default=0.0)
     for device in alive:
         if _rate(device) < top:
-            left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: storage or management"
+            left[device.name] = f"{_rate(device):g} Gb/s beside {top:g} Gb/s devices: {SLOWER}"
     alive = [device for device in alive if _rate(device) == top]
     near = _beside_gpus(alive, facts.gpus)
     for device in alive:

@@ -9,7 +9,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan import masks
-from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, OLD, SPELT
+from drumbeat.plan.known import DEAD, DEBUGGING, OLD, SPELT, steers
 from drumbeat.plan.nics import active_ports, usable_gids
 from drumbeat.plan.scene import Scene, matches
 
@@ -19,11 +19,7 @@ _NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen
 
 def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
     """`final` is what the ranks will get: the user's own values among it, and what they meet."""
-    mine = {
-        name: variable.value
-        for name, variable in final.items()
-        if variable.source == "user" and name.startswith(FAMILIES)
-    }
+    mine = {name: variable.value for name, variable in final.items() if variable.source == "user" and steers(name)}
     findings = _names(mine, here, facts) + _debugging(mine)
     findings += _interfaces(mine, here, facts)
     findings += _hcas(mine, here, facts)
@@ -198,7 +194,7 @@ def _transport(mine: Mapping[str, str], here: Scene) -> List[Finding]:
         cause = "a job on one node gets no network id, so the plug-in cannot start and NCCL stops"
         findings.append(_say("ofi-on-one-node", "error", title, cause, "unset NCCL_NET, or start with "
                              "--network=single_node_vni", f"NCCL_NET={net}"))  # fmt: skip
-    if ofi and here.ofi_plugin is None and here.fabric != "unknown":
+    if ofi and here.net_plugin is None and here.fabric != "unknown":
         title = f"NCCL_NET={net}, but no libfabric plug-in was found"
         cause = "NCCL stops when the network it is told to use cannot be loaded"
         findings.append(_say("ofi-without-plugin", "error", title, cause, "put the folder of libnccl-net.so or "

@@ -11,7 +11,7 @@ from drumbeat.plan.nics import ComputeNics, compute_nics
 from drumbeat.plan.versions import fits
 
 FABRICS = ("loopback", "slingshot", "infiniband", "roce", "efa", "ethernet", "unknown")
-OFI_PLUGINS = ("librccl-net.so", "libnccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
+NET_PLUGINS = ("librccl-net.so", "libnccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Scene:
     vendor: Optional[str] = None  # of the GPUs; None: there are none
     archs: Tuple[str, ...] = ()
     nic_driver: Optional[str] = None
-    ofi_plugin: Optional[Library] = None
+    net_plugin: Optional[Library] = None  # one that NCCL loads by itself: libfabric's, or another vendor's
     gpus_used: int = 0
 
 
@@ -32,7 +32,7 @@ def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
     fabric, why = _fabric(order, facts, peers, nics)
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     drivers = {device.driver for device in nics.devices if device.driver}
-    plugins = [library for name in OFI_PLUGINS for library in facts.libraries if library.name == name and library.path]
+    plugins = [library for name in NET_PLUGINS for library in facts.libraries if library.name == name and library.path]
     return Scene(
         fabric=fabric,
         fabric_why=why,
@@ -41,7 +41,7 @@ def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
         vendor=gpus[0].vendor if gpus else None,
         archs=tuple(sorted({gpu.arch for gpu in gpus if gpu.arch})),
         nic_driver=drivers.pop() if len(drivers) == 1 else None,
-        ofi_plugin=next((library for library in plugins if library.loadable is not False), None),
+        net_plugin=next((library for library in plugins if library.loadable is not False), None),
         gpus_used=order.gpus if order.gpus is not None else len(gpus),
     )
 
@@ -88,8 +88,8 @@ def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
         elif key == "gpus-used":
             if not fits(wanted, str(scene.gpus_used)):
                 return False
-        elif key == "ofi-plugin":
-            if (scene.ofi_plugin is not None) != (wanted == "found"):
+        elif key == "net-plugin":
+            if (scene.net_plugin is not None) != (wanted == "found"):
                 return False
         else:
             value = {

@@ -8,7 +8,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.environment import EXPORTED
-from drumbeat.plan.known import FAMILIES
+from drumbeat.plan.known import steers
 from drumbeat.plan.node import Difference, NodePlan
 from drumbeat.plan.variables import COMPUTED
 
@@ -89,7 +89,7 @@ def exported_variables(order: Order, facts: Facts) -> List[EnvVar]:
     return [
         EnvVar(name, value, EXPORTED, "user")
         for name, value in sorted(facts.environment.items())
-        if name.startswith(FAMILIES) and name not in named
+        if steers(name) and name not in named
     ]
 
 

@@ -128,7 +128,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "NCCL_NET",
         "AWS Libfabric",
-        {**_SLINGSHOT, "ofi-plugin": "found"},
+        {**_SLINGSHOT, "net-plugin": "found"},
         "NCCL stops instead of falling back to TCP when the plug-in fails; left out on one node, where Slurm gives no "
         "network id and the plug-in cannot start",
         f"{HPE}; OLCF user docs",
@@ -147,7 +147,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "NCCL_NET",
         "AWS Libfabric",
-        {"fabric": "efa", "nodes": "many", "ofi-plugin": "found"},
+        {"fabric": "efa", "nodes": "many", "net-plugin": "found"},
         "NCCL stops instead of falling back to TCP when the plug-in fails",
         "aws-ofi-nccl",
     ),
@@ -155,7 +155,7 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting(
         "NCCL_NET",
         "IB",
-        {"fabric": "infiniband|roce", "nodes": "many"},
+        {"fabric": "infiniband|roce", "nodes": "many", "net-plugin": "missing"},
         "NCCL stops instead of falling back to TCP when the RDMA devices cannot be used",
         NCCL,
     ),
@@ -301,6 +301,13 @@ COMPUTED: Tuple[Computed, ...] = (
         "Slingshot with AMD GPUs, where no libnccl-net.so is on the path",
         "some RCCL builds look for libnccl-net.so and miss the plug-in",
         HPE,
+    ),
+    Computed(
+        "NCCL_NET",
+        "`RCCL-ANP`",
+        "with NCCL_NET_PLUGIN=librccl-anp.so",
+        "the plug-in's own name for its network: RCCL stops instead of falling back to TCP",
+        "amd-anp",
     ),
     Computed(
         "NCCL_NET_PLUGIN",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.problem import Problem
 from drumbeat.spec.check import Checker
@@ -15,12 +15,12 @@ from drumbeat.spec.yamlfile import Text, shown_path
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
 
-def add_job_flags(parser: Any) -> None:
+def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
     """`[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
     parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="the job file; the flags win over what it says")
     group = parser.add_argument_group("the job (each is also a key of the job file)")
     for name, (field, key) in keys_of(Job).items():
-        if not key.flag:
+        if not key.flag or name in leave_out:
             continue
         options: Dict[str, Any] = {"dest": f"job_{field}", "help": _help(key, field)}
         if key.kind == "switch":

@@ -7,11 +7,12 @@ import os.path
 import signal
 import time
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
-from drumbeat.order import EnvVar, Expect, HostPath, Order, Wrap
+from drumbeat.order import COLLECTIVES, EnvVar, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.secret import looks_secret
@@ -23,10 +24,6 @@ from drumbeat.spec.names import default_name
 from drumbeat.spec.resources import container, resources
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
-
-# Above the range 32768-60999 from which Linux hands out ports by itself.
-FIRST_PORT, LAST_PORT = 61000, 65535
-CANDIDATE_PORTS = 8
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         gpus=job.gpus,
         hosts=hosts,
         master=master,
-        muster_ports=(port,) if port else muster_ports(_meeting(run_id, name, master, here)),
+        muster_ports=(port,) if port else ports("muster/" + _meeting(run_id, name, master, here), DEFAULT_EPHEMERAL)[0],
         env=env,
         passed=passed,
         setup=job.setup,
@@ -110,6 +107,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
         expect=_expect(job, site),
+        floors=_floors(site),
+        brings=job.brings,
         checks={
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
@@ -145,19 +144,6 @@ def _cache_dir(job: Job, site: Site, here: Here) -> str:
     if cache is None and site.storage:
         cache = _path(site.storage.cache, site.where("storage.cache"), here)
     return _absolute(cache, here) if cache else ""
-
-
-def muster_ports(meeting: str) -> Tuple[int, ...]:
-    """Candidates that every node works out alike from what they share, in the order in which they are tried."""
-    ports: List[int] = []
-    count = 0
-    while len(ports) < CANDIDATE_PORTS:
-        digest = hashlib.sha256(f"{meeting}/{count}".encode()).digest()
-        port = FIRST_PORT + int.from_bytes(digest[:4], "big") % (LAST_PORT - FIRST_PORT + 1)
-        if port not in ports:
-            ports.append(port)
-        count += 1
-    return tuple(ports)
 
 
 def _command(job: Job, here: Here) -> Tuple[str, ...]:
@@ -299,6 +285,15 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
 def _expect(job: Job, site: Site) -> Expect:
     said = job.expect or site.expect
     return Expect(said.transport, said.gdr) if said else Expect()
+
+
+def _floors(site: Site) -> Dict[str, Floor]:
+    for op in site.floors:
+        if op not in COLLECTIVES:
+            raise Problem(
+                f"{site.where('floors.' + op)}: there is no such operation", f"known: {', '.join(COLLECTIVES)}"
+            )
+    return {op: Floor(float(floor.busbw), floor.nodes, floor.source or "") for op, floor in site.floors.items()}
 
 
 def _path(text: Optional[str], place: str, here: Here) -> Optional[str]:

@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Tuple
 
 from drumbeat.diagnose.lint.context import LONGEST_MENDED, Context, Edit, Hit
 from drumbeat.diagnose.lint.lexer import Fault
-from drumbeat.diagnose.lint.script import SUBSTITUTION
+from drumbeat.diagnose.lint.script import FILE, SUBSTITUTION
 
 _DASHES = "‐‑‒–—―−"
 _DOUBLE, _SINGLE = "“”„‟", "‘’‚‛"
@@ -193,7 +193,9 @@ def clone_then_cd(context: Context) -> Iterator[Hit]:
 
 def export_of_itself(context: Context) -> Iterator[Hit]:
     assigned = {each.name for each in context.script.assignments if each.how == "plain"}
-    for each in context.script.assignments:
+    # In a file written by a heredoc the outer shell has already put the value there.
+    here = [each for command in context.script.commands if FILE not in command.within for each in command.assignments]
+    for each in here:
         itself = each.text in (f"${each.name}", f"${{{each.name}}}") and each.name == each.spelt
         # `export X=$X` after a plain X=... does export it.
         if itself and (each.how == "plain" or (each.how == "export" and each.name not in assigned)):
@@ -206,7 +208,7 @@ def export_of_prose(context: Context) -> Iterator[Hit]:
             continue
         texts = [word.raw for word in command.words[2:]]
         bare = [text for text in texts if re.fullmatch(r"[A-Za-z]+", text)]
-        if len(bare) > 1:
+        if sum(text.islower() for text in bare) > 1:
             yield Hit(command.line, {"shown": " ".join(bare)})
 
 

@@ -50,7 +50,8 @@ def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int
     count = _number(tasks.value) if tasks else None
     if count is None and total and nodes and _number(total.value):
         count = (_number(total.value) or 0) // nodes or None
-    line = (cores or gpus or tasks or total).line if (cores or gpus or tasks or total) else 0  # type: ignore[union-attr]
+    said = [option for option in (cores, gpus, tasks, total) if option]
+    line = said[0].line if said else 0
     return count, _number(gpus.value) if gpus else None, _number(cores.value) if cores else None, line
 
 
@@ -58,14 +59,19 @@ def cores_for_one_task(context: Context) -> Iterator[Hit]:
     tasks, gpus, cores, line = _asked(context)
     if tasks != 1 or not gpus or gpus < 2:
         return
-    exclusive = context.script.option("exclusive")
+    elsewhere = context.script.option("exclusive", "cpus-per-gpu", "ntasks-per-gpu") or any(
+        name in ("cpus-per-task", "cpus-per-gpu", "exclusive")
+        for command in context.script.commands
+        if command.name == "srun"
+        for name, _ in options(command.names)
+    )
     for node in context.settings["nodes"]:
         if gpus == node["gpus"] and re.search(node["signs"], context.script.text):
             if cores is not None and cores * 2 <= node["cores"]:
                 words = {"cores": str(cores), "all": str(node["cores"]), "gpus": str(gpus), "node": node["name"]}
                 yield Hit(line, words)
             return
-    if (cores is None and not exclusive) or (cores is not None and cores < gpus):
+    if (cores is None and not elsewhere) or (cores is not None and cores < gpus):
         words = {"cores": str(cores or 1), "all": "the node's", "gpus": str(gpus), "node": "the node"}
         yield Hit(line, words)
 

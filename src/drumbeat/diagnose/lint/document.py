@@ -1,4 +1,4 @@
-"""Where the code is: a script is one block, a Markdown or reStructuredText page has several, with the page's own lines."""
+"""Where the code is: a script is one block, a Markdown or reStructuredText page has several, with its own lines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _RST = re.compile(r"^([ \t]*)\.\. (?:code-block|code|sourcecode)::[ \t]*(\S*)[ \
 _OPTION = re.compile(r"^[ \t]*:[\w-]+:")
 _COMMANDS = (
     "export unset set source module ml srun sbatch salloc scontrol squeue mpirun mpiexec python python3 torchrun "
-    "accelerate deepspeed bash sh apptainer singularity docker podman kubectl runai pip conda ssh scp cd mkdir cp mv rm "
-    "ls cat grep echo printf sed awk git wget curl make cmake sudo apt nvidia-smi rocm-smi amd-smi ibstat ibv_devices "
-    "ibv_devinfo ip rdma watch nc kill pkill ulimit taskset numactl rocprof rocprofv3 nsys if then else fi for while do "
-    "done case esac exec trap wait time"
+    "accelerate deepspeed bash sh apptainer singularity docker podman kubectl runai pip conda ssh scp cd mkdir cp mv "
+    "rm ls cat grep echo printf sed awk git wget curl make cmake sudo apt nvidia-smi rocm-smi amd-smi ibstat "
+    "ibv_devices ibv_devinfo ip rdma watch nc kill pkill ulimit taskset numactl rocprof rocprofv3 nsys if then else fi for "
+    "while do done case esac exec trap wait time"
 )
 _SHELL_LINE = re.compile(
     r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(_COMMANDS.split()) + r")(?=\s|$))"
 )
 _PYTHON_LINE = re.compile(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
-_PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]+@[\w.-]+:?\S*\$|%|>>>) (?=\S)")
+_PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]{1,64}@[\w.-]{1,64}:?\S{0,200}\$|%|>>>) (?=\S)")
 
 
 class Block(NamedTuple):
@@ -70,7 +70,7 @@ def _in_document(lines: Sequence[str]) -> List[Block]:
             found += _block(lines, at + 1, end, _LANGUAGES.get(directive.group(2).lower(), OTHER))
             at = end
         elif lines[at].startswith(("    ", "\t")) and (at == 0 or not lines[at - 1].strip()):
-            # Indented code has no name of a language, and so has a list's second paragraph: it must look like a command.
+            # It names no language, and a list's second paragraph looks the same: it must begin with a command.
             end = _indented_end(lines, at, 4)
             inner = next((place for place in range(at, end) if _FENCE.match(lines[place])), end)
             found += [block for block in _block(lines, at, inner, "") if block.kind == SHELL]

@@ -1,7 +1,7 @@
 """Shell text into tokens: comments, quotes, heredocs, continuations and substitutions; nothing is ever expanded or run.
 
-Not a shell: just enough of its grammar that a rule never fires on a comment or on a string. Time is bounded: nesting has
-a limit, and after a few quotes or brackets that never close the rest is taken literally.
+Not a shell: just enough of its grammar that a rule never fires on a comment or on a string. Time is bounded: nesting
+has a limit, and after a few quotes or brackets that never close the rest is taken literally.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python in a page, a heredoc or `python -c`: its lines without comments and docstrings, and two checks over many lines."""
+"""Python in a page, a heredoc or `python -c`: its lines without comments and docstrings, and two checks."""
 
 from __future__ import annotations
 

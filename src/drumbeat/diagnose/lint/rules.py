@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Dict, List, Mapping, Tuple
 
 from drumbeat.finding import SEVERITIES
+from drumbeat.packaged import load, names
 
 # What a rule's pattern is held against; `check` names a function for what one text cannot show.
 SUBJECTS = ("command", "pipeline", "assign", "sbatch", "line", "python")
@@ -52,24 +53,16 @@ _PATTERNS = ("command", "pipeline", "assign", "sbatch", "line", "python", "value
 @functools.lru_cache(maxsize=1)
 def rules() -> Tuple[Rule, ...]:
     """The rules that come with drumbeat."""
-    from importlib.resources import files
-
-    folder = files("drumbeat.diagnose.lint")
-    names = sorted(item.name for item in folder.iterdir() if item.name.endswith(".yaml"))
-    found = [rule for name in names for rule in parse(folder.joinpath(name).read_text("utf-8"), name)]
+    package = "drumbeat.diagnose.lint"
+    found = [rule for name in names(package) for rule in checked(load(package, name), name)]
     twice = {rule.id for rule in found if [each.id for each in found].count(rule.id) > 1}
     if twice:
         raise RuleError(f"two rules are called {', '.join(sorted(twice))}")
     return tuple(found)
 
 
-def parse(text: str, file: str) -> List[Rule]:
-    import yaml
-
-    try:
-        entries = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RuleError(f"{file}: not YAML: {error}") from None
+def checked(entries: Any, file: str) -> List[Rule]:
+    """The rules of one file, every key looked at."""
     if not isinstance(entries, list):
         raise RuleError(f"{file}: expected a list of rules")
     return [_rule(entry, file, number) for number, entry in enumerate(entries, 1)]
@@ -82,10 +75,10 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     unknown = {str(key) for key in entry} - _KEYS
     if unknown:
         raise RuleError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(_KEYS))}")
-    for name, value in entry.items():
-        kind = {"settings": dict, "mends": bool, "whole": bool}.get(name, str)
+    for key, value in entry.items():
+        kind = {"settings": dict, "mends": bool, "whole": bool}.get(key, str)
         if not isinstance(value, kind) or value == "":
-            raise RuleError(f"{where}: '{name}' must be {kind.__name__}")
+            raise RuleError(f"{where}: '{key}' must be {kind.__name__}")
     missing = [name for name in ("id", "title", "reason", "fix", "source", "bad", "good") if name not in entry]
     if missing:
         raise RuleError(f"{where}: lacks {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Tokens into commands, pipelines, assignments and #SBATCH lines, with those inside `$(...)` and `bash -c '...'` too."""
+"""Tokens into commands, pipelines, assignments and #SBATCH lines, inside `$(...)` and `bash -c '...'` too."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""drumbeat verify: collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NOT_OURS = ("command", "launcher", "restarts", "name")
+
+
+def add_arguments(parser: Any) -> None:
+    from drumbeat.spec.flags import add_job_flags
+
+    parser.add_argument("--quick", action="store_true", help="half a minute: fewer sizes, shorter measurements")
+    parser.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
+    parser.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl (or rccl) where there are GPUs"
+    )
+    parser.add_argument("--python", metavar="PATH", help="one with torch. Default: this one if it has it, else python3")
+    parser.add_argument("--node-rank", type=int, metavar="K", help="typed on each machine: which node this is, from 0")
+    parser.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
+    parser.add_argument("--no-preflight", action="store_true", help="start even if a node looks as if it would fail")
+    add_job_flags(parser, leave_out=_NOT_OURS)
+    parser.set_defaults(takes_command=False)
+    parser.usage = f"{parser.prog} [JOB.yaml] [options]"
+
+
+def run(args: Any) -> int:
+    import dataclasses
+    import json
+
+    from drumbeat.desk.verify import as_plain, judged, run_verify, verify_job, write_verdict
+    from drumbeat.spec.flags import load_job
+
+    job = verify_job(load_job(args.job, args), args.quick, args.backend, args.python)
+    if args.no_preflight:
+        job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
+    code, folder = run_verify(job, args.node_rank, args.master)
+    if folder is None:
+        return code  # the lead's machine has the results
+    results, judgement = judged(folder)
+    if judgement and judgement.failed and code == 0:
+        code = 1
+    plain = as_plain(folder, code, results, judgement)
+    if results and judgement:
+        write_verdict(folder, plain, results, judgement)
+    if args.json:
+        print(json.dumps(plain, indent=2))
+    elif results and judgement:
+        from drumbeat.verify.table import table
+
+        print(table(results, judgement))
+    return code

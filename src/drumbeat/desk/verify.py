@@ -1,0 +1,89 @@
+"""`drumbeat verify`: a job like any other whose command is our collective test; then its results are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from drumbeat.desk.run import run_job
+from drumbeat.facts.model import Peers
+from drumbeat.finding import Verdict
+from drumbeat.order import load_order
+from drumbeat.record import from_plain, to_plain
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import read_json, read_lines
+from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.spec.job import Job
+from drumbeat.verify.judge import Judgement, judge
+
+SCHEMA = "1.0"
+SCRIPTS = ("verify/collectives.py", "verify/smoke.py")
+RESULTS = "collectives.json"
+
+
+def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Job:
+    """The job with our test as its command. What else it says (nodes, environment, setup) is what is verified."""
+    command = [python or _python(job), "{attempt}/collectives.py", "--out", "{attempt}/" + RESULTS]
+    command += ["--quick"] if quick else []
+    command += ["--backend", backend] if backend != "auto" else []
+    launcher = job.launcher if job.launcher == "tasks" else "auto"
+    return dataclasses.replace(
+        job, name=job.name or "verify", command=tuple(command), launcher=launcher, wrap=None, restarts=0, brings=SCRIPTS
+    )
+
+
+def _python(job: Job) -> str:
+    """The one that runs drumbeat, if it has torch; after a `setup` or in a container, whichever `python3` is there."""
+    elsewhere = job.setup or getattr(job, "container", None) or getattr(job, "modules", ())
+    if not elsewhere and importlib.util.find_spec("torch") is not None:
+        return sys.executable
+    return "python3"
+
+
+def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Optional[RunFolder]]:
+    """The run's exit code, and its folder where it was made here: with the lead."""
+    made: List[RunFolder] = []
+    code = run_job(job, None, node_rank, master, job.nodes, made.append)
+    return code, made[0] if made else None
+
+
+def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
+    """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
+    results, peers = read_json(os.path.join(folder.node(0).attempt(0), RESULTS)), read_json(folder.peers)
+    if results is None or peers is None:
+        return None, None
+    with open(folder.order, encoding="utf-8") as file:
+        order = load_order(file.read(), folder.order)
+    judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
+    return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
+
+
+def _transport(folder: RunFolder) -> Tuple[Verdict, ...]:
+    """What the gate of each node saw; the same answer of several is told once."""
+    said = [event["verdict"] for event in read_lines(folder.events) if event.get("kind") == "verdict"]
+    verdicts = [from_plain(Verdict, each) for each in said if each.get("check") == "transport"]
+    return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
+
+
+def write_verdict(folder: RunFolder, plain: Dict[str, Any], results: Dict[str, Any], judgement: Judgement) -> None:
+    from drumbeat.verify.plot import plot
+
+    replace_json(folder.at("verify.json"), plain)
+    replace(folder.at("verify.svg"), plot(results, judgement))
+
+
+def as_plain(
+    folder: RunFolder, code: int, results: Optional[Dict[str, Any]], judgement: Optional[Judgement]
+) -> Dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "folder": folder.path,
+        "exit_code": code,
+        "verdicts": to_plain(judgement.verdicts) if judgement else [],
+        "rows": to_plain(judgement.rows) if judgement else [],
+        "results": results,
+        "failure": (read_json(folder.summary) or {}).get("failure"),
+    }
