@@ -1,6 +1,6 @@
 """A job of 4,096 nodes on paper: order, script, one node's plan, and the peers that a lead sends. Seconds and memory.
 
-    PYTHONPATH=src python bench/scale.py
+PYTHONPATH=src python bench/scale.py
 """
 
 import json

@@ -48,7 +48,7 @@ def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
     return cls(**values)
 
 
-@functools.lru_cache(maxsize=None)  # evaluated once a class: a job of 4,096 nodes makes as many records
+@functools.cache  # evaluated once a class: a job of 4,096 nodes makes as many records
 def _hints(cls: Any) -> Dict[str, Any]:
     return get_type_hints(cls)
 

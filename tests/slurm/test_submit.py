@@ -26,7 +26,9 @@ def nothing_left(oar, *nodes):
 def test_a_training_from_the_job_file(oar):
     """2 nodes x 2 ranks of the demo's script, over gloo, between two network namespaces."""
     command = f"python3 {ROOT}/examples/train_bytes.py --steps 25"
-    job = oar.job("bytes", command=command, gpus=2, cpus=2, checks="{preflight: off}", env=f"{{PYTHONPATH: {ROOT}/src}}")
+    job = oar.job(
+        "bytes", command=command, gpus=2, cpus=2, checks="{preflight: off}", env=f"{{PYTHONPATH: {ROOT}/src}}"
+    )
     shown = oar("plan", "--render", "--save", "order.json", job)
     assert shown.returncode == 0, shown.stderr
     number, folder = oar.submit(oar.home / "order.json")

@@ -102,7 +102,9 @@ def _run_folder(path: str, found: Sources) -> None:
                     if os.path.exists(log):
                         found.files.append(Source(log, os.path.relpath(log, path), rank, hosts.get(node.node)))
             for name in sorted(os.listdir(node.attempt(attempt))):
-                if name.startswith(("nccl-", "torchrun.")):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
+                if name.startswith(
+                    ("nccl-", "torchrun.")
+                ):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
                     log = os.path.join(node.attempt(attempt), name)
                     found.files.append(Source(log, os.path.relpath(log, path), host=hosts.get(node.node)))
 
