@@ -7,6 +7,7 @@ minor version wrote them) and refuses, by name, a value of the wrong type.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any, Dict, Mapping, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -37,7 +38,7 @@ def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
     where = where or cls.__name__
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: expected an object, got {_kind(data)}")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values: Dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in data:
@@ -45,6 +46,11 @@ def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RecordError(f"{where}: '{field.name}' is missing")
     return cls(**values)
+
+
+@functools.cache  # evaluated once a class: a job of 4,096 nodes makes as many records
+def _hints(cls: Any) -> Dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def from_json(cls: Type[T], text: str, where: str = "") -> T:

@@ -134,7 +134,8 @@ def test_salloc_shell_fans_out_and_ctrl_c_saves(oar):
 
 def test_interactive_step_is_a_shell_not_a_step(oar):
     """Where salloc's own shell is a step, `run` still fans out over the allocation."""
-    inner = f"srun --interactive -N1 -n1 {sys.executable} {oar.pyz} run --ranks-per-node 1 -- {sys.executable} {oar.ranks('who', WHO)}"
+    run = f"{sys.executable} {oar.pyz} run --ranks-per-node 1 -- {sys.executable} {oar.ranks('who', WHO)}"
+    inner = f"srun --interactive -N1 -n1 {run}"
     done = oar.cluster.run(HEAD, ["salloc", "-woar[9-10]", "-N2", "bash", "-c", inner])
     assert done.returncode == 0, done.stderr
     assert {rank: values[0] for rank, values in iam(done.stdout).items()} == {0: "oar9", 1: "oar10"}

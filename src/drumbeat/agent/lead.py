@@ -15,6 +15,7 @@ from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT, Order
 from drumbeat.record import from_plain, to_plain
 
+_STAND_FOR_ALL = 64  # nodes whose network the others are told of
 CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away
 
 
@@ -191,6 +192,12 @@ class Lead:
         send = number if number == signal.SIGUSR2 else self.order.stop_signal
         return self._stop_ranks(why, send, 0.0 if at_once else self.order.stop_grace)
 
+    def wished(self, number: int, why: str, now: float) -> List[Act]:
+        """Asked by the run's `stop` file. USR2: the scheduler will end the job soon. A second wish ends it now."""
+        if number == signal.SIGUSR2:
+            return self.stop(self.order.stop_signal, why, TIME_LIMIT, now)
+        return self.stop(number, why, STOPPED, now, self.phase == "stopping" and self.stop_outcome == STOPPED)
+
     def tick(self, now: float) -> List[Act]:
         timing = self.order.timing
         if self.phase == "muster" and now - self.started > timing.muster:
@@ -225,7 +232,7 @@ class Lead:
             )
         where = {"world_size": peers.world_size, "master_addr": self.master_addr, "master_port": attempt.port}
         acts.append(Record("attempt-started", where))
-        message = {"do": "start", "attempt": attempt.number, "peers": to_plain(peers)}
+        message = {"do": "start", "attempt": attempt.number, "peers": for_nodes(peers)}
         return acts + [Tell(node, message) for node in sorted(self.peers)]
 
     def _stop_ranks(self, why: str, number: int, grace: float) -> List[Act]:
@@ -300,6 +307,19 @@ class Lead:
         message = {"do": "end", "exit_code": outcome.exit_code}
         acts += [Tell(node, message) for node in sorted(self.peers) if node not in self.lost]
         return [*acts, Finish(outcome.exit_code)]
+
+
+def for_nodes(peers: Peers) -> Dict[str, Any]:
+    """What a node must know of the others to plan, as plain data: how they are reached, and their network. In a large
+    job the first nodes' networks stand for all, or the lead would have to send gigabytes."""
+    nodes = []
+    for peer in peers.nodes:
+        seen: Dict[str, Any] = {"host": peer.facts.host}
+        if peer.node < _STAND_FOR_ALL:
+            seen.update((name, to_plain(getattr(peer.facts, name))) for name in ("interfaces", "rdma", "cxi"))
+        about = {name: getattr(peer, name) for name in ("node", "host", "address", "clock_offset", "ranks")}
+        nodes.append({**about, "facts": seen})
+    return {"nodes": nodes, "master_addr": peers.master_addr, "master_port": peers.master_port}
 
 
 def _title(end: RankEnd) -> str:

@@ -8,18 +8,17 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat import __version__
-from drumbeat.agent.decide import TIME_LIMIT
 from drumbeat.agent.dial import dial, resolve
 from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
 from drumbeat.agent.place import restart_count, task_meeting
-from drumbeat.agent.summary import summarize
+from drumbeat.agent.summary import write_end
 from drumbeat.agent.tasks import Tasks
-from drumbeat.agent.wire import Channel, Message, WireError, free_port, listen
+from drumbeat.agent.wire import Channel, Message, WireError, encode, free_port, listen
 from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -28,7 +27,7 @@ from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import earlier_attempts, read_json
-from drumbeat.runfolder.stopping import StopFile, write_verdict
+from drumbeat.runfolder.stopping import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25
@@ -65,6 +64,7 @@ class Agent:
         self.pings: Dict[int, List[Any]] = {}
         self.up: Optional[Channel] = None  # a member's connection to the lead
         self.tasks = Tasks()
+        self.encoded: Optional[Tuple[Message, bytes]] = None
         self.asked_to_stop = StopFile(self.folder.stop)
         self.last_look = 0.0
         self.exit_code: Optional[int] = None
@@ -167,7 +167,8 @@ class Agent:
         )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
-        self.report({"folder": folder.path, "node": self.number})
+        local = self.node.logs.path if self.node.shipping else ""
+        self.report({"folder": folder.path, "node": self.number, "logs": local})
 
     def _welcome(self, message: Message) -> None:
         """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
@@ -265,17 +266,10 @@ class Agent:
             self._tell_lead({"say": "stop", "signal": numbers[0], "now": again})
 
     def _look_for_stop(self, now: float) -> None:
-        if now - self.last_look < 1.0:
-            return
-        self.last_look = now
-        for number, why in self.asked_to_stop.look():
-            assert self.lead
-            again = self.stop_seen is not None and now - self.stop_seen > 1.0
-            self.stop_seen = self.stop_seen or now
-            if number == signal.SIGUSR2:  # the scheduler will end the job: time to save
-                self._do(self.lead.stop(self.order.stop_signal, why, TIME_LIMIT, now))
-            else:
-                self._do(self.lead.stop(number, why, STOPPED, now, again))
+        if self.lead and now - self.last_look >= 1.0:
+            self.last_look = now
+            for number, why in self.asked_to_stop.look():
+                self._do(self.lead.wished(number, why, now))
 
     def _from_task(self, local_id: int) -> None:
         for status in self.tasks.ended(local_id):
@@ -451,16 +445,15 @@ class Agent:
         if tell.node == 0:
             self._obey(tell.message)
             return
+        if self.encoded is None or self.encoded[0] is not tell.message:
+            self.encoded = (tell.message, encode(tell.message))
         for channel, node in self.members.items():
             if node == tell.node and not channel.closed:
-                channel.send(tell.message)
+                channel.send_encoded(self.encoded[1])
 
     def _write_summary(self) -> None:
         assert self.lead
-        if self.order.backend == "slurm":
-            lost = [self.order.hosts[node] for node in self.lead.lost]
-            write_verdict(self.folder, self.lead.history[-1].exit_code, lost)
-        replace_json(self.folder.summary, summarize(self.lead, self.first_step, time.time(), time.monotonic()))
+        write_end(self.folder, self.lead, self.first_step)
 
     def _pick_port(self) -> int:
         """Where the ranks meet: as planned, on the first of its ports that is free now."""

@@ -19,6 +19,7 @@ from drumbeat.agent.open_gate import OpenGate
 from drumbeat.agent.processes import rank_in_environment, sweep
 from drumbeat.agent.rank_logs import tail
 from drumbeat.agent.shim import shim_argv
+from drumbeat.agent.shipping import Shipping, is_large
 from drumbeat.agent.start import start
 from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.watcher import Watcher
@@ -97,6 +98,12 @@ class Node:
         self._printed: Optional[Tail] = None
         self._first_step_told = False
         self._look: Optional[Look] = None
+        ranks = order.ranks_per_node or len(facts.gpus) or 1
+        self.logs = folder
+        self.shipping: Optional[Shipping] = None
+        if is_large(order, ranks):
+            self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{node}-"), node)
+            self.shipping = Shipping(self.logs, folder)
         replace_json(folder.facts, facts)
         self.monitor = 0 if order.emulated and node else self._start_monitor()  # one machine needs one
 
@@ -106,7 +113,8 @@ class Node:
         self.attempt = self.events.attempt = attempt
         self.active, self.kill_at, self.stopped_by_us = True, None, False
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
-        bound = binding(self.order, self.facts, self.node)
+        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
         shared = environment(self.order, self.facts, peers, self.node)
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
         shared = self._open_gate(shared)
@@ -119,7 +127,7 @@ class Node:
         self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
         self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
         if peers.nodes[0].node == self.node:
-            self._printed = Tail(self.folder.log(attempt, 0, "out"))
+            self._printed = Tail(self.logs.log(attempt, 0, "out"))
 
     def stop(self, number: int, grace: float) -> None:
         """Signal each rank's main process only: its DataLoader workers are needed for the save."""
@@ -220,7 +228,7 @@ class Node:
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent", "torchrun_driver.py") or b""
         return Tools(
-            shim=tuple(shim_argv(self.bundle, folder, self.order.wrap, cpus, self.node)),
+            shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),
             failures=os.path.join(folder, "failures.json"),
             rdzv_id=f"{self.order.run_id}-{attempt}",
@@ -256,7 +264,7 @@ class Node:
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
         added = {variable.name: variable.value for variable in variables}
-        cpus = bound.slots[process.local_rank].cpus if own and not self.tasks.keep_apart() else ()
+        cpus = bound.slots[process.local_rank].cpus if own else ()
         out, err = (self._log(process.rank, stream) for stream in ("out", "err"))
         argv = filled(self.order, process.argv, self.folder.attempt(self.attempt))
         if process.local_rank in self.tasks.lines:
@@ -274,7 +282,7 @@ class Node:
         """Under torchrun the process we start is no rank: its ranks' shims open the ranks' own logs."""
         if self.order.launcher == "torchrun":
             return os.path.join(self.folder.attempt(self.attempt), f"torchrun.{stream}")
-        return self.folder.log(self.attempt, rank, stream)
+        return self.logs.log(self.attempt, rank, stream)
 
     def _torchrun_ends(self) -> List[tuple[int, Optional[int], Optional[int], float]]:
         try:
@@ -307,12 +315,13 @@ class Node:
         })  # fmt: skip
 
     def _explain(self, rank: int, code: Optional[int], number: Optional[int]) -> Finding:
-        log = self.folder.log(self.attempt, rank, "err")
+        log = self.logs.log(self.attempt, rank, "err")
         if not os.path.exists(log) or not os.path.getsize(log):
             log = self._log(rank, "err")
         ended_by_us = self.stopped_by_us and number == signal.SIGKILL
         found = explain_exit(code, number, tail(log), self.order.command, ended_by_us)
-        file = os.path.relpath(log, os.path.dirname(os.path.dirname(self.folder.path)))
+        kept = self.folder.merged(self.attempt) if self.shipping else log
+        file = os.path.relpath(kept, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
 
@@ -344,6 +353,8 @@ class Node:
 
     def _ship_metrics(self, final: bool = False) -> None:
         """From the node's own disk to the run folder, in few writes; and into what we know of the progress."""
+        if self.shipping and os.path.isdir(self.folder.attempt(self.attempt)):
+            self.shipping.ship(self.attempt, final)
         lines = self._metrics.lines(final) + self._printed_records(final)
         if lines:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:

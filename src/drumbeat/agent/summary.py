@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Dict, Optional
 
 from drumbeat.agent.lead import Lead
 from drumbeat.record import to_plain
-from drumbeat.runfolder.layout import SCHEMA
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.stopping import write_verdict
+from drumbeat.runfolder.write import replace_json
+
+
+def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> None:
+    if lead.order.backend == "slurm":
+        lost = [lead.order.hosts[node] for node in lead.lost]
+        write_verdict(folder, lead.history[-1].exit_code, lost)
+    replace_json(folder.summary, summarize(lead, first_step, time.time(), time.monotonic()))
 
 
 def summarize(lead: Lead, first_step: Optional[float], wall: float, now: float) -> Dict[str, Any]:

@@ -10,10 +10,12 @@ import selectors
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from drumbeat.agent.wire import Channel, WireError
 from drumbeat.finding import WARNING, Evidence, Finding
+from drumbeat.plan.binding import Binding
 
 
 class Tasks:
@@ -107,10 +109,17 @@ class Tasks:
 
     # -- what they see -----------------------------------------------------------------------------------------------
 
-    def keep_apart(self) -> bool:
-        """Whether the scheduler has bound each task to cores of its own: then that binding stays."""
+    def as_bound(self, planned: Binding) -> Binding:
+        """Where the scheduler has bound each task to cores of its own, that binding stays."""
         seen = [set(view.get("cpus") or ()) for view in self.views.values()]
-        return len(seen) > 1 and sum(map(len, seen)) == len(set().union(*seen))
+        if len(seen) < 2 or sum(map(len, seen)) != len(set().union(*seen)):
+            return planned
+        slots = tuple(
+            replace(slot, cpus=tuple(self.views[slot.local_rank]["cpus"]), why="as the scheduler bound this task")
+            for slot in planned.slots
+        )
+        fewest = min(len(slot.cpus) for slot in slots)
+        return replace(planned, slots=slots, threads=fewest, threads_why=f"the cores each task is bound to: {fewest}")
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)

@@ -44,6 +44,12 @@ class Channel:
         assert self.opened, "a message before the proof"
         self._put(message)
 
+    def send_encoded(self, data: bytes) -> None:
+        """One message for thousands of nodes is written as JSON once."""
+        assert self.opened, "a message before the proof"
+        self._out += data
+        self.flush()
+
     @property
     def wants_write(self) -> bool:
         return bool(self._out)
@@ -88,7 +94,7 @@ class Channel:
         self.sock.close()
 
     def _put(self, message: Message) -> None:
-        self._out += json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        self._out += encode(message)
         self.flush()
 
     def _prove(self, message: Message) -> None:
@@ -115,6 +121,10 @@ class Channel:
         if not hmac.compare_digest(str(message.get("proof", "")), self._proof(role, self._challenge)):
             self._put({"refuse": "it has another token"})
             raise WireError("it does not know this run's token")
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def _parse(line: bytes) -> Message:

@@ -93,13 +93,18 @@ def _run_folder(path: str, found: Sources) -> None:
     hosts = {peer.get("node"): peer.get("host") for peer in peers.get("nodes", ()) if isinstance(peer, dict)}
     for node in run.nodes():
         for attempt in node.attempts()[-1:]:
+            merged = node.merged(attempt)  # one file a node where the job is large
+            if os.path.exists(merged):
+                found.files.append(Source(merged, os.path.relpath(merged, path), None, hosts.get(node.node)))
             for rank, stem in sorted(node.ranks(attempt).items()):
                 for stream in ("out", "err"):
                     log = f"{stem}.{stream}"
                     if os.path.exists(log):
                         found.files.append(Source(log, os.path.relpath(log, path), rank, hosts.get(node.node)))
             for name in sorted(os.listdir(node.attempt(attempt))):
-                if name.startswith(("nccl-", "torchrun.")):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
+                if name.startswith(
+                    ("nccl-", "torchrun.")
+                ):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
                     log = os.path.join(node.attempt(attempt), name)
                     found.files.append(Source(log, os.path.relpath(log, path), host=hosts.get(node.node)))
 

@@ -33,6 +33,12 @@ def run(args: Any) -> int:
             seen = True
             for line in tails.setdefault(path, Tail(path)).lines(final):
                 print(f"{prefix}{line}")
+        for path in _merged(each, args.attempt):
+            for line in tails.setdefault(path, Tail(path)).lines(final):
+                rank, _, text = (line.split(" ", 2) + ["", ""])[:3]
+                if args.rank is None or rank == str(args.rank):
+                    seen = True
+                    print(text if args.rank is not None else f"[{rank}] {text}")
         return seen
 
     while args.follow and status(found).state in ("queued", "running"):
@@ -42,6 +48,15 @@ def run(args: Any) -> int:
         who = "" if args.rank is None else f" of rank {args.rank}"
         raise Problem(f"{found.run_id} has no log{who}", f"look into {found.folder.path}/nodes")
     return 0
+
+
+def _merged(found: Any, attempt: int | None) -> List[str]:
+    """One file a node, where the job is large."""
+    paths = []
+    for node in found.folder.nodes():
+        attempts = node.attempts()
+        paths += [node.merged(each) for each in (attempts[-1:] if attempt is None else [attempt])]
+    return [path for path in paths if os.path.exists(path)]
 
 
 def _files(found: Any, rank: int | None, attempt: int | None) -> List[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from drumbeat.agent.rank_logs import tail
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
-from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, read_json
 
@@ -32,6 +32,7 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._environment_said = False
+        self.logs: Dict[int, NodeFolder] = {}  # node -> where its ranks write, if that is not the run folder
         self._earlier: Dict[int, List[int]] = {}  # node -> attempts of before, where a scheduler started the job again
 
     def begin(self) -> None:
@@ -130,7 +131,7 @@ class Console:
 
     def _show_logs(self, folder: RunFolder, final: bool) -> None:
         for number in self.nodes:
-            node = folder.node(number)
+            node = self.logs.get(number) or folder.node(number)
             for attempt in sorted(set(node.attempts()) - set(self._earlier.get(number, ()))):
                 for rank, stem in sorted(node.ranks(attempt).items()):
                     for stream in ("out", "err"):
@@ -236,7 +237,7 @@ def _failure_lines(
             folder, failure
         )
         if log:
-            last = [line for line in tail(folder.at(log), 40) if line.strip()][-8:]
+            last = [line for line in _of_rank(tail(folder.at(log), 400), log, int(rank)) if line.strip()][-8:]
             lines.append(("log", f"the end of {log}:" if last else f"{log} is empty"))
             lines += [("", line) for line in last]
     if failure.get("fix"):
@@ -247,6 +248,13 @@ def _failure_lines(
             said.setdefault(str(each["what"]), []).append(str(each["rank"]))
         lines.append(("then", "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in said.items())))
     return lines
+
+
+def _of_rank(lines: List[str], log: str, rank: int) -> List[str]:
+    """A large job's ranks share one file a node, whose lines begin with rank and stream."""
+    if os.path.basename(log) != "ranks.log":
+        return lines
+    return [line.split(" ", 2)[-1] for line in lines if line.startswith(f"{rank} err ")]
 
 
 def _error_log(folder: RunFolder, failure: Dict[str, Any]) -> Optional[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from drumbeat.desk.console import Console
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
 from drumbeat.record import to_plain
-from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace_json
 
@@ -75,6 +76,8 @@ class Foreground:
         sweep()
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
+        for logs in self.console.logs.values():  # node-local, and read to the end by now
+            shutil.rmtree(logs.path, ignore_errors=True)
         summary = self._summary(codes)
         self.console.end(self.folder, summary)
         return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
@@ -104,6 +107,8 @@ class Foreground:
             report = json.loads(line)
             if "folder" in report:
                 self.folder = RunFolder(report["folder"])
+                if report.get("logs"):
+                    self.console.logs[int(report["node"])] = NodeFolder(report["logs"], int(report["node"]))
             self.ended_by_lead = self.ended_by_lead or "ended" in report
 
     def _summary(self, codes: Dict[int, int]) -> Optional[Dict[str, Any]]:

@@ -36,6 +36,9 @@ def join(
     check_joinable(identity)
     job = _one_task_a_rank(job, identity)
     order = _order(job, identity, environ)
+    if order.launcher == "tasks":
+        words = f"{identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
+        order = dataclasses.replace(order, launcher_why=words)
     check_command(order, environ)
     token = _token(identity, environ)
     node = identity.node_rank

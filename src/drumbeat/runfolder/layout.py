@@ -20,6 +20,7 @@ RUN/
   nodes/K/telemetry.jsonl    GPUs, cores, network          agent K's monitor
   nodes/K/agent.log          what went wrong in the agent  agent K
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
+  nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
   nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
   verify.json, verify.svg            verify: what it means             desk, at the end
@@ -138,6 +139,10 @@ class NodeFolder:
     def log(self, attempt: int, rank: int, stream: str) -> str:
         """`stream` is `out` or `err`."""
         return self.at(f"attempt-{attempt}", f"rank-{rank}.{stream}")
+
+    def merged(self, attempt: int) -> str:
+        """All ranks of the node in one file, where the job is large."""
+        return self.at(f"attempt-{attempt}", "ranks.log")
 
     def attempts(self) -> List[int]:
         try:

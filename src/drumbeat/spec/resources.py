@@ -75,7 +75,9 @@ def _options(job: Job, site: Site, environ: Mapping[str, str], words: Mapping[st
     for name, option in site.submit.items():
         text = expand(option.value, environ, site.where(f"submit.{name}.value"))
         if flag_of(text) not in said:
-            made.append(Option(_word(text, site.where(f"submit.{name}.value")), option.why))
+            # Another scheduler's options may hold blanks: they are not sbatch's.
+            word = _word(text, site.where(f"submit.{name}.value")) if site.backend == "slurm" else text
+            made.append(Option(word, option.why))
     return tuple(made)
 
 
