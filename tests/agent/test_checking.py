@@ -22,4 +22,6 @@ def test_the_same_bytes_are_fine():
 
 def test_folders_and_other_libraries_are_not_compared():
     rows = [["libfabric", "/opt/cray/libfabric/2.3.1/lib64", "/opt/cray/libfabric/2.3.1/lib64", "-"]]
-    assert provider_findings(rows, [Library("libfabric.so.1", "/usr/lib/libfabric.so.1", digest="d" * 64)], 0, "n0") == []
+    assert (
+        provider_findings(rows, [Library("libfabric.so.1", "/usr/lib/libfabric.so.1", digest="d" * 64)], 0, "n0") == []
+    )

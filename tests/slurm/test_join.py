@@ -191,6 +191,12 @@ def test_pods_join(oar):
 
 
 def test_pods_without_a_shared_secret_are_told(oar):
-    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "2", "RANK": "0", "MASTER_ADDR": "oar9", "SLURM_CONF": ""}
+    env = {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "PET_NNODES": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "oar9",
+        "SLURM_CONF": "",
+    }
     done = oar.cluster.run("oar9", [sys.executable, str(oar.pyz), "run", "--", "python3", "-V"], env)
     assert done.returncode == 2 and "DRUMBEAT_TOKEN" in done.stderr
