@@ -10,6 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# Rooms whose tests share something that is dear to set up: a Slurm, a world of torch processes.
+TOGETHER = ("slurm", "train", "verify")
+
+
+def pytest_collection_modifyitems(items):
+    """Run in parallel, a file (or one of those rooms) stays in one process."""
+    for item in items:
+        place = item.path.relative_to(ROOT / "tests")
+        group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
+        item.add_marker(pytest.mark.xdist_group(group))
+
 SOURCE = str(ROOT / "src")
 
 

@@ -112,6 +112,20 @@ def test_torchrun_settles_who_was_first():
     assert failure.why_first == "torchrun saw rank 4 fail first"
 
 
+def test_a_summary_does_not_name_the_rank_of_another_files_error():
+    summary = """
+    Root Cause (first observed failure):
+    [0]:
+      host      : node-b
+      rank      : 4 (local_rank: 4)
+      exitcode  : 1 (pid: 10)
+      traceback : x
+    """
+    for files in ({"a.log": OOM, "b.log": summary}, {"a.log": f"{OOM}\n{summary}"}):
+        failure = read_files(files).failure
+        assert (failure.answer, failure.finding.rank) == ("gpu-out-of-memory", None)
+
+
 def test_of_several_summaries_the_earliest_counts_and_a_terminated_rank_does_not():
     block = """
     Root Cause (first observed failure):

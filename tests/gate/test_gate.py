@@ -8,6 +8,7 @@ from drumbeat.order import Expect
 from tests.gate.logs import channel_lines, log
 
 MB = 1 << 20
+WANTED = Wanted((("GLOO_SOCKET_IFNAME", "fast0"),))
 
 
 class World:
@@ -143,6 +144,17 @@ def test_a_log_that_says_rdma_while_the_interface_carries_the_bytes():
     assert world.verdict("traffic").answer == "eth0"
 
 
+def test_one_node_has_no_traffic_between_nodes_whatever_its_interfaces_carry():
+    world = World(nodes=1, wanted=WANTED).counters(mgmt0=900 * MB, fast0=0).wait(5).end()
+    assert world.verdict("traffic").answer == "unknown" and not world.stops and not world.warnings
+
+
+def test_the_cause_is_the_logs_own_and_no_passing_advice():
+    advice = ["NUMA auto balancing enabled which can lead to variability in the RCCL performance!"]
+    world = World(Expect("rdma")).lines(log(network="Socket", before=advice)).wait(2)
+    assert "NUMA" not in world.stops[0].cause and "tcp" in world.stops[0].cause
+
+
 def test_rdma_counters_confirm_the_log():
     world = World(Expect("rdma")).lines(log()).wait(2).counters(eth0=2 * MB, mlx5_0=500 * MB).wait(1)
     assert world.verdict("traffic").answer == "rdma" and not world.stops and world.gate.done
@@ -157,9 +169,6 @@ def test_ip_over_infiniband_counts_at_the_port_as_well_and_is_taken_off():
     world = World(Expect("rdma"), over_ib=("ib0",)).lines(log(link="IB")).wait(2)
     world.counters(ib0=400 * MB, mlx5_0=405 * MB).wait(1)
     assert [each.code for each in world.stops] == ["rdma-not-used"]
-
-
-WANTED = Wanted((("GLOO_SOCKET_IFNAME", "fast0"),))
 
 
 def test_gloo_over_the_wrong_interface():

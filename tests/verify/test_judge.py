@@ -145,15 +145,18 @@ def test_one_slow_gpu_or_nic_of_a_host():
         for local in (0, 1):
             low, high = 2 * a + local, 2 * b + local
             pairs.append(pair(low, high, 1.0 if low == 3 else 10, 1.0 if high == 3 else 10))
-    said = verdict("pairs", results(4, 2, pairs=pairs), rails(nodes=4))
+    made = results(4, 2, pairs=pairs)
+    said = verdict("pairs", made, rails(nodes=4))
     assert len(said.findings) == 1 and said.findings[0].rank == 3, said
-    assert "rank 3 on node 1 (n1) sends slowly: its GPU, NIC or cable" in said.findings[0].title
+    assert "rank 3 on node 1 (n1) sends slowly: GPU 1, its NIC or the cable" in said.findings[0].title
+    made["ranks"][3]["nic"] = "mlx5_7"
+    assert "GPU 1, mlx5_7 or the cable" in verdict("pairs", made, rails(nodes=4)).findings[0].title
 
 
 def test_a_slow_gpu_inside_a_node():
     inside = [pair(a, b, 1.0 if 2 in (a, b) else 10, 1.0 if 2 in (a, b) else 10, "inside") for a, b in ALL_PAIRS]
     said = verdict("pairs", results(1, 4, pairs=inside), rails(nodes=1, per_node=4))
-    assert {finding.rank for finding in said.findings} == {2}
+    assert {finding.rank for finding in said.findings} == {2} and "GPU 2 or its links" in said.summary
 
 
 def test_even_pairs_and_emulated_ones():

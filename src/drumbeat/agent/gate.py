@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _QUIET = 1.0  # seconds without a new line, after which what the log says is complete for now
 _PATIENCE = 120.0  # seconds after which what is only likely is said as such
 _ENOUGH = 8 << 20  # bytes each way that show where traffic goes
+_AGAINST_LOG = 64 << 20  # bytes each way that refute a log
 _MORE = 10  # times as much: clearly the one, and not the other
 _ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
 _THIN = 1 << 20  # bytes a second each way: less is not training
@@ -164,9 +165,12 @@ class Gate:
 
     def _cause(self, path: Path) -> Tuple[str, str]:
         """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""
-        notes = [note for note in self.reader.report().failure.notes if note.fix] if self._reader else []
-        if notes:
-            return f"{notes[0].title}: {notes[0].cause}", notes[0].fix
+        if self._reader is not None:
+            kind = "B" if path.answer in (RDMA, OFI) else "A"  # rules: A the wrong network, B without GPUDirect
+            codes = [rule.code for rule in self._reader.rules.rules if rule.id.startswith(kind)]
+            for note in self._reader.report().failure.notes:
+                if note.code in codes and note.fix:
+                    return f"{note.title}: {note.cause}", note.fix
         return (
             f"the log shows {path.words}",
             "drumbeat diagnose RUN/nodes/*/attempt-*/nccl-*.log says more; drumbeat doctor",
@@ -186,12 +190,14 @@ class Gate:
         below = sum(net.get(name, 0) for name in self.place.over_ib)
         direct = max(0, sum(rdma.values()) - below)
         total = sum(net.values()) + direct
-        if self.place.emulated or total < _ENOUGH:
+        here = self.place.emulated or self.place.nodes == 1
+        says_rdma = self.path is not None and self.path.answer in (RDMA, OFI)
+        if here or total < (_AGAINST_LOG if says_rdma else _ENOUGH):
             if not final:
                 return []
             words = "too little crossed the network to say where it goes"
-            if looped >= _ENOUGH or self.place.emulated:
-                words = "the ranks of one machine talk over its loopback: no network was used"
+            if here or looped >= _ENOUGH:
+                words = "the ranks are on one machine: nothing has to cross a network"
             return self._say_traffic(Verdict("traffic", UNKNOWN, UNKNOWN, words), None, now)
         top = max(net, key=lambda name: net[name], default="")
         carried = net.get(top, 0)

@@ -204,9 +204,9 @@ def closing_lines(folder: RunFolder, summary: Dict[str, Any]) -> List[Tuple[str,
         ("validation", progress.first_validation, progress.last_validation),
     ):
         if first is not None and last is not None:
-            fell = "fell" if last < first else "rose" if last > first else "stayed"
+            went = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
             steps = f" over {progress.step} steps" if progress.step and name == "loss" else ""
-            lines.append((name, f"{fell} from {first:.3f} to {last:.3f}{steps}"))
+            lines.append((name, (went if last != first else f"stayed at {last:.3f}") + steps))
     if progress.target_reached is not None:
         lines.append(("target", "reached" if progress.target_reached else "not reached"))
     throughput = summary.get("throughput")

@@ -52,13 +52,26 @@ def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Op
 
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
-    results, peers = read_json(os.path.join(folder.node(0).attempt(0), RESULTS)), read_json(folder.peers)
+    attempts = folder.node(0).attempts() or [0]  # more than one where a rendezvous port was taken
+    results = read_json(os.path.join(folder.node(0).attempt(attempts[-1]), RESULTS))
+    peers = read_json(folder.peers)
     if results is None or peers is None:
         return None, None
     with open(folder.order, encoding="utf-8") as file:
         order = load_order(file.read(), folder.order)
+    results = _with_nics(folder, results)
     judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
     return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
+
+
+def _with_nics(folder: RunFolder, results: Dict[str, Any]) -> Dict[str, Any]:
+    """Each rank with the NIC that its node's plan put beside it, so that a slow one can be named."""
+    slots = {}
+    for node in folder.nodes():
+        planned = (read_json(node.environment) or {}).get("binding") or {}
+        slots.update({(node.node, slot.get("local_rank")): slot.get("nic") for slot in planned.get("slots") or ()})
+    ranks = [{**each, "nic": slots.get((each["node"], each["local_rank"]))} for each in results["ranks"]]
+    return {**results, "ranks": ranks}
 
 
 def _transport(folder: RunFolder) -> Tuple[Verdict, ...]:

@@ -113,7 +113,7 @@ def _of_causes(
         confidence="certain" if certain else "likely",
         rule=rule.id if rule else "",
         source=rule.source if rule else "",
-        finding=_place_first(finding, first),
+        finding=finding,
         why_first=why,
         others=others + tuple(extra) + rest.others,
     )
@@ -162,8 +162,10 @@ def _of_symptoms(
 
 
 def _place_first(finding: Finding, first: Optional[FirstFailure]) -> Finding:
-    """Rank and host as torchrun names them, where the lines themselves do not."""
+    """Rank and host as torchrun names them in the same log, for a signal's lines, which name none."""
     if first is None or finding.rank is not None or finding.host is not None:
+        return finding
+    if finding.evidence[0].file != first.evidence.file:
         return finding
     return replace(finding, rank=first.rank, host=first.host or None)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
+import itertools
 import json
 import math
 import os
@@ -17,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 PERIOD = 251  # of the patterns; prime, so that data shifted by any power of two shows
@@ -131,7 +133,8 @@ class World:
             "rank": self.rank, "node": int(env.get("NODE_RANK", env.get("GROUP_RANK", "0"))), "local_rank": self.local,
             "host": socket.gethostname(), "gpu": smoked["gpu"], "smoke": smoked,
         }  # fmt: skip
-        self.ranks = self.results["ranks"] = self.share("ranks", me)
+        self.results["ranks"] = self.gather("ranks", me)
+        self.nodes = self.settle("nodes", me["node"], list)
         self.say(f"{self.size} ranks, {self.backend} on {smoked['gpu'] or 'the CPU'}, torch {torch.__version__}")
         self.write()
 
@@ -143,12 +146,12 @@ class World:
         self.store.wait([f"{name}/{rank}" for rank in range(self.size)], GATHER)
         return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(self.size)]
 
-    def share(self, name: str, value: Any) -> List[Any]:
-        """Every rank gets what every rank says."""
-        gathered = self.gather(name, value)
+    def settle(self, name: str, value: Any, rule: Callable[[List[Any]], Any]) -> Any:
+        """Every rank gets what rank 0 makes of all that was said; little, since thousands may ask for it."""
+        told = self.gather(name, value)
         if self.rank == 0:
-            self.store.set(f"{name}/all", json.dumps(gathered))
-        return list(json.loads(self.store.get(f"{name}/all")))
+            self.store.set(f"{name}/settled", json.dumps(rule(told)))
+        return json.loads(self.store.get(f"{name}/settled"))
 
     def say(self, text: str) -> None:
         if self.rank == 0:
@@ -352,7 +355,7 @@ def sweep_sizes(world: World, quick: bool) -> List[Any]:
     if world.device.type == "cpu":
         return [1 << 10, 64 << 10, 512 << 10, 4 << 20] if quick else [1 << shift for shift in range(10, 27, 2)]
     sizes = [1 << 10, 1 << 20, 64 << 20, 512 << 20] if quick else [1 << shift for shift in range(10, 34, 2)]
-    free = min(world.share("memory", torch.cuda.mem_get_info(world.device)[0]))
+    free = world.settle("memory", torch.cuda.mem_get_info(world.device)[0], min)
     return [size for size in sizes if 6 * size <= free]
 
 
@@ -385,51 +388,47 @@ def matchings(count: int) -> List[Any]:
     return rounds
 
 
-def pair_rounds(ranks: List[Any]) -> List[Any]:
+def pair_rounds(nodes: List[int]) -> List[Any]:
     """(kind, {rank: partner}): first inside the nodes, all nodes at once; then between nodes, like with like."""
-    nodes: Dict[int, List[int]] = {}
-    for each in ranks:
-        nodes.setdefault(each["node"], []).append(each["rank"])
-    members = [nodes[node] for node in sorted(nodes)]
+    members = [[rank for rank, node in enumerate(nodes) if node == each] for each in sorted(set(nodes))]
+    deep = [matchings(len(ranks)) for ranks in members]
     rounds = []
-    deep = [matchings(len(ranks_here)) for ranks_here in members]
-    for step in range(max(map(len, deep))):
-        pairs = [(here[a], here[b]) for here, found in zip(members, deep) if step < len(found) for a, b in found[step]]
-        rounds.append(("inside", pairs))
+    for step in itertools.zip_longest(*deep, fillvalue=()):
+        rounds.append(("inside", [(here[a], here[b]) for here, pairs in zip(members, step) for a, b in pairs]))
     for found in matchings(len(members)):
-        pairs = [pair for a, b in found for pair in zip(members[a], members[b])]
-        rounds.append(("between", pairs))
+        rounds.append(("between", [pair for a, b in found for pair in zip(members[a], members[b])]))
     return [(kind, {a: b for pair in pairs for a, b in (pair, pair[::-1])}) for kind, pairs in rounds]
 
 
 def pair_tests(world: World, quick: bool) -> None:
     small = world.device.type == "cpu"
     size = (2 << 20 if quick else 16 << 20) if small else (64 << 20 if quick else 256 << 20)
-    for step, (kind, partners) in enumerate(pair_rounds(world.ranks)):
-        said = {}
+    for step, (kind, partners) in enumerate(pair_rounds(world.nodes)):
+        said: Dict[str, Any] = {}
         if world.rank in partners:
             try:
                 said = with_partner(world, partners[world.rank], size, step)
             except Exception as error:
                 said = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-        told = world.share(f"pairs-{step}", said)
-        for a, b in sorted(partners.items()):
-            if a < b:
-                world.results["pairs"].append(pair_record(a, b, kind, size, told))
+        world.broken = world.settle(f"pairs-{step}", said, functools.partial(note_pairs, world, kind, partners, size))
         world.write()
-        if any("error" in one for one in told):
-            world.broken = True  # what comes next would hang in the same place
-            return
+        if world.broken:
+            return  # what comes next would hang in the same place
 
 
-def pair_record(a: int, b: int, kind: str, size: int, told: List[Any]) -> Dict[str, Any]:
-    record: Dict[str, Any] = {"a": a, "b": b, "kind": kind, "bytes": size}
-    errors = [told[rank]["error"] for rank in (a, b) if "error" in told[rank]]
-    if errors:
-        return {**record, "error": errors[0]}
-    wrong = told[a]["wrong"] + told[b]["wrong"]
-    record.update(a_to_b=told[a]["rate"], b_to_a=told[b]["rate"], latency=told[a]["latency"], wrong=wrong)
-    return record
+def note_pairs(world: World, kind: str, partners: Dict[int, int], size: int, told: List[Any]) -> bool:
+    """Keep what both sides of each pair said; whether one is broken."""
+    broken = False
+    for a, b in ((a, b) for a, b in sorted(partners.items()) if a < b):
+        pair: Dict[str, Any] = {"a": a, "b": b, "kind": kind, "bytes": size}
+        errors = [told[rank]["error"] for rank in (a, b) if "error" in told[rank]]
+        if errors:
+            pair["error"], broken = errors[0], True
+        else:
+            pair.update(a_to_b=told[a]["rate"], b_to_a=told[b]["rate"], latency=told[a]["latency"])
+            pair["wrong"] = told[a]["wrong"] + told[b]["wrong"]
+        world.results["pairs"].append(pair)
+    return broken
 
 
 def with_partner(world: World, partner: int, size: int, step: int) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ side; where only one meeting was slow, it is the link between the two; where the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 from drumbeat.finding import ERROR, WARNING, Finding, Verdict
 
@@ -58,30 +58,40 @@ def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:
 
 
 def _slow(results: Mapping[str, Any], ways: List[Way], kind: str) -> List[Finding]:
-    slow = [way for way in ways if way.slow]
-    if not slow:
+    """First whole hosts are suspected, then single ranks; what nobody alone explains is a way between two."""
+    left = [way for way in ways if way.slow]
+    if not left:
         return []
-    hosts = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
+    host_of = {each["rank"]: f"node {each['node']} ({each['host']})" for each in results["ranks"]}
+    rank_of = {rank: f"rank {rank} on {host}" for rank, host in host_of.items()}
     usual = sorted(way.rate for way in ways)[len(ways) // 2]
-    named: List[Tuple[str, Optional[int], List[Way]]] = []
-    left = list(slow)
-    by_host = kind == "between"
-    for end, verb in (("sender", "sends"), ("receiver", "receives")):
-        for group, single in ((hosts, False), ({rank: rank for rank in hosts}, True)):
-            if not single and not by_host:
-                continue  # inside a node only its ranks can differ
-            for side in sorted({str(group[getattr(way, end)]) for way in left}):
-                mine = [way for way in ways if str(group[getattr(way, end)]) == side]
-                if _all_its_fault(mine, ways, end, hosts if by_host else {rank: str(rank) for rank in hosts}):
-                    words = f"rank {side} on {hosts[int(side)]}" if single else side
-                    what = ": its GPU, NIC or cable" if single else ": its NIC, cable or switch port"
-                    named.append((f"{words} {verb} slowly{what}", int(side) if single else None, mine))
+    findings = []
+    # Inside a node only its ranks can differ; between nodes, partners are hosts.
+    levels = [host_of, rank_of] if kind == "between" else [rank_of]
+    for name_of in levels:
+        for end, verb in (("sender", "sends"), ("receiver", "receives")):
+            for suspect in dict.fromkeys(name_of[getattr(way, end)] for way in left):
+                mine = [way for way in ways if name_of[getattr(way, end)] == suspect]
+                if _all_its_fault(mine, ways, end, levels[0]):
+                    rank = getattr(mine[0], end) if name_of is rank_of else None
+                    words = f"{suspect} {verb} slowly: {_parts(results, rank, kind)}"
+                    findings.append(_finding(results, words, rank, mine, end, usual))
                     left = [way for way in left if way not in mine]
-    findings = [_finding(results, words, rank, mine, usual) for words, rank, mine in named]
     for way in left:
-        a, b = (f"rank {rank} on {hosts[rank]}" for rank in (way.sender, way.receiver))
-        findings.append(_finding(results, f"{a} to {b} is slow: one of both, or the way between", None, [way], usual))
+        words = f"{rank_of[way.sender]} to {rank_of[way.receiver]} is slow: one of both, or the way between"
+        findings.append(_finding(results, words, None, [way], "sender", usual))
     return findings
+
+
+def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
+    """What may be at fault, by name where the names are known."""
+    if rank is None:
+        return "its NIC, cable or switch port"
+    known: Mapping[str, Any] = next((each for each in results["ranks"] if each["rank"] == rank), {})
+    gpu = f"GPU {known.get('local_rank')}" if known.get("gpu") else "its device"
+    if kind == "inside":
+        return f"{gpu} or its links"
+    return f"{gpu}, {known.get('nic') or 'its NIC'} or the cable"
 
 
 def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
@@ -99,12 +109,13 @@ def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[in
     return all(fine.values())
 
 
-def _finding(results: Mapping[str, Any], words: str, rank: Optional[int], ways: List[Way], usual: float) -> Finding:
+def _finding(
+    results: Mapping[str, Any], words: str, rank: Optional[int], ways: List[Way], end: str, usual: float
+) -> Finding:
     rates = ", ".join(f"{way.sender} to {way.receiver}: {way.rate:.3g}" for way in ways[:6])
     cause = f"{rates} GB/s, where {usual:.3g} is usual"
     fix = "look at that link's speed and errors (ethtool, ibstat); leave the host out until it is mended"
-    wanted = ways[0].sender if rank is None else rank
-    host = next((each["host"] for each in results["ranks"] if each["rank"] == wanted), None)
+    host = next((each["host"] for each in results["ranks"] if each["rank"] == getattr(ways[0], end)), None)
     return Finding("slow-pair", WARNING, words, cause, fix, rank=rank, host=host)
 
 
