@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Sorted as text, neither names nor addresses come in Slurm's order. The second four are for the test that cuts one off.
 NODES = {"oar9": "9", "oar10": "10", "oar11": "100", "oar12": "20"}
 FRAGILE = {"reed1": "31", "reed2": "32", "reed3": "33"}
+SLOW = {"reed4": "34"}
 
 
 def pytest_collection_modifyitems(items):
@@ -31,7 +32,7 @@ def cluster():
         pytest.skip(reason)
     base = tempfile.mkdtemp(prefix="drumbeat-bench-", dir="/var/tmp")
     os.chmod(base, 0o755)
-    made = Cluster(base, {**NODES, **FRAGILE}, partitions={"debug": NODES, "fragile": FRAGILE})
+    made = Cluster(base, {**NODES, **FRAGILE, **SLOW}, partitions={"debug": NODES, "fragile": FRAGILE, "slow": SLOW})
     try:
         made.up()
         yield made
@@ -135,7 +136,9 @@ def slow(cluster, oar):
     """The job that loses a node, and the one that reaches its time limit: number, run folder, what was done when."""
     saves = oar.ranks("saves", SAVES)
     # Slurm sends its signal up to half a minute early, and looks every half minute: soon, with so long a grace.
-    limit = oar.job("limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="25s", command=f"python3 {saves}")
+    limit = oar.job(
+        "limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="25s", partition="slow", command=f"python3 {saves}"
+    )
     jobs = {"limit": oar.submit(limit)}
     lost = oar.job("lost", ranks_per_node=1, partition="fragile", command=f"python3 {oar.ranks('lost', LOST)}")
     jobs["lost"] = oar.submit(lost)

@@ -158,3 +158,45 @@ def test_openmpi_task_joins(oar):
     lines = [line for line in done.stdout.splitlines() if "IAM" in line]
     assert len(lines) == 2 and all(" 2 " in line for line in lines), done.stdout
     assert "joined a job of openmpi" in done.stderr
+
+
+def test_openmpi_tasks_on_two_nodes(oar):
+    """mpirun inside an allocation starts its daemons by srun; that step's own variables must not be taken for ours."""
+    script = oar.ranks("who", WHO.replace(" SLURM_STEP_ID", " OMPI_COMM_WORLD_RANK"))
+    argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--map-by", "ppr:2:node", "-np", "4", sys.executable,
+            str(oar.pyz), "run", "--", sys.executable, str(script)]  # fmt: skip
+    done = oar.cluster.run(HEAD, ["salloc", "-woar[9-10]", "-N2", "--ntasks-per-node=2", *argv])
+    assert done.returncode == 0, done.stderr
+    ranks = iam(done.stdout)
+    assert [ranks[rank][0] for rank in range(4)] == ["oar9", "oar9", "oar10", "oar10"]
+    assert [ranks[rank][6] for rank in range(4)] == ["0", "1", "2", "3"]  # as mpirun counts them
+
+
+def test_pods_join(oar):
+    """Each pod runs the same line; RANK there is the pod's number, and WORLD_SIZE is not to be trusted."""
+    command = [sys.executable, str(oar.pyz), "run", "--runs", str(oar.home / "pods"), "--", sys.executable,
+               str(oar.ranks("who", WHO.replace(" SLURM_STEP_ID", " DRUMBEAT_RUN")))]  # fmt: skip
+    pods = []
+    for number, node in enumerate(("oar9", "oar10")):
+        env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RUNAI_NUM_OF_GPUS": "2", "PET_NNODES": "2", "RANK": str(number),
+               "WORLD_SIZE": "2", "MASTER_ADDR": "oar9", "MASTER_PORT": "23456", "DRUMBEAT_TOKEN": "x" * 32,
+               "SLURM_CONF": ""}  # fmt: skip
+        pods.append(oar.cluster.start(node, command, env))
+    outs = [pod.communicate(timeout=60) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outs
+    ranks = iam("".join(out for out, _ in outs))
+    assert [ranks[rank][:1] + ranks[rank][2:5] for rank in range(4)] == [
+        ("oar9", 0, 0, 4), ("oar9", 1, 0, 4), ("oar10", 0, 1, 4), ("oar10", 1, 1, 4),
+    ]  # fmt: skip
+
+
+def test_pods_without_a_shared_secret_are_told(oar):
+    env = {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "PET_NNODES": "2",
+        "RANK": "0",
+        "MASTER_ADDR": "oar9",
+        "SLURM_CONF": "",
+    }
+    done = oar.cluster.run("oar9", [sys.executable, str(oar.pyz), "run", "--", "python3", "-V"], env)
+    assert done.returncode == 2 and "DRUMBEAT_TOKEN" in done.stderr

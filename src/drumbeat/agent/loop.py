@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat import __version__
+from drumbeat.agent.checking import check_node
 from drumbeat.agent.dial import dial, resolve
 from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
@@ -19,9 +20,8 @@ from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.wire import Channel, Message, WireError, encode, free_port, listen
-from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.finding import Finding
 from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.record import from_plain, to_plain
@@ -147,14 +147,8 @@ class Agent:
         return {
             "say": "hello", "node": self.number, "host": facts.host, "address": address, "terms": self.order.terms(),
             "run_id": self.order.run_id, "facts": to_plain(facts), "t": time.time(),
-            "findings": to_plain([*self.tasks.findings(self.number, facts.host), *self._preflight(facts)]),
+            "findings": to_plain(check_node(self.order, facts, self.number, self.tasks)),
         }  # fmt: skip
-
-    def _preflight(self, facts: Facts) -> List[Finding]:
-        if self.order.checks.get("preflight") == "off":
-            return []
-        found = preflight(self.order, facts, node=self.number)
-        return [finding for finding in found if finding.severity in (WARNING, ERROR)]
 
     def _hello(self, message: Message) -> List[Act]:
         assert self.lead

@@ -253,7 +253,7 @@ class Node:
         return rank_in_environment(pid)
 
     def _out_of(self, rank: Optional[int]) -> str:
-        return self._log(0, "out") if rank is None else self.folder.log(self.attempt, rank, "out")
+        return self._log(0, "out") if rank is None else self.logs.log(self.attempt, rank, "out")
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = list(shared)

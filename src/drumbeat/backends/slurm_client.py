@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from drumbeat.backends.contract import Status
 from drumbeat.problem import Problem
@@ -92,18 +92,6 @@ def _from_accounts(handle: Handle, environ: Mapping[str, str]) -> Status:
     word = state.split()[0]
     number = code.partition(":")[0]
     return Status(str(handle), _STATES.get(word, "failed"), state.lower(), int(number) if number.isdigit() else None)
-
-
-def jobs(environ: Mapping[str, str]) -> Dict[str, Tuple[str, str]]:
-    """This user's jobs in the queue: number -> state and reason."""
-    done = _call(["squeue", "--noheader", "--me", "--format=%A|%T|%r"], environ)
-    lines = (line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 2)
-    return {parts[0]: (_STATES.get(parts[1], "failed"), parts[2]) for parts in lines}
-
-
-def ask_batch_script(handle: Handle, environ: Mapping[str, str]) -> bool:
-    """TERM to the batch script alone: it tells the lead, and ranks get their time to save."""
-    return _call(["scancel", "--batch", "--signal=TERM", handle.job], environ).returncode == 0
 
 
 def cancel(handle: Handle, environ: Mapping[str, str]) -> None:

@@ -8,23 +8,44 @@ from typing import Any
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "action",
-        choices=("list", "show", "new", "check"),
+        choices=("list", "show", "new", "check", "image"),
         help="list: all sites, and which one this machine is taken for. show NAME: one site with the reason of each "
         "value. new: print a profile made from this machine's facts. check FILE: is this profile right, and are its "
-        "paths there?",
+        "paths there? image NAME: a recipe for an image with the hosts' own RDMA library.",
     )
     parser.add_argument("site", nargs="?", metavar="NAME or FILE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
     parser.add_argument("--source", action="store_true", help="show: print the profile itself, to copy it")
+    parser.add_argument("--base", metavar="IMAGE", help="image: the image to build on")
+    parser.add_argument("--library", metavar="FILE", help="image: libbnxt_re-A.B.C.D.tar.gz, the hosts' version")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(args: Any) -> int:
     from drumbeat.problem import Problem
 
-    if args.action in ("show", "check") and not args.site:
+    if args.action in ("show", "check", "image") and not args.site:
         raise Problem(f"{args.action} what?", "drumbeat site show NAME; drumbeat site check FILE")
-    return int({"list": _list, "show": _show, "new": _new, "check": _check}[args.action](args))
+    actions = {"list": _list, "show": _show, "new": _new, "check": _check, "image": _image}
+    return int(actions[args.action](args))
+
+
+def _image(args: Any) -> int:
+    import json
+    import os
+
+    from drumbeat.containers.recipe import recipe
+    from drumbeat.problem import Problem
+    from drumbeat.spec.sites import find_site
+
+    if not args.base or not args.library:
+        raise Problem(
+            "an image is built on another one, with the hosts' version of the library",
+            "add --base docker.io/rocm/pytorch-training --library libbnxt_re-A.B.C.D.tar.gz",
+        )
+    text = recipe(find_site(args.site, os.environ, ""), args.base, args.library)
+    print(json.dumps({"dockerfile": text}) if args.json else text, end="\n" if args.json else "")
+    return 0
 
 
 def _list(args: Any) -> int:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Mapping
+from typing import Any, List, Mapping
 
 from drumbeat.backends.srun import srun_argv, srun_environment
 from drumbeat.desk.token import fresh_token
@@ -35,10 +35,8 @@ def fan_out(order: Order, folder: RunFolder, identity: Identity, environ: Mappin
     env = {**srun_environment(environ), "DRUMBEAT_TOKEN": fresh_token()}
     # A session of its own: a Ctrl-C reaches only us. srun would pass it to every process of the step.
     srun = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-    asked: Dict[int, int] = {}
 
     def on_signal(number: int, frame: Any) -> None:
-        asked[number] = asked.get(number, 0) + 1
         try:
             ask_to_stop(folder.stop, _STOPS[signal.Signals(number)], f"the desk was sent {signal.Signals(number).name}")
         except OSError as error:

@@ -19,6 +19,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job, job_from_file
+from drumbeat.spec.presets import laid_over
 from drumbeat.spec.resolve import resolve
 from drumbeat.spec.site import Site
 from drumbeat.spec.sites import find_site, load_site
@@ -65,14 +66,7 @@ def with_defaults(job: Job, environ: Mapping[str, str]) -> Job:
     kept = job_from_file(path)
     # sbatch's own variables are nearer than a file
     exported = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
-    changed = {
-        name: getattr(kept, name)
-        for name in _DEFAULTS
-        if name.replace("_", "-") in kept.origins
-        and name.replace("_", "-") not in job.origins
-        and not environ.get(exported.get(name, ""))
-    }
-    return dataclasses.replace(job, **changed, origins={**kept.origins, **job.origins})
+    return laid_over(kept, job, [name for name in _DEFAULTS if not environ.get(exported.get(name, ""))])
 
 
 def saved_order(path: str) -> Order:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
-from typing import List, Mapping, Tuple
+from typing import List, Mapping
 
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import Host
@@ -27,7 +27,6 @@ _SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spoo
 class Where:
     kind: str  # here, login, allocation, join
     identity: Identity
-    notes: Tuple[str, ...] = ()
 
 
 def where(host: Host) -> Where:
@@ -36,7 +35,7 @@ def where(host: Host) -> Where:
     kind = _kind(identity, host.environ)
     if kind == "allocation" and identity.step_id:
         identity = identities.whole_job(host, notes)
-    return Where(kind, identity, tuple(notes))
+    return Where(kind, identity)
 
 
 def _kind(identity: Identity, environ: Mapping[str, str]) -> str:

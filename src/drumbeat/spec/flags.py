@@ -10,6 +10,7 @@ from drumbeat.spec.check import Checker
 from drumbeat.spec.expand import literal
 from drumbeat.spec.fields import Key, default_words, keys_of
 from drumbeat.spec.job import Job, job_from_file
+from drumbeat.spec.presets import with_preset
 from drumbeat.spec.yamlfile import Text, shown_path
 
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
@@ -39,7 +40,7 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
 
 def load_job(path: Optional[str], args: Any) -> Job:
     """The job of the file, if there is one, with the flags of `args` laid over it."""
-    return merge(_from_file(path) if path else Job(), args)
+    return with_preset(merge(_from_file(path) if path else Job(), args))
 
 
 def merge(job: Job, args: Any) -> Job:

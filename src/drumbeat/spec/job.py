@@ -75,6 +75,13 @@ class Job:
         flag="X",
         default_text="the command's script: train.py gives train",
     )
+    preset: Optional[str] = key(
+        "text",
+        "A workload that many run (docs/presets.md): its image, command and variables; what this file says wins.",
+        "megatron-lm",
+        None,
+        flag="NAME",
+    )
     command: Tuple[str, ...] = key(
         "command",
         "What every rank runs. A line is split into words as a shell would, but no shell ever sees it; a list is taken "

@@ -1,0 +1,63 @@
+"""What a node finds about itself before ranks start; the lead hears it with the node's hello."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List, Sequence
+
+from drumbeat.agent.tasks import Tasks
+from drumbeat.doctor.examine import preflight
+from drumbeat.facts.model import Facts, Library
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
+from drumbeat.order import Order
+from drumbeat.runfolder.layout import RunFolder
+
+_HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written on the host, before the container
+_PROVIDER = re.compile(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
+
+
+def check_node(order: Order, facts: Facts, node: int, tasks: Tasks) -> List[Finding]:
+    found = tasks.findings(node, facts.host)
+    if order.checks.get("preflight") == "off":
+        return found
+    judged = [each for each in preflight(order, facts, node=node) if each.severity in (WARNING, ERROR)]
+    return [*found, *judged, *_against_host(order, facts, node)]
+
+
+def _against_host(order: Order, facts: Facts, node: int) -> List[Finding]:
+    path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file]
+    except OSError:
+        return []  # no container, or one that somebody else started
+    return provider_findings([row for row in rows if len(row) == 4], facts.libraries, node, facts.host)
+
+
+def provider_findings(
+    rows: Sequence[Sequence[str]], libraries: Sequence[Library], node: int, host: str
+) -> List[Finding]:
+    """An RDMA library must be the one that belongs to the host's driver, to the last byte."""
+    found = []
+    for _, path, real, digest in rows:
+        name = _PROVIDER.match(os.path.basename(path))
+        if name is None or digest == "-":
+            continue
+        others = [
+            library
+            for library in libraries
+            if library.digest and library.digest != digest and library.name.startswith(name.group())
+        ]
+        if others:
+            found.append(
+                Finding(
+                    "rdma-library-differs", ERROR, f"{name.group()} in the image is not the host's",
+                    "the library talks to the host's driver: with another version RDMA fails, or falls back to sockets",
+                    f"build the image with the host's version, or bind {real} over {others[0].path}",
+                    (Evidence(f"host {real} sha256 {digest[:12]}"),
+                     *(Evidence(f"image {one.path} sha256 {(one.digest or '')[:12]}") for one in others[:4])),
+                    node=node, host=host,
+                )
+            )  # fmt: skip
+    return found

@@ -1,0 +1,46 @@
+"""Presets: job files that come along, for workloads that many run. What a job says itself wins, key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+from typing import Any, Dict, Iterable, List
+
+from drumbeat.problem import Problem
+from drumbeat.spec.check import near
+from drumbeat.spec.fields import keys_of
+from drumbeat.spec.job import Job, job_from_text
+from drumbeat.spec.yamlfile import shown
+
+
+def preset_names() -> List[str]:
+    from importlib import resources  # also reads out of a zip
+
+    names = (entry.name for entry in resources.files("drumbeat.presets").iterdir())
+    return sorted(name[: -len(".yaml")] for name in names if name.endswith(".yaml"))
+
+
+def with_preset(job: Job) -> Job:
+    if job.preset is None:
+        return job
+    known = preset_names()
+    if job.preset not in known:
+        raise Problem(
+            f"{job.where('preset')}: no preset {shown(job.preset)}{near(job.preset, known)}",
+            f"known: {', '.join(known)}",
+        )
+    data = pkgutil.get_data("drumbeat.presets", f"{job.preset}.yaml")
+    assert data is not None
+    base = job_from_text(data.decode(), f"presets/{job.preset}.yaml")
+    laid = laid_over(base, job, [field for field, _ in keys_of(Job).values()])
+    return dataclasses.replace(laid, env={**base.env, **job.env})
+
+
+def laid_over(base: Job, job: Job, fields: Iterable[str]) -> Job:
+    """`job`, with those fields of `base` that it does not say itself."""
+    changed: Dict[str, Any] = {
+        field: getattr(base, field)
+        for field in fields
+        if field.replace("_", "-") in base.origins and field.replace("_", "-") not in job.origins
+    }
+    return dataclasses.replace(job, **changed, origins={**base.origins, **job.origins})

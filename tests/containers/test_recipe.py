@@ -1,0 +1,32 @@
+"""drumbeat site image: the build steps of the hosts' RDMA library."""
+
+import pytest
+
+from drumbeat.containers.recipe import recipe
+from drumbeat.problem import Problem
+from drumbeat.spec.sites import load_site
+
+LIBRARY = "libbnxt_re-235.1.160.0.tar.gz"
+
+
+def test_every_step_in_its_order():
+    text = recipe(load_site("mi300x-thor2", {}), "docker.io/rocm/pytorch-training:latest", LIBRARY)
+    steps = ["FROM docker.io/rocm/pytorch-training:latest", "libibverbs-dev", f"COPY {LIBRARY}", "sh autogen.sh",
+             "./configure", ".inbox", "make install all", "ldconfig", "/etc/libibverbs.d/", "sha256sum"]  # fmt: skip
+    places = [text.index(step) for step in steps]
+    assert places == sorted(places)
+    assert ">>" not in text  # nothing is appended twice when it is built again
+
+
+@pytest.mark.parametrize(
+    ("site", "base", "library", "what"),
+    [
+        ("olivia", "image", LIBRARY, "no build steps are known for site olivia"),
+        ("mi300x-thor2", "image; rm -rf /", LIBRARY, "not the name of an image"),
+        ("mi300x-thor2", "image", "../x.tar.gz; true", "is not libbnxt_re-A.B.C.D.tar.gz"),
+    ],
+)
+def test_refused(site, base, library, what):
+    with pytest.raises(Problem) as problem:
+        recipe(load_site(site, {}), base, library)
+    assert what in str(problem.value)
