@@ -64,6 +64,9 @@ class GlooWorld:
     def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 60) -> List[Any]:
         """`function(*args)` on ranks 0 to size - 1; their results in order. An error on any rank is raised here."""
         if size != self.size:
+            if self.size:  # torch keeps groups of an earlier world in caches: fresh processes are cheap and clean
+                self.close(0)
+                self._start()
             self.worlds += 1
             self.size = size
         for pipe in self.pipes[:size]:

@@ -12,21 +12,19 @@ STEPS = 20
 TOLERANCE = 2e-4
 
 LAYOUTS = [
-    ("ddp", ()),
-    ("ddp", ("accumulate=2",)),
-    ("fsdp", ()),
-    ("fsdp", ("accumulate=2", "recompute=selective")),
-    ("hsdp", ("accumulate=2",)),
-    ("tp=2,dp_shard=2", ()),
-    ("tp=2,dp_replicate=2", ("recompute=full",)),
-    ("cp=2,dp_replicate=2", ()),
-    ("cp=2,dp_shard=2", ()),
-    ("pp", ("accumulate=4", "schedule=1f1b")),
-    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=gpipe")),
-    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=interleaved")),
-    ("pp=2,tp=2", ("accumulate=4", "schedule=1f1b")),
-    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=zero-bubble")),
-    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=zbv")),
+    # layout, more settings, ranks
+    ("ddp", ("accumulate=2",), 4),
+    ("fsdp", ("accumulate=2", "recompute=selective"), 4),
+    ("hsdp", ("accumulate=2",), 4),
+    ("tp=2,dp_shard=2", (), 4),
+    ("tp=2,dp_replicate=2", ("recompute=full",), 4),
+    ("cp=2,dp_replicate=2", (), 4),
+    ("cp=2,dp_shard=2", (), 4),
+    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=1f1b"), 4),
+    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=interleaved"), 4),
+    ("pp=2,tp=2", ("accumulate=4", "schedule=1f1b"), 4),
+    ("pp", ("accumulate=1", "schedule=gpipe"), 2),  # plain model parallelism
+    ("pp", ("accumulate=4", "schedule=zero-bubble"), 2),
 ]
 
 
@@ -48,7 +46,9 @@ def alone(world: GlooWorld) -> List[float]:
     return values
 
 
-@pytest.mark.parametrize(("layout", "more"), LAYOUTS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else value)
-def test_a_layout_computes_what_one_process_computes(world: GlooWorld, alone: List[float], layout: str, more: "tuple[str, ...]") -> None:
-    for values in world.run(losses, layout, more):
+@pytest.mark.parametrize(("layout", "more", "ranks"), LAYOUTS, ids=lambda value: str(value))
+def test_a_layout_computes_what_one_process_computes(
+    world: GlooWorld, alone: List[float], layout: str, more: "tuple[str, ...]", ranks: int
+) -> None:
+    for values in world.run(losses, layout, more, size=ranks):
         assert values == pytest.approx(alone, rel=TOLERANCE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -20,7 +20,7 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
-from drumbeat.train.step import Loss, Step
+from drumbeat.train.step import Loss, Step, plain
 from drumbeat.train.world import World
 
 
@@ -70,7 +70,15 @@ def assemble(
         if layout.cp > 1:
             raise Refusal("pipeline with context parallelism is not built", "use one of them")
         if settings.precision == "fp16":
-            raise Refusal("pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16")
+            raise Refusal(
+                "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
+            )
+        if settings.schedule == "zero-bubble" and shards(meshes):
+            raise Refusal(
+                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks that "
+                "exchange gradients (measured: losses differ from the second step on)",
+                "use interleaved",
+            )
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
         stages = layout.pp * SCHEDULES[settings.schedule][1]
     parts = []
@@ -107,7 +115,7 @@ def assemble(
             world.device,
             settings.schedule,
             settings.accumulate,
-            lambda output, target: cross_entropy_sum(output, target) / step.divisor,
+            lambda output, target: plain(cross_entropy_sum(output, target)) / step.divisor,
         )
     saved = Checkpoints(settings.checkpoint, parts, adam, settings.keep) if settings.checkpoint else None
     return Assembly(world, meshes, precision, parts, step, saved)
@@ -138,6 +146,7 @@ def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
         report_every=settings.report_every,
         validate_every=settings.validate_every,
         save_every=settings.save_every,
+        stop_after=settings.stop_after,
         on_nan=settings.on_nan,
         unit=unit,
         profile=profile,
@@ -154,7 +163,3 @@ def warm_then_down(settings: Settings, down_from: float = 0.7) -> Callable[[int]
         return settings.lr * min(1.0, up, down)
 
     return lr
-
-
-def shortened(settings: Settings, **changes: Any) -> Settings:
-    return replace(settings, **changes)

@@ -31,4 +31,4 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 def _cudnn(q: Tensor) -> bool:
     if not q.is_cuda or torch.version.hip or q.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return torch.cuda.get_device_capability(q.device) >= (9, 0) and torch.backends.cuda.cudnn_sdp_enabled()
+    return torch.cuda.get_device_capability(q.device) >= (9, 0)

@@ -98,7 +98,9 @@ class Checkpoints:
         try:
             dcp.load(state, checkpoint_id=path, process_group=self.group)
         except Exception as error:  # torch raises many kinds here; all mean that the files cannot be used
-            raise Refusal(f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used") from error
+            raise Refusal(
+                f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used"
+            ) from error
         for part in self.parts:
             set_model_state_dict(part, _own(state, "model.", get_model_state_dict(part)))
         tensors = {key[len("optimizer.") :]: value for key, value in state.items() if key.startswith("optimizer.")}

@@ -54,9 +54,7 @@ def _(x: Tensor, wide_range: bool) -> Tuple[Tensor, Tensor, Tensor]:
 
 
 def _product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
-    return torch._scaled_mm(
-        a, b_turned.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast
-    )
+    return torch._scaled_mm(a, b_turned.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
 
 
 class _Float8Product(torch.autograd.Function):

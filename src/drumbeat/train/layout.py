@@ -93,9 +93,7 @@ class Meshes:
         self.root: Optional[DeviceMesh] = None
         if layout.ranks == 1:
             return
-        self.root = init_device_mesh(
-            device_type, tuple(getattr(layout, name) for name in ORDER), mesh_dim_names=ORDER
-        )
+        self.root = init_device_mesh(device_type, tuple(getattr(layout, name) for name in ORDER), mesh_dim_names=ORDER)
         self._joined: Dict[Tuple[str, ...], DeviceMesh] = {}
         self.data_rank = self.root["dp_replicate"].get_local_rank() * layout.dp_shard
         self.data_rank += self.root["dp_shard"].get_local_rank()
@@ -128,7 +126,11 @@ class Meshes:
             return shard
         if self.layout.cp > 1:
             self.joined("dp_shard", "cp")
-            return self.root["dp_replicate", "dp_shard_cp"] if self.layout.dp_shard > 1 else self.root["dp_replicate", "cp"]
+            return (
+                self.root["dp_replicate", "dp_shard_cp"]
+                if self.layout.dp_shard > 1
+                else self.root["dp_replicate", "cp"]
+            )
         return self.root["dp_replicate", "dp_shard"]
 
     def coordinate(self, name: str) -> int:

@@ -32,6 +32,7 @@ class Plan:
     report_every: int = 10
     validate_every: int = 0  # 0: only at the end, if there is a validation
     save_every: int = 0  # 0: only when stopped
+    stop_after: int = 0  # rehearse a stop signal after this step
     on_nan: str = "stop"  # or skip
     unit: str = "tokens"  # what is counted: tokens or samples
     profile: Profile = field(default_factory=Profile)
@@ -97,7 +98,7 @@ def train(
                 checks.append(_validated(validate, reporter, done))
                 meter.mark("validation")
                 last = last or (finished is not None and finished(checks[-1]))
-            stopped = stop.agreed() and not last
+            stopped = (stop.agreed() or done == plan.stop_after) and not last
             if checkpoints is not None:
                 checkpoints.poll()
                 if stopped or (plan.save_every and (last or done % plan.save_every == 0)):

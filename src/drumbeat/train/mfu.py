@@ -43,12 +43,16 @@ class Utilisation:
         return shares
 
     def describe(self) -> str:
-        sheet = f"{self.sheet_tflops:g} TFLOP/s {self.dtype} ({self.source})" if self.sheet_tflops else "unknown: no MFU"
+        sheet = (
+            f"{self.sheet_tflops:g} TFLOP/s {self.dtype} ({self.source})" if self.sheet_tflops else "unknown: no MFU"
+        )
         matmul = f"; measured matmul {self.measured_tflops:.0f} TFLOP/s" if self.measured_tflops else ""
         return f"{self.formula}; peak of {self.device}: {sheet}{matmul}"
 
 
-def utilisation(flops_per_sample: float, formula: str, precision: str, device: torch.device, measure: bool) -> Utilisation:
+def utilisation(
+    flops_per_sample: float, formula: str, precision: str, device: torch.device, measure: bool
+) -> Utilisation:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     dtype = _DTYPE.get(precision, "mixed fp8 and bf16")
     peak = peak_of(name) if device.type == "cuda" else None

@@ -82,10 +82,11 @@ def parallelize(
 
 
 def shards(meshes: Meshes) -> bool:
-    """FSDP2 carries every layout but plain data parallelism: with tensor parallelism parameters are DTensors, which DDP
-    does not take, so replicas are then an FSDP mesh whose shard dimension may be 1."""
+    """DDP carries plain data and context parallelism; FSDP2 everything else, with a shard dimension of 1 if need be: DDP
+    takes no DTensors (tensor parallelism), and its buckets fail under a pipeline's schedule."""
     layout = meshes.layout
-    return layout.dp_shard > 1 or (layout.tp > 1 and (layout.dp_replicate > 1 or layout.cp > 1))
+    copies = layout.dp_replicate > 1 or layout.cp > 1
+    return layout.dp_shard > 1 or (copies and (layout.tp > 1 or layout.pp > 1))
 
 
 def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
@@ -99,7 +100,9 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
 
 def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Optional[Dict[str, ParallelStyle]]) -> None:
     if not plan:
-        raise Refusal("tensor parallelism needs a plan: which layer is cut how", "pass tensor_plan, or use another layout")
+        raise Refusal(
+            "tensor parallelism needs a plan: which layer is cut how", "pass tensor_plan, or use another layout"
+        )
     names = [name for name, _ in model.named_modules()]
     used = {pattern: style for pattern, style in plan.items() if fnmatch.filter(names, pattern)}
     tied = [(a, b) for a, b in tied_parameters(model)]

@@ -16,7 +16,6 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
 )
 
 from drumbeat.train.parallelize import tied_parameters
@@ -28,18 +27,14 @@ SCHEDULES: Dict[str, Tuple[Any, int]] = {
     "1f1b": (Schedule1F1B, 1),
     "interleaved": (ScheduleInterleaved1F1B, 2),
     "zero-bubble": (ScheduleInterleavedZeroBubble, 2),
-    "zbv": (ScheduleZBVZeroBubble, 2),
 }
 
 
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
-    """Which stages a rank holds: every ranks-th one; in ZBV the way goes down the ranks and back up."""
+    """Which stages a rank holds: every ranks-th one."""
     if schedule not in SCHEDULES:
         raise Refusal(f"pipeline schedule '{schedule}' is unknown", f"known: {', '.join(SCHEDULES)}")
-    each = SCHEDULES[schedule][1]
-    if schedule == "zbv":
-        return [rank, 2 * ranks - 1 - rank]
-    return [rank + i * ranks for i in range(each)]
+    return [rank + i * ranks for i in range(SCHEDULES[schedule][1])]
 
 
 def cut(model: nn.Module, stage: int, stages: int, blocks: str, first: Sequence[str], last: Sequence[str]) -> nn.Module:
@@ -47,7 +42,9 @@ def cut(model: nn.Module, stage: int, stages: int, blocks: str, first: Sequence[
     on the last stage. What is not kept becomes None, or is missing from the blocks; the model's forward skips it.
     """
     if tied_parameters(model):
-        raise Refusal("pipeline: the embedding and the head share one matrix but stand on different stages", "untie them")
+        raise Refusal(
+            "pipeline: the embedding and the head share one matrix but stand on different stages", "untie them"
+        )
     holder = model.get_submodule(blocks)
     names = [name for name, _ in holder.named_children()]
     if len(names) < stages:
@@ -89,9 +86,7 @@ class Pipeline:
         self.first = 0 in numbers
         self.last = total - 1 in numbers
         # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
-        self.schedule = kind(
-            stages[0] if each == 1 else stages, micro_batches, loss_fn=loss, scale_grads=False
-        )
+        self.schedule = kind(stages[0] if each == 1 else stages, micro_batches, loss_fn=loss, scale_grads=False)
 
     def run(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
         """Forward and backward of one step; the losses of the micro-batches on the last stage, none elsewhere."""

@@ -39,7 +39,9 @@ class Precision:
             if tensor_parallel:
                 raise Refusal("precision fp8 with tensor parallelism is not built", "use bf16")
         if self.name == "fp16" and (sharded or tensor_parallel):
-            raise Refusal("precision fp16 scales the loss by what one rank sees; with shards ranks would differ", "use bf16")
+            raise Refusal(
+                "precision fp16 scales the loss by what one rank sees; with shards ranks would differ", "use bf16"
+            )
         if self.name == "bf16-master" and sharded:
             raise Refusal("precision bf16-master with FSDP is bf16: FSDP keeps fp32 shards itself", "use bf16")
 

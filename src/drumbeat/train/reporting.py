@@ -19,7 +19,9 @@ class Reporter:
         self.lead = lead
         self._sinks = [_open(text) for text in sinks] if lead else []
 
-    def figures(self, kind: str, step: int, own: Dict[str, Any], shared: Dict[str, Any], steps: Optional[int] = None) -> None:
+    def figures(
+        self, kind: str, step: int, own: Dict[str, Any], shared: Dict[str, Any], steps: Optional[int] = None
+    ) -> None:
         """`own` is this rank's part (tokens, samples); `shared` is the same on all ranks and goes out once."""
         metrics.report(step, kind=kind, steps=steps, **own, **(shared if self.lead else {}))
         for write in self._sinks:

@@ -29,6 +29,7 @@ class Settings:
     warmup: int = option(10, "steps over which the learning rate rises")
     decay: float = option(0.1, "weight decay")
     clip: float = option(1.0, "largest norm of the gradients; 0: no limit")
+    stop_after: int = option(0, "stop after this step as a signal would: save, and say that there is more to do; 0: never")
     seed: int = option(0, "of weights and of the order of samples")
     compile: bool = option(False, "torch.compile, block by block")
     recompute: str = option("none", "activations: none (keep), selective, full (recompute each block)")
@@ -36,7 +37,7 @@ class Settings:
     offload: bool = option(False, "FSDP: parameters, gradients and optimizer state in CPU memory")
     prefetch: int = option(1, "FSDP: blocks gathered ahead")
     smallest: int = option(100_000, "FSDP without named blocks: a module of so many parameters is a unit")
-    schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble, zbv")
+    schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble")
     checkpoint: str = option("", "folder to save to and to resume from")
     save_every: int = option(0, "steps between checkpoints; 0: only when stopped by a signal")
     keep: int = option(2, "how many checkpoints stay")
@@ -44,7 +45,9 @@ class Settings:
     validate_every: int = option(0, "steps between validations; 0: at the end")
     on_nan: str = option("stop", "a NaN or inf in the gradients: stop, or skip the step")
     profile: str = option("", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler into profile/")
-    figures: str = option("", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma")
+    figures: str = option(
+        "", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma"
+    )
     measure_peak: bool = option(False, "measure a matrix product first, for a second MFU")
 
 

@@ -73,8 +73,9 @@ class Step:
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
         count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
-        if self.meshes.tokens is not None:
-            dist.all_reduce(count, group=self.meshes.tokens.get_group())
+        ranks = self.meshes.joined("dp_replicate", "dp_shard")  # context-parallel ranks were given the same targets
+        if ranks is not None:
+            dist.all_reduce(count, group=ranks.get_group())
         return count.clamp(min=1)
 
     def _accumulated(self, batches: Sequence[Batch]) -> Tensor:
@@ -85,8 +86,7 @@ class Step:
             # DDP and FSDP decide in the *forward* pass what the backward pass will send, so the choice comes first.
             with ExitStack() as stack:
                 stack.enter_context(exchange(model, last, self.meshes))
-                if self.meshes.layout.tp > 1:
-                    stack.enter_context(loss_parallel())
+                stack.enter_context(vocabulary_cut(self.meshes))
                 with self.precision.computing(self.device, self.sharded):
                     loss = plain(self.loss(model, inputs, targets)) / self.divisor
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -96,7 +96,7 @@ class Step:
     def _pipelined(self, batches: Sequence[Batch]) -> Tensor:
         assert self.pipeline is not None
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
-        with self.precision.computing(self.device, self.sharded):
+        with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
             losses = self.pipeline.run(inputs, targets)
         return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)
 
@@ -136,6 +136,11 @@ def exchange(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any
     elif isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return nullcontext()
+
+
+def vocabulary_cut(meshes: Meshes) -> ContextManager[Any]:
+    """Tensor parallelism leaves the logits cut along the vocabulary; forward and backward of the loss must know."""
+    return loss_parallel() if meshes.layout.tp > 1 else nullcontext()
 
 
 def plain(x: Tensor) -> Tensor:

@@ -28,7 +28,9 @@ class TokenWindows:
         self.starts = np.cumsum([0] + [len(array) for array in arrays])
         self.windows = max(0, int(self.starts[-1]) - 1) // length
         if len(self) == 0:
-            raise Refusal(f"{int(self.starts[-1]):,} tokens are too few for a {part} window of {length} (ten are needed)")
+            raise Refusal(
+                f"{int(self.starts[-1]):,} tokens are too few for a {part} window of {length} (ten are needed)"
+            )
 
     def __len__(self) -> int:
         kept = self.windows // 10
@@ -77,7 +79,9 @@ def token_file(path: str, length: int, part: str = "train", dtype: str = "uint16
     if path.endswith(".npy"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise Refusal(f"{path}: an array of shape {array.shape} and type {array.dtype}", "a row of integers is needed")
+            raise Refusal(
+                f"{path}: an array of shape {array.shape} and type {array.dtype}", "a row of integers is needed"
+            )
     elif path.endswith(".bin"):
         if dtype not in ("uint16", "int32", "uint32", "int64"):
             raise Refusal(f"token type '{dtype}' is unknown", "known: uint16, int32, uint32, int64")

@@ -40,7 +40,5 @@ def cast_both(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tuple[Tensor, Ten
     turned = torch.empty((columns, rows), dtype=dtype, device=x.device)
     tile = 128
     grid = (triton.cdiv(rows, tile), triton.cdiv(columns, tile))
-    _cast_both[grid](
-        x, scale, straight, turned, rows, columns, torch.finfo(dtype).max, tile, tile, num_warps=8
-    )
+    _cast_both[grid](x, scale, straight, turned, rows, columns, torch.finfo(dtype).max, tile, tile, num_warps=8)
     return straight, turned

@@ -21,7 +21,7 @@ def _places(inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _forward(pairs, out, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
+def _swiglu_forward(pairs, out, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
     at, gate_at = _places(inner, part, block)
     gate = tl.load(pairs + gate_at).to(tl.float32)
     up = tl.load(pairs + gate_at + part).to(tl.float32)
@@ -29,7 +29,7 @@ def _forward(pairs, out, inner: tl.constexpr, part: tl.constexpr, block: tl.cons
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _backward(pairs, d_out, d_pairs, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
+def _swiglu_backward(pairs, d_out, d_pairs, inner: tl.constexpr, part: tl.constexpr, block: tl.constexpr):
     at, gate_at = _places(inner, part, block)
     gate = tl.load(pairs + gate_at).to(tl.float32)
     up = tl.load(pairs + gate_at + part).to(tl.float32)
@@ -49,12 +49,12 @@ def _shape(pairs: Tensor, part: int) -> Tuple[int, int, int]:
 def forward(pairs: Tensor, part: int) -> Tensor:
     inner, block, blocks = _shape(pairs, part)
     out = torch.empty((*pairs.shape[:-1], inner), dtype=pairs.dtype, device=pairs.device)
-    _forward[(blocks,)](pairs, out, inner, part, block, num_warps=4)
+    _swiglu_forward[(blocks,)](pairs, out, inner, part, block, num_warps=4)
     return out
 
 
 def backward(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
     inner, block, blocks = _shape(pairs, part)
     d_pairs = torch.empty_like(pairs)
-    _backward[(blocks,)](pairs, d_out.contiguous(), d_pairs, inner, part, block, num_warps=4)
+    _swiglu_backward[(blocks,)](pairs, d_out.contiguous(), d_pairs, inner, part, block, num_warps=4)
     return d_pairs

@@ -123,9 +123,7 @@ class Llama(nn.Module):
         if self.shape.tied and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 
-    def forward(
-        self, tokens: Tensor, targets: Optional[Tensor] = None, positions: Optional[Tensor] = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
         """Logits; or, with targets (-100 = no target), the *sum* of the losses, whose logits never stand whole.
 
         A pipeline stage lacks the embedding, the norm and head, or both: it then takes or gives hidden states.

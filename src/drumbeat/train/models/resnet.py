@@ -81,7 +81,6 @@ class ResNet(nn.Module):
             x = self.get_submodule(f"layer{stage}")(x)
         return self.fc(x.mean(dim=(2, 3)))
 
-
     def stem(self, images: Tensor) -> Tensor:
         """The first convolution. On a GPU each 2 x 2 square of the image becomes 12 channels (16 with padding) and the
         7 x 7 filter with stride 2 a 4 x 4 one with stride 1: the same sums, but tensor cores want more than 3 channels.
@@ -142,17 +141,10 @@ class WideResNet(nn.Module):
         return self.fc(x.mean(dim=(2, 3)))
 
 
-def no_decay_on_norms(model: nn.Module, decay: float) -> "list[dict[str, object]]":
-    """Parameter groups: weight decay for weights, none for biases and normalisation."""
-    wide = [p for p in model.parameters() if p.ndim > 1]
-    thin = [p for p in model.parameters() if p.ndim <= 1]
-    return [{"params": wide, "weight_decay": decay}, {"params": thin, "weight_decay": 0.0}]
-
-
-def forward_flops(model: nn.Module, image: Tensor) -> int:
-    """Floating-point operations of one forward pass, counted by torch on the meta device."""
+def forward_flops(model: nn.Module, size: int) -> int:
+    """Floating-point operations of one forward pass for one image, counted by torch on the meta device."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model(image)
+    with FlopCounterMode(display=False) as counter:
+        model.to("meta").eval()(torch.empty(1, 3, size, size, device="meta"))
     return int(counter.get_total_flops())

@@ -1,13 +1,12 @@
 """Train a Llama 3 shape on bytes of any folder, on a token file, or on made-up tokens.
 
-    drumbeat train llama                                              the smallest shape, on Python's own source
-    drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b precision=bf16 data=tokens.bin
+drumbeat train llama                                              the smallest shape, on Python's own source
+drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b precision=bf16 data=tokens.bin
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Dict
 
@@ -20,7 +19,6 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
-    loss_parallel,
 )
 
 from drumbeat.train import context
@@ -34,7 +32,7 @@ from drumbeat.train.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
-from drumbeat.train.step import Loss, plain
+from drumbeat.train.step import Loss, plain, vocabulary_cut
 from drumbeat.train.world import join
 
 
@@ -158,11 +156,10 @@ def validation_loss(settings: LlamaSettings, parts: Assembly, kept: Samples, los
     first = parts.meshes.data_rank * own
     tokens, targets = (x.to(parts.world.device) for x in kept.read(list(range(first, first + own)), [0] * own))
     totals = torch.zeros(2, device=parts.world.device)
-    with parts.precision.computing(parts.world.device, parts.step.sharded):
+    with parts.precision.computing(parts.world.device, parts.step.sharded), vocabulary_cut(parts.meshes):
         if parts.step.pipeline is None:
             for x, y in zip(tokens.split(8), targets.split(8)):
-                with loss_parallel() if parts.meshes.layout.tp > 1 else nullcontext():
-                    totals[0] += plain(loss(parts.parts[0], x, y))
+                totals[0] += plain(loss(parts.parts[0], x, y))
         else:
             parts.step.divisor = torch.ones((), device=parts.world.device)
             totals[0] += sum(parts.step.pipeline.evaluate(tokens, targets), torch.zeros(()))
