@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp"
     parser.add_argument("recipe", help="llama, bert, resnet or wide-resnet")
     parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, or degrees such as dp_shard=4,tp=2")
-    parser.add_argument("--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe")
+    parser.add_argument(
+        "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe"
+    )
     parser.add_argument("--settings", action="store_true", help="list the recipe's settings and end")
-    parser.add_argument("--verify-resume", action="store_true", help="stop and resume half-way; losses must be bitwise equal")
+    parser.add_argument(
+        "--verify-resume", action="store_true", help="stop and resume half-way; losses must be bitwise equal"
+    )
     parser.add_argument("--json", action="store_true", help="rank 0 ends with one JSON line of the result")
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -97,7 +98,7 @@ class Checkpoints:
             state[f"generator_{self.rank}"] = generators()
         try:
             dcp.load(state, checkpoint_id=path, process_group=self.group)
-        except Exception as error:  # torch raises many kinds here; all mean that the files cannot be used
+        except (Exception, CheckpointException) as error:  # the latter is no Exception; all mean: unusable files
             raise Refusal(
                 f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used"
             ) from error
@@ -226,11 +227,14 @@ def _copied(x: Tensor) -> Tensor:
     return x.detach().clone() if x.device.type == "cpu" else x
 
 
-def _future(pending: Any) -> "Future[Any]":
+def _future(pending: Any) -> Future[Any]:
     return getattr(pending, "upload_completion", pending)  # type: ignore[no-any-return]
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = next(iter(error.failures.items()))
+        return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -13,6 +13,7 @@ from drumbeat.train.assemble import Anatomy, Assembly, assemble
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.layout import Meshes
 from drumbeat.train.loop import average
+from drumbeat.train.parallelize import shards
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.world import World
@@ -44,7 +45,10 @@ def assemble_images(settings: Settings, world: World, meshes: Meshes, build: Cal
     torch.backends.cudnn.benchmark = True  # images have one size: the fastest algorithm is found once
 
     def made() -> nn.Module:
-        return build().to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        model = build()
+        if not shards(meshes):  # FSDP cuts plain rows only
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
 
     return assemble(settings, world, meshes, made, classes_loss, sgd(settings), Anatomy())
 

@@ -27,7 +27,7 @@ class Layout:
     cp: int = 1
 
     @staticmethod
-    def parse(text: str, ranks_per_node: int = 1) -> "Layout":
+    def parse(text: str, ranks_per_node: int = 1) -> Layout:
         """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shard inside the node, replicate between), tp..."""
         if text == "ddp":
             return Layout(dp_replicate=-1)
@@ -51,7 +51,7 @@ class Layout:
             degrees[name] = int(value)
         return Layout(**degrees)
 
-    def for_world(self, size: int) -> "Layout":
+    def for_world(self, size: int) -> Layout:
         """The same layout with the rest filled in; the product must be the number of ranks."""
         degrees = {name: getattr(self, name) for name in ORDER}
         for name, degree in degrees.items():

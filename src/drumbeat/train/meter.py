@@ -15,7 +15,7 @@ class Mark(NamedTuple):
     at: float
     event: Optional[torch.cuda.Event]
 
-    def ms_since(self, earlier: "Mark") -> float:
+    def ms_since(self, earlier: Mark) -> float:
         if self.event is not None and earlier.event is not None:
             return float(earlier.event.elapsed_time(self.event))
         return (self.at - earlier.at) * 1e3

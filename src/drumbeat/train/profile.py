@@ -21,7 +21,7 @@ class Profile:
     folder: str = "profile"
 
     @staticmethod
-    def parse(text: str, folder: str) -> "Profile":
+    def parse(text: str, folder: str) -> Profile:
         """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3."""
         ranks, _, rest = text.partition(":")
         start, _, steps = rest.partition(":")

@@ -55,7 +55,7 @@ def _open(text: str) -> Any:
     return lambda kind, step, values: library.log_metrics({f"{kind}/{k}": v for k, v in _numbers(values)}, step=step)
 
 
-def _numbers(values: Dict[str, Any]) -> "list[tuple[str, float]]":
+def _numbers(values: Dict[str, Any]) -> list[tuple[str, float]]:
     return [(key, float(value)) for key, value in values.items() if isinstance(value, (int, float))]
 
 

@@ -49,7 +49,7 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.files)
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         pixels = np.stack(list(self._pool.map(self._one, indices, epochs)))
         return normalised(pixels, IMAGENET), torch.tensor([self.files[i][1] for i in indices])
 
@@ -84,13 +84,13 @@ def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[f
 class ImageArray:
     """Images in memory, (count, height, width, 3) bytes. Training: shifted by up to 4 pixels, and flipped."""
 
-    def __init__(self, pixels: Pixels, labels: "npt.NDArray[np.int64]", train: bool = True, seed: int = 0) -> None:
+    def __init__(self, pixels: Pixels, labels: npt.NDArray[np.int64], train: bool = True, seed: int = 0) -> None:
         self.pixels, self.labels, self.train, self.seed = pixels, labels, train, seed
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         if self.train:
             pixels = np.stack([self._shifted(i, e) for i, e in zip(indices, epochs)])
         else:
@@ -119,7 +119,7 @@ def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
     return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
 
 
-def normalised(pixels: Pixels, statistics: "tuple[tuple[float, ...], tuple[float, ...]]") -> Tensor:
+def normalised(pixels: Pixels, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
     """Bytes (count, height, width, 3) -> floats (count, 3, height, width), channels last in memory."""
     mean, spread = (torch.tensor(values) for values in statistics)
     images = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255).sub_(mean).div_(spread)

@@ -21,7 +21,7 @@ class Masked:
     def __len__(self) -> int:
         return len(self.text)
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         tokens, _ = self.text.read(indices, epochs)
         targets = torch.full_like(tokens, IGNORE)
         for row, (index, epoch) in enumerate(zip(indices, epochs)):

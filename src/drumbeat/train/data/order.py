@@ -13,7 +13,7 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.uint64]
 
 
-def places(numbers: Integers, size: int, seed: int, shuffle: bool = True) -> "tuple[Integers, Integers]":
+def places(numbers: Integers, size: int, seed: int, shuffle: bool = True) -> tuple[Integers, Integers]:
     """(epoch, index in the data set) of each sample number."""
     epoch, index = numbers // np.uint64(size), numbers % np.uint64(size)
     return (epoch, _permuted(index, epoch, size, seed)) if shuffle and size > 1 else (epoch, index)

@@ -19,7 +19,7 @@ Batch = Tuple[Tensor, Tensor]
 class Samples(Protocol):
     def __len__(self) -> int: ...
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Batch:
+    def read(self, indices: list[int], epochs: list[int]) -> Batch:
         """Inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result."""
         ...
 
@@ -95,7 +95,7 @@ class _Ahead:
     """A thread that reads the next batches while the device computes."""
 
     def __init__(self, source: Iterator[List[Batch]], depth: int) -> None:
-        self._queue: "queue.Queue[object]" = queue.Queue(depth)
+        self._queue: queue.Queue[object] = queue.Queue(depth)
         self._stop = threading.Event()
         self._source = source
         self._thread = threading.Thread(target=self._fill, name="drumbeat-data", daemon=True)
@@ -116,7 +116,7 @@ class _Ahead:
             except queue.Full:
                 continue
 
-    def __iter__(self) -> "_Ahead":
+    def __iter__(self) -> _Ahead:
         return self
 
     def __next__(self) -> List[Batch]:

@@ -20,7 +20,7 @@ class SyntheticImages:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         labels = [index % self.classes for index in indices]
         shape = (3, self.size, self.size)
         noise = [np.random.default_rng((self.seed, i)).standard_normal(shape, dtype=np.float32) for i in indices]
@@ -41,11 +41,11 @@ class SyntheticTokens:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         tokens = torch.from_numpy(np.stack([self._sequence(i) for i in indices]))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def _sequence(self, index: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def _sequence(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         random = np.random.default_rng((self.seed, index))
         fresh = random.integers(0, self.vocabulary, self.length + 1)
         surprise = random.random(self.length + 1) < 0.125

@@ -23,7 +23,7 @@ class TokenWindows:
     """Windows over arrays of tokens that lie end to end. One in ten is kept for validation, all over the text: the end
     of a collection is often of another kind than the rest."""
 
-    def __init__(self, arrays: "List[npt.NDArray[np.generic]]", length: int, part: str = "train") -> None:
+    def __init__(self, arrays: List[npt.NDArray[np.generic]], length: int, part: str = "train") -> None:
         self.arrays, self.length, self.part = arrays, length, part
         self.starts = np.cumsum([0] + [len(array) for array in arrays])
         self.windows = max(0, int(self.starts[-1]) - 1) // length
@@ -36,7 +36,7 @@ class TokenWindows:
         kept = self.windows // 10
         return kept if self.part == "validation" else self.windows - kept
 
-    def read(self, indices: "list[int]", epochs: "list[int]") -> Tuple[Tensor, Tensor]:
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         rows = np.stack([self._window(self._number(i) * self.length) for i in indices])
         tokens = torch.from_numpy(rows)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -44,7 +44,7 @@ class TokenWindows:
     def _number(self, index: int) -> int:
         return index * 10 + 9 if self.part == "validation" else index + index // 9
 
-    def _window(self, start: int) -> "npt.NDArray[np.int64]":
+    def _window(self, start: int) -> npt.NDArray[np.int64]:
         out = np.empty(self.length + 1, dtype=np.int64)
         filled = 0
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
@@ -59,7 +59,7 @@ class TokenWindows:
 
 def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int] = None) -> TokenWindows:
     """Every byte of the text files under `folder` is a token. `limit`: take no more than so many bytes."""
-    arrays: "List[npt.NDArray[np.generic]]" = []
+    arrays: List[npt.NDArray[np.generic]] = []
     total = 0
     for path in _text_files(folder):
         if limit is not None and total >= limit:

@@ -62,7 +62,9 @@ def run(settings: BertSettings) -> Result:
     world = join()
     meshes = meshes_for(settings, world)
     if meshes.layout.tp > 1 or meshes.layout.pp > 1 or meshes.layout.cp > 1:
-        raise Refusal("bert runs with layouts ddp, fsdp and hsdp", "it is small enough for them; llama takes every layout")
+        raise Refusal(
+            "bert runs with layouts ddp, fsdp and hsdp", "it is small enough for them; llama takes every layout"
+        )
     length = settings.length or shape.context
     anatomy = Anatomy(blocks="blocks")
     parts = assemble(settings, world, meshes, lambda: Bert(shape), loss, adamw(settings, meshes), anatomy)
