@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if importlib.util.find_spec(package) is None:
             raise Problem(
                 f"training needs {package}, which this Python ({sys.executable}) does not have",
-                "pip install 'drumbeat[torch]' (or '[cpu]'), or run with a Python that has it and drumbeat's src on PYTHONPATH",
+                "pip install 'drumbeat[torch]', or use a Python that has it, with drumbeat's src folder on PYTHONPATH",
             )
     from drumbeat.train.refusal import Refusal
 

@@ -75,8 +75,8 @@ def assemble(
             )
         if settings.schedule == "zero-bubble" and shards(meshes):
             raise Refusal(
-                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks that "
-                "exchange gradients (measured: losses differ from the second step on)",
+                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks "
+                "that exchange gradients (measured: losses differ from the second step on)",
                 "use interleaved",
             )
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
@@ -102,7 +102,8 @@ def assemble(
         )
         if large:
             part.to_empty(device="cpu" if settings.offload else world.device)
-            (part.module if hasattr(part, "module") else part).reset()
+            whole: Any = getattr(part, "module", part)
+            whole.reset()
         parts.append(part)
     torch.manual_seed(settings.seed + 1 + meshes.data_rank)  # from here on each data-parallel rank draws its own
     adam = optimizer([p for part in parts for p in part.parameters()])

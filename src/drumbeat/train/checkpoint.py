@@ -18,7 +18,6 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
@@ -28,6 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.utils._pytree import tree_map_only
 
 from drumbeat.train.refusal import Refusal
@@ -59,12 +60,12 @@ class Checkpoints:
         # One key a rank: under one common key torch would keep rank 0's generator for everybody.
         state[f"generator_{self.rank}"] = generators()
         if wait:
-            dcp.save(state, checkpoint_id=path, process_group=self.group)
+            save(state, checkpoint_id=path, process_group=self.group)
             self._commit(step)
             self._meet()
             return
         still = tree_map_only(Tensor, _copied, state)
-        self._saving = (step, dcp.async_save(still, checkpoint_id=path, process_group=self.group))
+        self._saving = (step, async_save(still, checkpoint_id=path, process_group=self.group))
 
     def poll(self) -> None:
         """Commit a background save that is done. Costs nothing while it is not."""
@@ -97,7 +98,7 @@ class Checkpoints:
         if self.rank < marker["ranks"]:
             state[f"generator_{self.rank}"] = generators()
         try:
-            dcp.load(state, checkpoint_id=path, process_group=self.group)
+            load(state, checkpoint_id=path, process_group=self.group)
         except (Exception, CheckpointException) as error:  # the latter is no Exception; all mean: unusable files
             raise Refusal(
                 f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used"

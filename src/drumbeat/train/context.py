@@ -24,7 +24,7 @@ def apply_context(model: nn.Module, mesh: DeviceMesh, heads: int, kv_heads: int)
         )
     for module in model.modules():
         if hasattr(module, "attend"):
-            module.attend = Ulysses(mesh)
+            module.attend = Ulysses(mesh)  # type: ignore[assignment]
 
 
 class Ulysses:

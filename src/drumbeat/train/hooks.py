@@ -9,6 +9,7 @@ from typing import Any, Callable, List
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,14 +31,14 @@ def register(model: DistributedDataParallel, text: str) -> None:
         model.register_comm_hook(group, sum_hook if narrow is None else narrow_hook(narrow))
 
 
-def sum_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def sum_hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     return _added(group, bucket.buffer()).then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
-def narrow_hook(dtype: torch.dtype) -> Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]:
+def narrow_hook(dtype: torch.dtype) -> Callable[[Any, GradBucket], torch.futures.Future[Tensor]]:
     """Half the bytes. torch's own bf16 hook refuses gloo; this one does not."""
 
-    def hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         wide = bucket.buffer()
 
         def widen(future: Any) -> Tensor:
@@ -64,7 +65,7 @@ def _register_powersgd(model: DistributedDataParallel, text: str, numbers: List[
     group = model.process_group
     state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=first)
 
-    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         # PowerSGD averages over the ranks; ours add.
         averaged = powerSGD_hook.powerSGD_hook(state, bucket)
         return averaged.then(lambda future: future.value().mul_(dist.get_world_size(group)))  # type: ignore[no-any-return]

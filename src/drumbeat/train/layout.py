@@ -28,7 +28,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str, ranks_per_node: int = 1) -> Layout:
-        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shard inside the node, replicate between), tp..."""
+        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp."""
         if text == "ddp":
             return Layout(dp_replicate=-1)
         if text == "fsdp":

@@ -45,6 +45,7 @@ class Result(NamedTuple):
     validation: List[Dict[str, float]]
     stopped: bool  # by a signal, after saving: exit with REQUEUE
     figures: Dict[str, float]
+    step_ms: List[float]  # every step after the warm-up
 
 
 def train(
@@ -117,7 +118,9 @@ def train(
         stream.close()
     if checkpoints is not None:
         checkpoints.finish()
-    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()})
+    meter.start()  # the last step is over
+    meter.take()
+    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
 
 
 def _report(

@@ -62,7 +62,7 @@ def parallelize(
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
-    """`blocks` names the module whose children are the model's repeated blocks; without it, modules are chosen by size."""
+    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units."""
     layout = meshes.layout
     sharded = shards(meshes)
     precision.check(device, sharded, layout.tp > 1)
@@ -82,8 +82,8 @@ def parallelize(
 
 
 def shards(meshes: Meshes) -> bool:
-    """DDP carries plain data and context parallelism; FSDP2 everything else, with a shard dimension of 1 if need be: DDP
-    takes no DTensors (tensor parallelism), and its buckets fail under a pipeline's schedule."""
+    """DDP carries plain data and context parallelism; FSDP2 everything else, with a shard dimension of 1 if need be:
+    DDP takes no DTensors (tensor parallelism), and its buckets fail under a pipeline's schedule."""
     layout = meshes.layout
     copies = layout.dp_replicate > 1 or layout.cp > 1
     return layout.dp_shard > 1 or (copies and (layout.tp > 1 or layout.pp > 1))
@@ -144,7 +144,9 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
         return
     if not repeated:
         raise Refusal("recompute needs named blocks: it trades a block's activations for its second forward pass")
-    more = {} if how == "full" else {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
+    more: Dict[str, Any] = (
+        {} if how == "full" else {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
+    )
     parents = {id(block): parent for parent in model.modules() for block in parent.children()}
     for name, block in repeated:
         parents[id(block)].register_module(name, checkpoint_wrapper(block, preserve_rng_state=True, **more))
@@ -201,7 +203,7 @@ def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str)
         process_group=group.get_group(),
         gradient_as_bucket_view=True,  # the gradients are the buckets: no second copy of them
         # Running statistics are averaged where they are used, not sent in every step. torch 2.13 renamed the option.
-        **{_BUFFERS: False},
+        **{_BUFFERS: False},  # type: ignore[arg-type]
     )
     hooks.register(wrapped, hook)
     return wrapped

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ContextManager, Tuple
+from typing import Any, Tuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,3 @@ class Profiler:
         table = done.key_averages().table(sort_by=by, row_limit=10)
         with open(os.path.join(self.folder, f"rank-{self.rank}.txt"), "w", encoding="utf-8") as file:
             file.write(table)
-
-
-def section(name: str) -> ContextManager[Any]:
-    """A named range in the trace: forward, backward, optimizer."""
-    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()

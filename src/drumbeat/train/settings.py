@@ -29,9 +29,7 @@ class Settings:
     warmup: int = option(10, "steps over which the learning rate rises")
     decay: float = option(0.1, "weight decay")
     clip: float = option(1.0, "largest norm of the gradients; 0: no limit")
-    stop_after: int = option(
-        0, "stop after this step as a signal would: save, and say that there is more to do; 0: never"
-    )
+    stop_after: int = option(0, "rehearse a stop signal after this step: save, exit code 75; 0: never")
     seed: int = option(0, "of weights and of the order of samples")
     compile: bool = option(False, "torch.compile, block by block")
     recompute: str = option("none", "activations: none (keep), selective, full (recompute each block)")

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
+from torch.profiler import record_function
 
 from drumbeat.train.layout import Meshes
 from drumbeat.train.loss import IGNORE
@@ -65,8 +66,9 @@ class Step:
         self.mark("forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = gradient_norm(self.parameters, self.meshes)
-        self._update(norm)
+        with record_function("optimizer"):
+            norm = gradient_norm(self.parameters, self.meshes)
+            self._update(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.mark("optimizer")
         return Outcome(loss, norm, self.divisor)
@@ -87,9 +89,10 @@ class Step:
             with ExitStack() as stack:
                 stack.enter_context(exchange(model, last, self.meshes))
                 stack.enter_context(vocabulary_cut(self.meshes))
-                with self.precision.computing(self.device, self.sharded):
+                with record_function("forward"), self.precision.computing(self.device, self.sharded):
                     loss = plain(self.loss(model, inputs, targets)) / self.divisor
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                with record_function("backward"):
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             total += loss.detach()
         return total
 
@@ -125,8 +128,8 @@ class Step:
 
 
 def exchange(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
-    """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the node
-    each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
+    """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the
+    node each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
     """
     if isinstance(model, FSDPModule):
         replicated = meshes.layout.dp_replicate > 1
@@ -150,8 +153,8 @@ def plain(x: Tensor) -> Tensor:
 def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
     """The norm of all gradients of the model, the same number on every rank.
 
-    Each rank squares what it holds, divided by how many ranks hold the same; one sum over all ranks makes the rest. So it
-    does not matter how a parameter is cut, or whether two parameters are cut alike.
+    Each rank squares what it holds, divided by how many ranks hold the same; one sum over all ranks makes the rest. So
+    it does not matter how a parameter is cut, or whether two parameters are cut alike.
     """
     groups: Dict[int, List[Tensor]] = {}
     for p in parameters:

@@ -1,7 +1,7 @@
 """Stop together: a signal reaches ranks at different moments, and a rank that stops alone leaves the others waiting.
 
-Each step every rank says whether it was told to stop; the answers are added up in the background, between CPUs, and read
-one step later. So all ranks learn it at the same step, and no step waits for it.
+Each step every rank says whether it was told to stop; the answers are added up in the background, between CPUs, and
+read one step later. So all ranks learn it at the same step, and no step waits for it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Stream:
     ) -> None:
         if batch % (data_ranks * accumulate):
             raise Refusal(
-                f"a batch of {batch} samples does not divide into {data_ranks} data-parallel ranks x {accumulate} micro-batches",
+                f"a batch of {batch} samples does not divide into {data_ranks} data-parallel ranks x "
+                f"{accumulate} micro-batches",
                 "choose a multiple",
             )
         if len(samples) == 0:

@@ -1,7 +1,7 @@
 """Text as windows of tokens, packed: files lie end to end and a window does not care where one ends.
 
-A sample is `length` tokens and, shifted by one, the tokens to predict. Files are mapped, not read: opening a folder costs
-its directory listing, and a window costs its own bytes.
+A sample is `length` tokens and, shifted by one, the tokens to predict. Files are mapped, not read: opening a folder
+costs its directory listing, and a window costs its own bytes.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class ResNet(nn.Module):
 
 
 def fold_filter(weight: Tensor) -> Tensor:
-    """(out, 3, 7, 7) -> (out, 16, 4, 4) for `stem`: a zero row and column first, then by parity, then 4 empty channels."""
+    """(out, 3, 7, 7) -> (out, 16, 4, 4) for `stem`: a zero row and column first, by parity, and 4 empty channels."""
     by_parity = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 1, 3, 5, 2, 4)
     return F.pad(by_parity.flatten(1, 3), (0, 0, 0, 0, 0, 4)).contiguous(memory_format=torch.channels_last)
 

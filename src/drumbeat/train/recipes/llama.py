@@ -84,8 +84,8 @@ def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
     tp = meshes.layout.tp
     if shape.kv_heads % tp or shape.gate_groups % tp or length % tp or shape.vocabulary % tp:
         raise Refusal(
-            f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate groups, "
-            f"{length} tokens and {shape.vocabulary} words",
+            f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "
+            f"groups, {length} tokens and {shape.vocabulary} words",
             "choose a smaller degree",
         )
     if length > shape.context:

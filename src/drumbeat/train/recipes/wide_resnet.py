@@ -98,8 +98,7 @@ class _Epochs:
         self.began = self.since = time.perf_counter()
 
     def training_done(self) -> float:
-        took = time.perf_counter() - self.since
-        return took
+        return time.perf_counter() - self.since
 
     def print(self, values: Dict[str, float], took: float) -> None:
         self.epoch += 1
