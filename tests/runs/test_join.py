@@ -14,7 +14,8 @@ from tests.conftest import wait_for
 PY = sys.executable
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and iproute2 (apt install iproute2)"
+    os.geteuid() != 0 or not shutil.which("ip"),
+    reason="network namespaces need root and iproute2 (apt install iproute2)",
 )
 
 
@@ -25,10 +26,28 @@ def hosts():
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
-        wire = ["ip", "link", "add", "eth7", "netns", names[0], "type", "veth", "peer", "name", "eth7", "netns", names[1]]
+        wire = [
+            "ip",
+            "link",
+            "add",
+            "eth7",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth7",
+            "netns",
+            names[1],
+        ]
         subprocess.run(wire, check=True, capture_output=True)
         for name, address in zip(names, ("10.91.0.9/24", "10.91.0.10/24")):
-            for words in (("addr", "add", address, "dev", "eth7"), ("link", "set", "eth7", "up"), ("link", "set", "lo", "up")):
+            for words in (
+                ("addr", "add", address, "dev", "eth7"),
+                ("link", "set", "eth7", "up"),
+                ("link", "set", "lo", "up"),
+            ):
                 subprocess.run(["ip", "-n", name, *words], check=True, capture_output=True)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.decode()}")
@@ -97,7 +116,21 @@ def test_a_repeated_node_rank_is_refused_by_name(drumbeat, hosts):
 
 
 def test_another_job_on_the_second_machine_is_refused_by_name(drumbeat, hosts):
-    other = ("run", "--nodes", 2, "--node-rank", 1, "--master", "10.91.0.9", "--name", "python3", "--", PY, "-c", "other")
+    other = (
+        "run",
+        "--nodes",
+        2,
+        "--node-rank",
+        1,
+        "--master",
+        "10.91.0.9",
+        "--name",
+        "python3",
+        "--",
+        PY,
+        "-c",
+        "other",
+    )
     lead = drumbeat.start(
         "run", "--nodes", 2, "--node-rank", 0, "--master", "10.91.0.9", "--name", "python3", "--", PY, "-c", "pass",
         prefix=hosts[0],

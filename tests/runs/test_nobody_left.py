@@ -141,7 +141,9 @@ def test_second_interrupt_ends_it_now(drumbeat, tmp_path):
 @pytest.mark.parametrize("delay", [0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2])
 def test_an_interrupt_at_any_moment(drumbeat, delay):
     """Before the folder is made, between folder and guards, before the muster, after it: nobody is left."""
-    process = drumbeat.start("run", "--nodes", 2, "--stop-grace", "1s", "--", sys.executable, "-c", "import time; time.sleep(60)")
+    process = drumbeat.start(
+        "run", "--nodes", 2, "--stop-grace", "1s", "--", sys.executable, "-c", "import time; time.sleep(60)"
+    )
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) != 0

@@ -23,7 +23,17 @@ def summary(drumbeat):
 
 
 def test_every_rank_knows_who_it_is(drumbeat):
-    names = "RANK LOCAL_RANK NODE_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE NNODES MASTER_ADDR MASTER_PORT".split()
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NNODES",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
     code = f"import os, json; print(json.dumps({{n: os.environ[n] for n in {names}}}))"
     done = run(drumbeat, code=code, flags=("--nodes", 2, "--ranks-per-node", 2))
     assert done.returncode == 0, done.stderr
@@ -188,7 +198,7 @@ def test_time_limit(drumbeat):
 def test_wrap_goes_before_chosen_ranks_only(drumbeat):
     (drumbeat.folder / "job.yaml").write_text(
         f"command: [{PY}, -c, \"print('plain')\"]\nranks-per-node: 2\n"
-        "wrap: {ranks: [1], command: \"env WRAPPED={rank} sh -c 'echo wrapped $WRAPPED; exec \\\"$@\\\"' x\"}\n"
+        'wrap: {ranks: [1], command: "env WRAPPED={rank} sh -c \'echo wrapped $WRAPPED; exec \\"$@\\"\' x"}\n'
     )
     done = drumbeat("run", "job.yaml")
     assert done.returncode == 2 and "WRAPPED" in done.stderr, "a $NAME in a job file is ours to fill in, once"
@@ -206,7 +216,7 @@ def test_wrap_goes_before_chosen_ranks_only(drumbeat):
 
 def test_setup_is_shell_and_the_command_is_not(drumbeat):
     (drumbeat.folder / "job.yaml").write_text(
-        "setup: |\n  export GREETING=\"a b\"\n  cd /\n"
+        'setup: |\n  export GREETING="a b"\n  cd /\n'
         "command: [sh, -c, 'echo \"$$GREETING\" \"$$1\" $$(pwd)', x, '; echo injected']\n"
     )
     done = drumbeat("run", "job.yaml")
@@ -221,7 +231,10 @@ def test_a_failed_setup_is_a_failure(drumbeat):
 
 def test_trace_gives_each_rank_its_own_file_and_is_off_by_default(drumbeat):
     code = "import os; print(os.environ.get('NCCL_DEBUG_FILE', 'none').rpartition('/')[2])"
-    assert run(drumbeat, code=code, flags=("--trace", "--ranks-per-node", 2)).stdout.splitlines() != ["none", "[1] none"]
+    assert run(drumbeat, code=code, flags=("--trace", "--ranks-per-node", 2)).stdout.splitlines() != [
+        "none",
+        "[1] none",
+    ]
     for folder in drumbeat.runs():
         assert json.loads((folder / "order.json").read_text())["trace"] is True
 
@@ -272,7 +285,9 @@ print("Throughput: 63190.172 images/second")
 
 
 def test_list_status_logs_and_cancel(drumbeat):
-    process = drumbeat.start("run", "--name", "sleeper", "--", PY, "-c", "import time; print('up', flush=True); time.sleep(60)")
+    process = drumbeat.start(
+        "run", "--name", "sleeper", "--", PY, "-c", "import time; print('up', flush=True); time.sleep(60)"
+    )
     wait_for(lambda: drumbeat.runs() and "up" in drumbeat("logs", "sleeper", "--rank", 0).stdout)
     assert json.loads(drumbeat("status", "sleeper", "--json").stdout)["status"]["state"] == "running"
     follow = drumbeat.start("logs", "sleeper", "--follow")

@@ -30,7 +30,9 @@ def path_of_this_python(monkeypatch):
 @pytest.mark.usefixtures("path_of_this_python")
 def test_two_nodes_and_flags_of_the_users_command(drumbeat):
     (drumbeat.folder / "train.py").write_text(TRAIN)
-    command = "torchrun --nnodes=2 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
+    command = (
+        "torchrun --nnodes=2 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
+    )
     done = drumbeat("run", "--", *command.split(), "train.py", "--lr", "1", timeout=120)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.split("] ")[-1] for line in done.stdout.splitlines())
