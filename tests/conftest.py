@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items):
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
         item.add_marker(pytest.mark.xdist_group(group))
 
+
 SOURCE = str(ROOT / "src")
 
 
