@@ -21,6 +21,7 @@ OOM = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.
 def diagnose(tmp_path, monkeypatch, capsys):
     """Calls the command in this process: starting Python costs more than all that is tested here."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")  # lines are cut at the terminal's width
 
     def call(*words, input=""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input.encode())))

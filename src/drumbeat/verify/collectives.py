@@ -45,7 +45,7 @@ def main() -> int:
     try:
         load_torch()
     except ImportError as error:
-        print(f"verify: {sys.executable} has no torch ({error}); name one that has: --python", file=sys.stderr)
+        print(f"verify: {sys.executable} cannot import torch ({error}); name one that can: --python", file=sys.stderr)
         return 2
     smoked = smoke.answer()
     if not smoked.get("ok"):

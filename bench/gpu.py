@@ -1,0 +1,227 @@
+"""Training speed on one GPU, ours beside its peers, in one run: `PYTHONPATH=src python3 bench/gpu.py [--out FILE]`.
+
+Every case is a process of its own with a time limit. All take the same model, fresh random batches made on the device,
+and the same measurement: CUDA events around each step, the median after warm-up. Under 8 minutes in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+import torch
+import torch.nn.functional as F
+from gpu_peers import LLAMA_PEERS, RESNET_PEERS
+
+LENGTH, VOCABULARY, IMAGES = 8192, 128_256, 256
+DEVICE = torch.device("cuda")
+
+
+def measure(step: Callable[[], Any], count: int, warm: int = 4) -> Dict[str, float]:
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    for _ in range(warm):
+        step()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    return {"ms": times[count // 2], "ms_p90": times[count * 9 // 10], "first_step_s": first, "memory_gib": memory}
+
+
+def tokens(sequences: int) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (sequences, LENGTH + 1), device=DEVICE)
+
+
+def pictures() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(IMAGES, 3, 224, 224, device=DEVICE), torch.randint(0, 1000, (IMAGES,), device=DEVICE)
+
+
+# --- ours -------------------------------------------------------------------------------------------------------
+
+
+def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
+    from drumbeat.train.layout import Layout, Meshes
+    from drumbeat.train.models.llama import SHAPES, Llama
+    from drumbeat.train.optim import MasterAdamW
+    from drumbeat.train.parallelize import parallelize
+    from drumbeat.train.precision import Precision
+    from drumbeat.train.step import Step
+
+    with DEVICE:
+        model = Llama(SHAPES["1b"])
+    meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
+    model = parallelize(model, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True)
+    optimizer = MasterAdamW(model.parameters(), lr=3e-4)
+    step = Step([model], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
+
+    def once() -> Any:
+        batch = tokens(sequences)
+        return step([(batch[:, :-1], batch[:, 1:])])
+
+    return once
+
+
+def our_resnet() -> Callable[[], Any]:
+    from drumbeat.train.layout import Layout, Meshes
+    from drumbeat.train.models.resnet import ResNet
+    from drumbeat.train.precision import Precision
+    from drumbeat.train.step import Step
+
+    torch.backends.cudnn.benchmark = True
+    with DEVICE:
+        model = ResNet(50)
+    model = model.to(memory_format=torch.channels_last)
+    model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
+
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(m(x).float(), y, reduction="sum")
+
+    step = Step([model], optimizer, loss, Meshes(Layout(), "cuda"), Precision("bf16"), DEVICE)
+    return lambda: step([pictures()])
+
+
+# --- cases ------------------------------------------------------------------------------------------------------
+
+
+def ceilings() -> Dict[str, Any]:
+    from drumbeat.train.mfu import matmul_tflops
+
+    a = torch.empty(1 << 30, device=DEVICE, dtype=torch.bfloat16)
+    b = torch.empty_like(a)
+    copy = measure(lambda: b.copy_(a), 10)
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "matmul_tflops_burst": matmul_tflops(DEVICE, torch.bfloat16, count=20),
+        "matmul_tflops_sustained": matmul_tflops(DEVICE, torch.bfloat16, count=1500),
+        "copy_tb_s": 4 * (1 << 30) / copy["ms"] / 1e9,
+    }
+
+
+def llama_case(step: Callable[[], Any], sequences: int, look: bool = False) -> Dict[str, Any]:
+    from drumbeat.train.mfu import transformer_flops
+    from drumbeat.train.models.llama import SHAPES
+
+    shape = SHAPES["1b"]
+    result: Dict[str, Any] = measure(step, 10)
+    result["tokens_per_s"] = sequences * LENGTH / result["ms"] * 1e3
+    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, LENGTH, causal=True)
+    result["tflops"] = result["tokens_per_s"] * flops / 1e12
+    return {**result, **(where(step) if look else {})}
+
+
+def resnet_case(step: Callable[[], Any], look: bool = False) -> Dict[str, Any]:
+    result: Dict[str, Any] = measure(step, 40, warm=6)
+    result["images_per_s"] = IMAGES / result["ms"] * 1e3
+    return {**result, **(where(step) if look else {})}
+
+
+def where(step: Callable[[], Any]) -> Dict[str, Any]:
+    """Milliseconds of one step by kind of kernel, and the ten largest kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.self_device_time_total / 1e3, e.count) for e in seen.key_averages() if e.self_device_time_total]
+    kinds: Dict[str, float] = {}
+    words = {
+        "attention": ("sdpa", "compute_dot_do_o", "convert_dq"),
+        "products": ("nvjet", "gemm", "cutlass", "xmma", "conv"),
+        "to fp8": ("_cast_both", "AbsMax"),
+        "gate": ("_swiglu",),
+        "cross-entropy": ("_slope",),
+        "optimizer": ("copy_copy__div", "copy__div", "multi_tensor", "FusedSgd"),
+    }
+    for key, ms, _ in rows:
+        kind = next((kind for kind, marks in words.items() if any(mark in key for mark in marks)), "norms and the rest")
+        kinds[kind] = kinds.get(kind, 0.0) + ms
+    rows.sort(key=lambda row: -row[1])
+    return {"by_kind_ms": kinds, "top": [[key[:90], ms, count] for key, ms, count in rows[:10]]}
+
+
+CASES: Dict[str, tuple[int, Callable[[], Dict[str, Any]]]] = {
+    "ceilings": (30, ceilings),
+    "checks": (90, lambda: __import__("gpu_checks").all_checks()),
+    "resnet ours": (110, lambda: resnet_case(our_resnet(), look=True)),
+    **{f"resnet {name}": (90, lambda make=make: resnet_case(make())) for name, make in RESNET_PEERS.items()},
+    **{f"llama 2 {name}": (70, lambda make=make: llama_case(make(), 2)) for name, make in LLAMA_PEERS.items()},
+    "llama 2 ours": (70, lambda: llama_case(our_llama(2, "bf16-master"), 2)),
+    "llama 4 ours": (70, lambda: llama_case(our_llama(4, "bf16-master"), 4, look=True)),
+    "llama 2 ours fp8": (70, lambda: llama_case(our_llama(2, "fp8"), 2)),
+    "llama 4 ours fp8": (70, lambda: llama_case(our_llama(4, "fp8"), 4, look=True)),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="gpu.json", help="file for the figures")
+    parser.add_argument("--only", default="", help="cases whose name contains one of these words, comma between")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print("RESULT " + json.dumps(CASES[args.case][1]()), flush=True)
+        return 0
+    wanted = [name for name in CASES if not args.only or any(word in name for word in args.only.split(","))]
+    results: Dict[str, Any] = {}
+    began = time.perf_counter()
+    for name in wanted:
+        results[name] = run_case(name)
+        with open(args.out, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+    print(f"\n{'case':32} {'median ms':>10} {'per second':>12} {'TFLOP/s':>8} {'GiB':>6} {'first step s':>13}")
+    for name, row in results.items():
+        if "ms" in row:
+            rate = row.get("tokens_per_s") or row.get("images_per_s") or 0
+            print(
+                f"{name:32} {row['ms']:10.1f} {rate:12,.0f} {row.get('tflops', 0):8.0f} {row['memory_gib']:6.1f} "
+                f"{row['first_step_s']:13.1f}"
+            )
+        else:
+            print(f"{name:32} {json.dumps(row)[-700:]}")
+        if "by_kind_ms" in row:
+            parts = sorted(row["by_kind_ms"].items(), key=lambda item: -item[1])
+            print(" " * 8 + ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in parts))
+    print(f"total {time.perf_counter() - began:.0f} s")
+    return 1 if any("error" in row for row in results.values()) else 0
+
+
+def run_case(name: str) -> Dict[str, Any]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, os.path.abspath(__file__), "--case", name],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=CASES[name][0],
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{name}: no answer in {CASES[name][0]} s", flush=True)
+        return {"error": f"no answer in {CASES[name][0]} s"}
+    lines: List[str] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        print(f"{name}: {done.stderr[-1500:]}", flush=True)
+        return {"error": done.stderr[-3000:]}
+    print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+    result: Dict[str, Any] = json.loads(lines[0][len("RESULT ") :])
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

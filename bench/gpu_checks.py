@@ -1,0 +1,117 @@
+"""Are the fast ways right? Each against the plain way, on fresh random numbers; the figure is |a - b| / |b|."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Pair = Tuple[Tensor, Tensor]
+
+
+def far(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+def attention() -> Dict[str, float]:
+    from drumbeat.train.attention import _repeat, causal_attention
+
+    q = torch.randn(2, 512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(2, 512, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    up = torch.randn_like(q)
+    got = torch.autograd.grad((causal_attention(q, k, v) * up).sum(), (q, k, v))
+    wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    plain = F.scaled_dot_product_attention(
+        wide[0].transpose(1, 2), *(_repeat(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
+    )
+    want = torch.autograd.grad((plain.transpose(1, 2) * up).sum(), wide)
+    return {f"attention d{name}": far(a, b) for name, a, b in zip("qkv", got, want)}
+
+
+def gate() -> Dict[str, float]:
+    from drumbeat.train.swiglu import swiglu
+
+    pairs = torch.randn(4, 256, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    up = torch.randn(4, 256, 2048, device="cuda", dtype=torch.bfloat16)
+    out = swiglu(pairs, 256)
+    (d_pairs,) = torch.autograd.grad((out * up).sum(), pairs)
+    wide = pairs.detach().float().requires_grad_()
+    one, two = wide.unflatten(-1, (-1, 2, 256)).unbind(-2)
+    plain = (F.silu(one) * two).flatten(-2)
+    (want,) = torch.autograd.grad((plain * up).sum(), wide)
+    return {"swiglu": far(out, plain), "swiglu gradient": far(d_pairs, want)}
+
+
+def cross_entropy() -> Dict[str, float]:
+    from drumbeat.train import loss
+
+    loss._SLICE_BYTES = 1 << 24  # several slices
+    head = torch.nn.Linear(256, 128_256, bias=False, device="cuda", dtype=torch.bfloat16)
+    hidden = torch.randn(2, 128, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(0, 128_256, (2, 128), device="cuda")
+    targets[0, :9] = loss.IGNORE
+    ours = loss.linear_cross_entropy(hidden, head, targets)
+    got = torch.autograd.grad(ours, (hidden, head.weight))
+    wide, weight = hidden.detach().float().requires_grad_(), head.weight.detach().float().requires_grad_()
+    plain = loss.cross_entropy_sum(F.linear(wide, weight), targets)
+    want = torch.autograd.grad(plain, (wide, weight))
+    return {"loss": far(ours, plain), "loss dh": far(got[0], want[0]), "loss dw": far(got[1], want[1])}
+
+
+def float8() -> Dict[str, float]:
+    from drumbeat.train.float8 import Float8Linear, reference_product
+
+    layer = Float8Linear(512, 768, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(4, 256, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = layer(x)
+    up = torch.randn_like(y)
+    dx, dw = torch.autograd.grad((y * up).sum(), (x, layer.weight))
+    flat = x.detach().flatten(0, 1)
+    return {
+        "fp8 product": far(y.flatten(0, 1), reference_product(flat, layer.weight)),
+        "fp8 product against bf16": far(y, F.linear(x, layer.weight)),
+        "fp8 dx against bf16": far(dx, up @ layer.weight),
+        "fp8 dw against bf16": far(dw, up.flatten(0, 1).t() @ flat),
+    }
+
+
+def models() -> Dict[str, float]:
+    from torchvision.models import resnet50
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from drumbeat.train.models.llama import Llama, LlamaShape, from_hugging_face
+    from drumbeat.train.models.resnet import ResNet
+
+    theirs, ours = resnet50().cuda(), ResNet(50).cuda()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(8, 3, 224, 224, device="cuda")
+    shape = LlamaShape(256, 2, 4, 2, 512, 1000, 128)
+    config = LlamaConfig(
+        vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    )  # fmt: skip
+    hf = LlamaForCausalLM(config).cuda()
+    llama = Llama(shape).cuda()
+    llama.load_state_dict(from_hugging_face(hf.state_dict(), shape))
+    text = torch.randint(0, 1000, (2, 128), device="cuda")
+    with torch.no_grad():
+        return {
+            "resnet50 against torchvision": far(ours(images), theirs(images)),
+            "llama against transformers": far(llama(text), hf(text).logits),
+        }
+
+
+# bf16 has 8 bits and e5m2 gradients have 3: what each may be off by
+LIMITS = {"fp8 product": 0.01, "fp8 product against bf16": 0.06, "fp8 dx against bf16": 0.1, "fp8 dw against bf16": 0.1}
+
+
+def all_checks() -> Dict[str, Any]:
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    found = {**attention(), **gate(), **cross_entropy(), **float8(), **models()}
+    wrong = [name for name, value in found.items() if not value < LIMITS.get(name, 0.012)]
+    return {**found, **({"error": f"too far off: {', '.join(wrong)}"} if wrong else {})}

@@ -1,0 +1,83 @@
+"""drumbeat train: a built-in recipe, with any layout. Inside ranks it is the recipe; typed at a desk, one process."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from typing import Any, List
+
+from drumbeat.problem import Problem
+
+RECIPES = {
+    "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",
+    "bert": "BERT (byte-tiny, base, large), masked tokens",
+    "resnet": "ResNet-18 and -50 on image folders or made-up images",
+    "wide-resnet": "Wide ResNet on CIFAR-100",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = max(map(len, RECIPES))
+    listed = "\n".join(f"  {name:<{width}}  {text}" for name, text in RECIPES.items())
+    parser.epilog = f"recipes:\n{listed}\n\nMany ranks: drumbeat run -- drumbeat train llama --layout fsdp"
+    parser.add_argument("recipe", help="llama, bert, resnet or wide-resnet")
+    parser.add_argument("--layout", help="ddp, fsdp, hsdp, tp, pp, cp, or degrees such as dp_shard=4,tp=2")
+    parser.add_argument(
+        "--set", nargs="+", default=[], action="extend", metavar="KEY=VALUE", help="settings of the recipe"
+    )
+    parser.add_argument("--settings", action="store_true", help="list the recipe's settings and end")
+    parser.add_argument(
+        "--verify-resume", action="store_true", help="stop and resume half-way; losses must be bitwise equal"
+    )
+    parser.add_argument("--json", action="store_true", help="rank 0 ends with one JSON line of the result")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.recipe not in RECIPES:
+        import difflib
+
+        near = difflib.get_close_matches(args.recipe, RECIPES, 1)
+        hint = f"did you mean {near[0]}?" if near else ""
+        raise Problem(f"no recipe '{args.recipe}'", f"{hint} known: {', '.join(RECIPES)}".strip())
+    for package in ("torch", "numpy"):
+        if importlib.util.find_spec(package) is None:
+            raise Problem(
+                f"training needs {package}, which this Python ({sys.executable}) does not have",
+                "pip install 'drumbeat[torch]', or use a Python that has it, with drumbeat's src folder on PYTHONPATH",
+            )
+    from drumbeat.train.refusal import Refusal
+
+    try:
+        return _train(args)
+    except Refusal as refusal:
+        raise Problem(refusal.what, refusal.fix) from refusal
+
+
+def _train(args: argparse.Namespace) -> int:
+    from drumbeat.train.settings import fill, help_of
+
+    recipe: Any = importlib.import_module(f"drumbeat.train.recipes.{args.recipe.replace('-', '_')}")
+    if args.settings:
+        print(help_of(recipe.SettingsClass))
+        return 0
+    texts: List[str] = list(args.set) + ([f"layout={args.layout}"] if args.layout else [])
+    settings = fill(recipe.SettingsClass, texts)
+    from drumbeat.train.stopping import REQUEUE
+    from drumbeat.train.world import join, leave
+
+    lead = join().lead
+    try:
+        if args.verify_resume:
+            from drumbeat.train.verify_resume import verify_resume
+
+            return 0 if verify_resume(recipe, settings) else 1
+        result = recipe.run(settings)
+    finally:
+        leave()
+    if args.json and lead:
+        print(json.dumps(result._asdict()))
+    return REQUEUE if result.stopped else 0

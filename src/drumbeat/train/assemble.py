@@ -1,0 +1,166 @@
+"""From settings to what a loop needs, in the order in which the parts depend on each other. Recipes call this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.layout import Layout, Meshes
+from drumbeat.train.loop import Plan
+from drumbeat.train.loss import cross_entropy_sum
+from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.parallelize import Sharding, parallelize, shards
+from drumbeat.train.pipeline import SCHEDULES, Pipeline, cut, stage_numbers
+from drumbeat.train.precision import Precision
+from drumbeat.train.profile import Profile
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import Settings
+from drumbeat.train.step import Loss, Step, plain
+from drumbeat.train.world import World
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What parallelism must know about a model, by module names."""
+
+    blocks: str = ""  # the module whose children are the repeated blocks
+    first: Tuple[str, ...] = ()  # what belongs to the first pipeline stage
+    last: Tuple[str, ...] = ()  # ... to the last one
+    tensor_plan: Optional[Dict[str, ParallelStyle]] = None
+
+
+@dataclass
+class Assembly:
+    world: World
+    meshes: Meshes
+    precision: Precision
+    parts: List[nn.Module]
+    step: Step
+    checkpoints: Optional[Checkpoints]
+
+
+def meshes_for(settings: Settings, world: World) -> Meshes:
+    layout = Layout.parse(settings.layout, world.local_size).for_world(world.size)
+    return Meshes(layout, world.device.type)
+
+
+def assemble(
+    settings: Settings,
+    world: World,
+    meshes: Meshes,
+    build: Callable[[], nn.Module],
+    loss: Loss,
+    optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+    anatomy: Anatomy,
+    large: bool = False,
+) -> Assembly:
+    """`large`: make the weights only after they are cut, each rank its own part (the model needs `reset()`)."""
+    precision = Precision(settings.precision)
+    layout = meshes.layout
+    numbers = [0]
+    stages = 1
+    if layout.pp > 1:
+        if not anatomy.blocks:
+            raise Refusal("this model has no pipeline stages", "use another layout")
+        if layout.cp > 1:
+            raise Refusal("pipeline with context parallelism is not built", "use one of them")
+        if settings.precision == "fp16":
+            raise Refusal(
+                "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
+            )
+        if settings.schedule == "zero-bubble" and shards(meshes):
+            raise Refusal(
+                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks "
+                "that exchange gradients (measured: losses differ from the second step on)",
+                "use interleaved",
+            )
+        numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
+        stages = layout.pp * SCHEDULES[settings.schedule][1]
+    parts = []
+    for number in numbers:
+        torch.manual_seed(settings.seed)  # the same first weights on every rank and for every layout
+        with torch.device("meta" if large else world.device):
+            part = build()
+        if stages > 1:
+            part = cut(part, number, stages, anatomy.blocks, anatomy.first, anatomy.last)
+        part = parallelize(
+            part,
+            meshes,
+            device=world.device,
+            precision=precision,
+            blocks=anatomy.blocks,
+            tensor_plan=anatomy.tensor_plan,
+            recompute=settings.recompute,
+            compile=settings.compile,
+            sharding=Sharding(smallest=settings.smallest, offload=settings.offload, prefetch=settings.prefetch),
+            hook=settings.hook,
+        )
+        if large:
+            part.to_empty(device="cpu" if settings.offload else world.device)
+            whole: Any = getattr(part, "module", part)
+            whole.reset()
+        parts.append(part)
+    torch.manual_seed(settings.seed + 1 + meshes.data_rank)  # from here on each data-parallel rank draws its own
+    adam = optimizer([p for part in parts for p in part.parameters()])
+    step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
+    pipe = meshes.one("pp")
+    if pipe is not None:
+        step.pipeline = Pipeline(
+            parts,
+            pipe,
+            world.device,
+            settings.schedule,
+            settings.accumulate,
+            lambda output, target: plain(cross_entropy_sum(output, target)) / step.divisor,
+        )
+    saved = Checkpoints(settings.checkpoint, parts, adam, settings.keep) if settings.checkpoint else None
+    return Assembly(world, meshes, precision, parts, step, saved)
+
+
+def adamw(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    """AdamW, as the precision wants it; matrices decay, vectors (norms, biases) do not."""
+
+    def make(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        groups: List[Dict[str, Any]] = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if settings.precision in ("bf16-master", "fp8") and not shards(meshes):
+            return MasterAdamW(groups, lr=settings.lr)
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=not settings.offload)
+
+    return make
+
+
+def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
+    profile = Profile.parse(settings.profile, "profile") if settings.profile else Profile()
+    sinks = [text for text in settings.figures.split(",") if text]
+    return Plan(
+        steps=settings.steps,
+        lr=lr,
+        report_every=settings.report_every,
+        validate_every=settings.validate_every,
+        save_every=settings.save_every,
+        stop_after=settings.stop_after,
+        on_nan=settings.on_nan,
+        unit=unit,
+        profile=profile,
+        sinks=sinks,
+    )
+
+
+def warm_then_down(settings: Settings, down_from: float = 0.7) -> Callable[[int], float]:
+    """Up over `warmup` steps, level, then straight down over the last 30 %."""
+
+    def lr(step: int) -> float:
+        up = (step + 1) / max(1, settings.warmup)
+        down = (settings.steps - step) / max(1.0, (1 - down_from) * settings.steps)
+        return settings.lr * min(1.0, up, down)
+
+    return lr

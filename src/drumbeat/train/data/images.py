@@ -1,0 +1,126 @@
+"""Images with labels: folders of files (one folder a class), CIFAR-100's binary file, arrays.
+
+Augmentation is drawn from (seed, epoch, sample), never from a rank's own generator: the same sample looks the same
+whichever rank reads it, so a run on another number of ranks sees the same images.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import List, Tuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drumbeat.train.refusal import Refusal
+
+# Mean and spread of ImageNet's channels, and of CIFAR-100's.
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class ImageFolder:
+    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip."""
+
+    def __init__(self, folder: str, size: int = 224, train: bool = True, seed: int = 0, threads: int = 8) -> None:
+        try:
+            import PIL.Image  # noqa: F401
+        except ImportError:
+            raise Refusal("reading image files needs Pillow", "pip install pillow") from None
+        if not os.path.isdir(folder):
+            raise Refusal(f"{folder}: no such folder of images")
+        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        self.files: List[Tuple[str, int]] = []
+        for label, name in enumerate(self.classes):
+            inside = os.path.join(folder, name)
+            files = sorted(file for file in os.listdir(inside) if file.lower().endswith(_ENDINGS))
+            self.files += [(os.path.join(inside, file), label) for file in files]
+        if not self.files:
+            raise Refusal(f"{folder}: no images in it", f"one folder a class, files ending in {', '.join(_ENDINGS)}")
+        self.size, self.train, self.seed = size, train, seed
+        self._pool = ThreadPoolExecutor(threads)  # decoding happens outside the interpreter's lock
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
+        pixels = np.stack(list(self._pool.map(self._one, indices, epochs)))
+        return normalised(pixels, IMAGENET), torch.tensor([self.files[i][1] for i in indices])
+
+    def _one(self, index: int, epoch: int) -> Pixels:
+        from PIL import Image
+
+        with Image.open(self.files[index][0]) as opened:
+            image = opened.convert("RGB")
+        width, height = image.size
+        if self.train:
+            random = np.random.default_rng((self.seed, epoch, index))
+            box = _random_box(width, height, random)
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+            pixels = np.asarray(image)
+            return np.ascontiguousarray(pixels[:, ::-1]) if random.random() < 0.5 else pixels
+        edge = min(width, height) * 0.875  # the usual 224 of 256
+        box = ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2)
+        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+
+
+def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[float, float, float, float]:
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1.0)
+        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
+        if w <= width and h <= height:
+            x, y = random.uniform(0, width - w), random.uniform(0, height - h)
+            return (x, y, x + w, y + h)
+    return (0, 0, width, height)
+
+
+class ImageArray:
+    """Images in memory, (count, height, width, 3) bytes. Training: shifted by up to 4 pixels, and flipped."""
+
+    def __init__(self, pixels: Pixels, labels: npt.NDArray[np.int64], train: bool = True, seed: int = 0) -> None:
+        self.pixels, self.labels, self.train, self.seed = pixels, labels, train, seed
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
+        if self.train:
+            pixels = np.stack([self._shifted(i, e) for i, e in zip(indices, epochs)])
+        else:
+            pixels = self.pixels[indices]
+        return normalised(pixels, CIFAR100), torch.from_numpy(self.labels[indices])
+
+    def _shifted(self, index: int, epoch: int) -> Pixels:
+        random = np.random.default_rng((self.seed, epoch, index))
+        y, x = random.integers(0, 9, 2)
+        height, width = self.pixels.shape[1:3]
+        padded = np.pad(self.pixels[index], ((4, 4), (4, 4), (0, 0)), mode="reflect")
+        window: Pixels = padded[y : y + height, x : x + width]
+        return window[:, ::-1] if random.random() < 0.5 else window
+
+
+def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
+    """The 'binary version' of CIFAR-100: train.bin and test.bin, 3,074 bytes an image (two labels, then planes)."""
+    path = os.path.join(folder, "train.bin" if train else "test.bin")
+    if not os.path.isfile(path):
+        raise Refusal(f"{path}: not there", "unpack CIFAR-100's binary version into the folder, or use data=synthetic")
+    raw = np.fromfile(path, dtype=np.uint8)
+    if len(raw) == 0 or len(raw) % 3074:
+        raise Refusal(f"{path}: {len(raw)} bytes are no whole number of CIFAR-100 records (3,074 bytes)")
+    rows = raw.reshape(-1, 3074)
+    pixels = rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
+
+
+def normalised(pixels: Pixels, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+    """Bytes (count, height, width, 3) -> floats (count, 3, height, width), channels last in memory."""
+    mean, spread = (torch.tensor(values) for values in statistics)
+    images = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255).sub_(mean).div_(spread)
+    return images.permute(0, 3, 1, 2)

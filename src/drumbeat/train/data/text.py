@@ -1,0 +1,108 @@
+"""Text as windows of tokens, packed: files lie end to end and a window does not care where one ends.
+
+A sample is `length` tokens and, shifted by one, the tokens to predict. Files are mapped, not read: opening a folder
+costs its directory listing, and a window costs its own bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import List, Optional, Tuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from drumbeat.train.refusal import Refusal
+
+_TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".c", ".h", ".tex")
+
+
+class TokenWindows:
+    """Windows over arrays of tokens that lie end to end. One in ten is kept for validation, all over the text: the end
+    of a collection is often of another kind than the rest."""
+
+    def __init__(self, arrays: List[npt.NDArray[np.generic]], length: int, part: str = "train") -> None:
+        self.arrays, self.length, self.part = arrays, length, part
+        self.starts = np.cumsum([0] + [len(array) for array in arrays])
+        self.windows = max(0, int(self.starts[-1]) - 1) // length
+        if len(self) == 0:
+            raise Refusal(
+                f"{int(self.starts[-1]):,} tokens are too few for a {part} window of {length} (ten are needed)"
+            )
+
+    def __len__(self) -> int:
+        kept = self.windows // 10
+        return kept if self.part == "validation" else self.windows - kept
+
+    def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
+        rows = np.stack([self._window(self._number(i) * self.length) for i in indices])
+        tokens = torch.from_numpy(rows)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def _number(self, index: int) -> int:
+        return index * 10 + 9 if self.part == "validation" else index + index // 9
+
+    def _window(self, start: int) -> npt.NDArray[np.int64]:
+        out = np.empty(self.length + 1, dtype=np.int64)
+        filled = 0
+        at = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while filled < len(out):
+            offset = start + filled - int(self.starts[at])
+            piece = self.arrays[at][offset : offset + len(out) - filled]
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            at += 1
+        return out
+
+
+def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int] = None) -> TokenWindows:
+    """Every byte of the text files under `folder` is a token. `limit`: take no more than so many bytes."""
+    arrays: List[npt.NDArray[np.generic]] = []
+    total = 0
+    for path in _text_files(folder):
+        if limit is not None and total >= limit:
+            break
+        if os.path.getsize(path):
+            arrays.append(np.memmap(path, dtype=np.uint8, mode="r"))
+            total += len(arrays[-1])
+    if not arrays:
+        raise Refusal(f"{folder}: no text in it", f"files ending in {', '.join(_TEXT_ENDINGS)} are read")
+    return TokenWindows(arrays, length, part)
+
+
+def token_file(path: str, length: int, part: str = "train", dtype: str = "uint16") -> TokenWindows:
+    """`.npy`, or `.bin` as nanoGPT and Megatron write them: bare integers of `dtype`."""
+    if not os.path.isfile(path):
+        raise Refusal(f"{path}: no such token file")
+    if path.endswith(".npy"):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise Refusal(
+                f"{path}: an array of shape {array.shape} and type {array.dtype}", "a row of integers is needed"
+            )
+    elif path.endswith(".bin"):
+        if dtype not in ("uint16", "int32", "uint32", "int64"):
+            raise Refusal(f"token type '{dtype}' is unknown", "known: uint16, int32, uint32, int64")
+        if os.path.getsize(path) % np.dtype(dtype).itemsize:
+            raise Refusal(f"{path}: {os.path.getsize(path)} bytes are no whole number of {dtype} tokens")
+        array = np.memmap(path, dtype=dtype, mode="r")
+    else:
+        raise Refusal(f"{path}: a token file ends in .bin or .npy")
+    return TokenWindows([array], length, part)
+
+
+def standard_library() -> str:
+    """A folder of real text that every machine has: the source of Python's own library."""
+    return os.path.dirname(os.__file__)
+
+
+def _text_files(folder: str) -> List[str]:
+    if not os.path.isdir(folder):
+        raise Refusal(f"{folder}: no such folder of text")
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "site-packages")
+        found += [os.path.join(place, name) for name in sorted(files) if name.endswith(_TEXT_ENDINGS)]
+    return found

@@ -1,0 +1,86 @@
+"""What the two image recipes share: loss, accuracy, averaged statistics, assembling for convolutional nets."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drumbeat.train.assemble import Anatomy, Assembly, assemble
+from drumbeat.train.data.stream import Samples
+from drumbeat.train.layout import Meshes
+from drumbeat.train.loop import average
+from drumbeat.train.parallelize import shards
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import Settings
+from drumbeat.train.world import World
+
+
+def classes_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(images).float(), labels, reduction="sum")
+
+
+def sgd(settings: Settings) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+    """Momentum 0.9; matrices and filters decay, norms and biases do not."""
+
+    def make(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        groups: List[Dict[str, Any]] = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=0.9, fused=not settings.offload)
+
+    return make
+
+
+def assemble_images(settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module]) -> Assembly:
+    layout = meshes.layout
+    if layout.tp > 1 or layout.pp > 1 or layout.cp > 1:
+        raise Refusal("image recipes run with layouts ddp, fsdp and hsdp", "the others cut transformers")
+    if settings.precision in ("bf16-master", "fp8"):
+        raise Refusal(f"precision {settings.precision} is for transformers trained with AdamW", "use bf16")
+    torch.backends.cudnn.benchmark = True  # images have one size: the fastest algorithm is found once
+
+    def made() -> nn.Module:
+        model = build()
+        if not shards(meshes):  # FSDP cuts plain rows only
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    return assemble(settings, world, meshes, made, classes_loss, sgd(settings), Anatomy())
+
+
+@torch.no_grad()
+def accuracy(parts: Assembly, kept: Samples, batch: int, limit: int) -> Dict[str, float]:
+    """Mean loss and share of right answers over `limit` kept images (0: all), each rank its share."""
+    model = parts.parts[0]
+    average_statistics(model, parts.meshes)
+    count = min(limit or len(kept), len(kept))
+    rank, ranks = parts.meshes.data_rank, parts.meshes.layout.data_ranks
+    own = list(range(rank, count - count % ranks, ranks))
+    totals = torch.zeros(3, device=parts.world.device)
+    model.eval()
+    for at in range(0, len(own), batch):
+        indices = own[at : at + batch]
+        images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
+        with parts.precision.computing(parts.world.device, parts.step.sharded):
+            logits = model(images).float()
+        totals[0] += F.cross_entropy(logits, labels, reduction="sum")
+        totals[1] += (logits.argmax(dim=1) == labels).sum()
+        totals[2] += len(indices)
+    model.train()
+    loss, right = average(torch.stack([totals[[0, 2]], totals[[1, 2]]]), parts.meshes.tokens).tolist()
+    return {"loss": loss, "accuracy": right}
+
+
+def average_statistics(model: nn.Module, meshes: Meshes) -> None:
+    """Each rank keeps running means of its own images; before they are used, all ranks take the mean of them."""
+    if meshes.tokens is None:
+        return
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer, group=meshes.tokens.get_group())
+            buffer /= meshes.tokens.size()

@@ -1,0 +1,137 @@
+"""Layout: the degrees of parallelism, and the meshes of ranks that follow from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Dict, Optional, Tuple
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from drumbeat.train.refusal import Refusal
+
+# From the outermost to the innermost: neighbours in rank order are neighbours in the machine, so what talks most
+# (tensor parallelism, in every layer) is innermost and what talks least (replicas, pipeline) is outermost.
+ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+SHORT = ("ddp", "fsdp", "hsdp", "tp", "pp", "cp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """-1 means: the rest of the ranks. At most one degree can be the rest."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+
+    @staticmethod
+    def parse(text: str, ranks_per_node: int = 1) -> Layout:
+        """`dp_replicate=2,dp_shard=-1`, or one word: ddp, fsdp, hsdp (shards in a node, replicas between), tp, pp, cp."""
+        if text == "ddp":
+            return Layout(dp_replicate=-1)
+        if text == "fsdp":
+            return Layout(dp_shard=-1)
+        if text == "hsdp":
+            return Layout(dp_replicate=-1, dp_shard=ranks_per_node)
+        if text in ("tp", "pp", "cp"):
+            return Layout(**{text: -1})
+        known = [field.name for field in fields(Layout)]
+        degrees: Dict[str, int] = {}
+        for part in re.split(r"[,\s]+", text.strip()):
+            name, _, value = part.partition("=")
+            if name not in known or not re.fullmatch(r"-?\d+", value):
+                raise Refusal(
+                    f"layout '{text}': cannot read '{part}'",
+                    f"write one of {', '.join(SHORT)}, or degrees such as dp_shard=4,tp=2 (names: {', '.join(known)})",
+                )
+            if name in degrees:
+                raise Refusal(f"layout '{text}': {name} is given twice")
+            degrees[name] = int(value)
+        return Layout(**degrees)
+
+    def for_world(self, size: int) -> Layout:
+        """The same layout with the rest filled in; the product must be the number of ranks."""
+        degrees = {name: getattr(self, name) for name in ORDER}
+        for name, degree in degrees.items():
+            if degree < 1 and degree != -1:
+                raise Refusal(f"layout: {name} is {degree}", "a degree is 1 or more, or -1 for the rest")
+        rest = [name for name, degree in degrees.items() if degree == -1]
+        if len(rest) > 1:
+            raise Refusal(f"layout: {' and '.join(rest)} are both -1", "only one degree can be the rest")
+        product = 1
+        for degree in degrees.values():
+            product *= degree if degree > 0 else 1
+        resolved = replace(self, **{rest[0]: max(1, size // product)}) if rest else self
+        if resolved.ranks != size:
+            raise Refusal(
+                f"layout: {self.equation()} = {product if not rest else f'{product} x n'}, but there are {size} ranks",
+                "change a degree or the number of ranks",
+            )
+        return resolved
+
+    @property
+    def ranks(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.tp * self.pp * self.cp
+
+    @property
+    def data_ranks(self) -> int:
+        """How many ways a batch is split."""
+        return self.dp_replicate * self.dp_shard
+
+    def equation(self) -> str:
+        return " x ".join(f"{name} {getattr(self, name) if getattr(self, name) > 0 else 'n'}" for name in ORDER)
+
+
+class Meshes:
+    """Every group of ranks that a layout needs. `None` stands for a group of one: nothing to do there."""
+
+    def __init__(self, layout: Layout, device_type: str) -> None:
+        self.layout = layout
+        self.data_rank = 0
+        self.root: Optional[DeviceMesh] = None
+        if layout.ranks == 1:
+            return
+        self.root = init_device_mesh(device_type, tuple(getattr(layout, name) for name in ORDER), mesh_dim_names=ORDER)
+        self._joined: Dict[Tuple[str, ...], DeviceMesh] = {}
+        self.data_rank = self.root["dp_replicate"].get_local_rank() * layout.dp_shard
+        self.data_rank += self.root["dp_shard"].get_local_rank()
+
+    def one(self, name: str) -> Optional[DeviceMesh]:
+        return None if self.root is None or getattr(self.layout, name) == 1 else self.root[name]
+
+    def joined(self, *names: str) -> Optional[DeviceMesh]:
+        """Several dimensions as one, such as all ranks that hold different tokens."""
+        real = tuple(name for name in names if getattr(self.layout, name) > 1)
+        if self.root is None or not real:
+            return None
+        if len(real) == 1:
+            return self.root[real[0]]
+        if real not in self._joined:
+            self._joined[real] = self.root[real]._flatten("_".join(real))
+        return self._joined[real]
+
+    @property
+    def tokens(self) -> Optional[DeviceMesh]:
+        """The ranks whose losses add up: all that see different samples or different parts of a sequence."""
+        return self.joined("dp_replicate", "dp_shard", "cp")
+
+    def sharding(self) -> Optional[DeviceMesh]:
+        """The mesh for fully_shard: one dimension, or (replicas, shards). Context parallelism shards parameters too."""
+        if self.root is None:
+            return None
+        shard = self.joined("dp_shard", "cp")
+        if self.layout.dp_replicate == 1:
+            return shard
+        if self.layout.cp > 1:
+            self.joined("dp_shard", "cp")
+            return (
+                self.root["dp_replicate", "dp_shard_cp"]
+                if self.layout.dp_shard > 1
+                else self.root["dp_replicate", "cp"]
+            )
+        return self.root["dp_replicate", "dp_shard"]
+
+    def coordinate(self, name: str) -> int:
+        return 0 if self.root is None else self.root[name].get_local_rank()

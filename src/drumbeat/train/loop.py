@@ -1,0 +1,184 @@
+"""The training loop. It reads top to bottom; everything it calls can be called from a loop of your own."""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.data.stream import Stream
+from drumbeat.train.meter import Meter
+from drumbeat.train.mfu import Utilisation
+from drumbeat.train.profile import Profile, Profiler
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.reporting import Reporter
+from drumbeat.train.step import Outcome, Step
+from drumbeat.train.stopping import StopTogether
+from drumbeat.train.world import World
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, and how often what."""
+
+    steps: int
+    lr: Callable[[int], float]  # by step, from 0
+    report_every: int = 10
+    validate_every: int = 0  # 0: only at the end, if there is a validation
+    save_every: int = 0  # 0: only when stopped
+    stop_after: int = 0  # rehearse a stop signal after this step
+    on_nan: str = "stop"  # or skip
+    unit: str = "tokens"  # what is counted: tokens or samples
+    profile: Profile = field(default_factory=Profile)
+    sinks: List[str] = field(default_factory=list)
+
+
+class Result(NamedTuple):
+    step: int
+    losses: List[float]  # of every reported step
+    validation: List[Dict[str, float]]
+    stopped: bool  # by a signal, after saving: exit with REQUEUE
+    figures: Dict[str, float]
+    step_ms: List[float]  # every step after the warm-up
+
+
+def train(
+    plan: Plan,
+    world: World,
+    step: Step,
+    stream: Stream,
+    checkpoints: Optional[Checkpoints] = None,
+    validate: Optional[Callable[[], Dict[str, float]]] = None,
+    utilisation: Optional[Utilisation] = None,
+    finished: Optional[Callable[[Dict[str, float]], bool]] = None,
+) -> Result:
+    """Train until `plan.steps`, or until `finished(validation figures)`, or until a signal stops all ranks."""
+    if plan.on_nan not in ("stop", "skip"):
+        raise Refusal(f"on_nan '{plan.on_nan}' is unknown", "known: stop, skip")
+    reporter = Reporter(world.lead, plan.sinks)
+    profiler = Profiler(plan.profile, world.rank, world.device)
+    meter = Meter(world.device)
+    stop = StopTogether()
+    step.mark = meter.mark
+    losses: List[float] = []
+    checks: List[Dict[str, float]] = []
+    gathered: List[Outcome] = []
+    figures: Dict[str, float] = {}
+    done = 0
+    if checkpoints is not None:
+        loaded = checkpoints.load(["sample"])
+        if loaded is not None:
+            done = loaded[0]
+            stream.load_state_dict({"sample": loaded[1]["sample"]})
+            reporter.say(f"resumed after step {done}")
+    gc.collect()
+    gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
+    stopped = False
+    try:
+        while done < plan.steps:
+            meter.start()
+            batches = next(stream)
+            meter.mark("data")
+            for group in step.optimizer.param_groups:
+                group["lr"] = plan.lr(done)
+            gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+            done += 1
+            last = done == plan.steps
+            if done % plan.report_every == 0 or last:
+                figures = _report(plan, reporter, meter, step, gathered, done, utilisation, world)
+                losses.append(figures["loss"])
+                gathered.clear()
+                gc.collect(1)
+            if validate is not None and (last or (plan.validate_every and done % plan.validate_every == 0)):
+                checks.append(_validated(validate, reporter, done))
+                meter.mark("validation")
+                last = last or (finished is not None and finished(checks[-1]))
+            stopped = (stop.agreed() or done == plan.stop_after) and not last
+            if checkpoints is not None:
+                checkpoints.poll()
+                if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
+                    checkpoints.save(done, stream.state_dict(), wait=stopped or last)
+                    reporter.figures("checkpoint", done, {}, {"path": checkpoints.folder})
+                meter.mark("checkpoint")
+            profiler.step()
+            if stopped:
+                reporter.say(f"stopped by a signal after step {done}" + ("; saved" if checkpoints is not None else ""))
+            if stopped or last:
+                break
+    finally:
+        gc.enable()
+        stop.close()
+        profiler.close()
+        stream.close()
+    if checkpoints is not None:
+        checkpoints.finish()
+    meter.start()  # the last step is over
+    meter.take()
+    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
+
+
+def _report(
+    plan: Plan,
+    reporter: Reporter,
+    meter: Meter,
+    step: Step,
+    gathered: List[Outcome],
+    done: int,
+    utilisation: Optional[Utilisation],
+    world: World,
+) -> Dict[str, float]:
+    """The one place where the host waits for the device."""
+    phases = meter.take()
+    # Every rank has its share of each loss; targets and norm are known to all.
+    loss = gathered[-1].loss.clone()
+    if dist.is_initialized():
+        dist.all_reduce(loss)
+        loss /= step.meshes.layout.tp  # tensor-parallel ranks computed the same share
+    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
+    shared: Dict[str, float] = {"loss": float(loss), "grad_norm": float(gathered[-1].norm)}
+    skipped = int(step.skipped)
+    if skipped:
+        shared["skipped_steps"] = skipped
+    step_ms = sum(phases.values())
+    if step_ms:
+        shared[f"{plan.unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
+        if utilisation is not None:
+            shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
+    if world.device.type == "cuda":
+        shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
+    reporter.figures("step", done, {plan.unit: round(targets / world.size)}, shared, plan.steps)
+    reporter.say(_line(done, plan, shared))
+    if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
+        # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
+        raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
+    return shared
+
+
+def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
+    parts = [f"step {done}/{plan.steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
+    if f"{plan.unit}_per_s" in shared:
+        parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
+    if "mfu" in shared:
+        parts.append(f"MFU {shared['mfu']:.1%}")
+    return "  ".join(parts)
+
+
+def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, done: int) -> Dict[str, float]:
+    values = validate()
+    reporter.figures("validation", done, {}, values)
+    reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+    return values
+
+
+def average(values: Tensor, group: Optional[Any]) -> Tensor:
+    """Sums over ranks of (total, count) pairs -> total / count."""
+    if group is not None:
+        dist.all_reduce(values, group=group.get_group())
+    return values[..., 0] / values[..., 1].clamp(min=1)

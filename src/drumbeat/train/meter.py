@@ -1,0 +1,72 @@
+"""Where the time of a step goes, and how fast training is; measured without making the host wait in every step."""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, List, NamedTuple, Optional
+
+import torch
+
+WARM_UP = 5  # steps that no figure counts: compiling, allocating, opening the first file
+
+
+class Mark(NamedTuple):
+    phase: str
+    at: float
+    event: Optional[torch.cuda.Event]
+
+    def ms_since(self, earlier: Mark) -> float:
+        if self.event is not None and earlier.event is not None:
+            return float(earlier.event.elapsed_time(self.event))
+        return (self.at - earlier.at) * 1e3
+
+
+class Meter:
+    """Call `start()` at the top of a step and `mark(phase)` after each phase; `take()` reads what has gathered.
+
+    On a GPU a mark is an event in the device's queue, read when figures are taken; on a CPU it is the clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._open: List[Mark] = []
+        self._done: List[List[Mark]] = []
+        self._seen = 0
+        self.step_ms: List[float] = []  # every step after the warm-up
+
+    def start(self) -> None:
+        mark = self._now("")
+        if self._open:
+            self._done.append([*self._open, mark])
+        self._open = [mark]
+
+    def mark(self, phase: str) -> None:
+        self._open.append(self._now(phase))
+
+    def _now(self, phase: str) -> Mark:
+        event = None
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return Mark(phase, time.perf_counter(), event)
+
+    def take(self) -> Dict[str, float]:
+        """Mean milliseconds of each phase of the steps finished since the last take; the host waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        totals: Dict[str, float] = {}
+        counted = [step for i, step in enumerate(self._done) if self._seen + i >= WARM_UP]
+        self._seen += len(self._done)
+        self._done = []
+        for step in counted:
+            self.step_ms.append(step[-1].ms_since(step[0]))
+            for before, after in zip(step, step[1:]):
+                phase = after.phase or "other"
+                totals[phase] = totals.get(phase, 0.0) + after.ms_since(before)
+        return {phase: ms / len(counted) for phase, ms in totals.items()}
+
+    def percentiles(self) -> Dict[str, float]:
+        ordered = sorted(self.step_ms)
+        if not ordered:
+            return {}
+        return {f"step_ms_p{p}": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 90, 99)}

@@ -1,0 +1,110 @@
+"""BERT with its masked-language head. Like the Llama model it knows nothing of parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drumbeat.train.loss import linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class BertShape:
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    vocabulary: int
+    context: int = 512
+    dropout: float = 0.1
+
+    @property
+    def matmul_parameters(self) -> int:
+        block = 4 * self.width**2 + 2 * self.width * self.inner
+        return self.layers * block + self.width**2 + self.width * self.vocabulary
+
+
+SHAPES: Dict[str, BertShape] = {
+    "byte-tiny": BertShape(64, 2, 4, 256, 257, 64, 0.0),  # 256 bytes and the mask
+    "base": BertShape(768, 12, 12, 3072, 30_522),
+    "large": BertShape(1024, 24, 16, 4096, 30_522),
+}
+
+
+class Block(nn.Module):
+    """Add, then normalise: the order of 2018."""
+
+    def __init__(self, shape: BertShape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+        self.qkv, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
+        self.up, self.down = nn.Linear(shape.width, shape.inner), nn.Linear(shape.inner, shape.width)
+        self.attention_norm = nn.LayerNorm(shape.width, eps=1e-12)
+        self.feed_norm = nn.LayerNorm(shape.width, eps=1e-12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        x = self.attention_norm(x + self._dropped(self.out(y.transpose(1, 2).flatten(2))))
+        return self.feed_norm(x + self._dropped(self.down(F.gelu(self.up(x)))))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Bert(nn.Module):
+    def __init__(self, shape: BertShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.words = nn.Embedding(shape.vocabulary, shape.width)
+        self.places = nn.Embedding(shape.context, shape.width)
+        self.kinds = nn.Embedding(2, shape.width)  # first or second sentence; one sentence here
+        self.norm = nn.LayerNorm(shape.width, eps=1e-12)
+        self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
+        self.transform = nn.Linear(shape.width, shape.width)
+        self.transform_norm = nn.LayerNorm(shape.width, eps=1e-12)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head.weight = self.words.weight
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor, targets: Optional[Tensor] = None) -> Tensor:
+        """Logits; or, with targets (-100 = not asked), the sum of the losses."""
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]] + self.kinds.weight[0]
+        x = F.dropout(self.norm(x), self.shape.dropout, self.training)
+        for block in self.blocks.values():
+            x = block(x)
+        x = self.transform_norm(F.gelu(self.transform(x)))
+        return self.head(x) if targets is None else linear_cross_entropy(x, self.head, targets)
+
+
+def from_hugging_face(theirs: Dict[str, Tensor], shape: BertShape) -> Dict[str, Tensor]:
+    """The state of a transformers BertForMaskedLM under our names (its output bias is left out: ours has none)."""
+    ours = {
+        "words.weight": theirs["bert.embeddings.word_embeddings.weight"],
+        "places.weight": theirs["bert.embeddings.position_embeddings.weight"],
+        "kinds.weight": theirs["bert.embeddings.token_type_embeddings.weight"],
+        "head.weight": theirs["bert.embeddings.word_embeddings.weight"],
+    }
+    pairs = {"norm": "bert.embeddings.LayerNorm", "transform": "cls.predictions.transform.dense"}
+    pairs["transform_norm"] = "cls.predictions.transform.LayerNorm"
+    for i in range(shape.layers):
+        old, new = f"bert.encoder.layer.{i}.", f"blocks.{i}."
+        for kind in ("weight", "bias"):
+            parts = [theirs[f"{old}attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
+            ours[f"{new}qkv.{kind}"] = torch.cat(parts)
+        pairs[new + "out"] = old + "attention.output.dense"
+        pairs[new + "attention_norm"] = old + "attention.output.LayerNorm"
+        pairs[new + "up"] = old + "intermediate.dense"
+        pairs[new + "down"] = old + "output.dense"
+        pairs[new + "feed_norm"] = old + "output.LayerNorm"
+    for new, old in pairs.items():
+        ours[new + ".weight"], ours[new + ".bias"] = theirs[old + ".weight"], theirs[old + ".bias"]
+    return ours

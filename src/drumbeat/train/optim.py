@@ -1,0 +1,90 @@
+"""AdamW for weights that are kept in bf16: the optimizer holds an fp32 master of each.
+
+The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once a step: 40 bytes
+of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """`scale` and `skip` are one-element tensors on the device: gradients are divided by `scale`, and the whole update
+    is left out where `skip` is not zero. Both stay on the device, so clipping and a NaN never make the host wait.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: None = None, *, scale: Optional[Tensor] = None, skip: Optional[Tensor] = None
+    ) -> None:
+        for group in self.param_groups:
+            numbers: Dict[torch.device, Tensor] = {}
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state: Dict[str, Tensor] = self.state[p]
+                if not state:
+                    state["master"] = p.detach().float().clone()
+                    state["exp_avg"] = torch.zeros_like(state["master"])
+                    state["exp_avg_sq"] = torch.zeros_like(state["master"])
+                if p.device not in numbers:
+                    numbers[p.device] = _numbers(group, p.device)
+                unit = numbers[p.device][0]
+                _kernel(p.device)(
+                    p.view(-1),
+                    p.grad.reshape(-1),
+                    state["master"].view(-1),
+                    state["exp_avg"].view(-1),
+                    state["exp_avg_sq"].view(-1),
+                    numbers[p.device],
+                    unit if scale is None else scale,
+                    unit - 1 if skip is None else skip,
+                )
+
+
+def _numbers(group: Dict[str, Any], device: torch.device) -> Tensor:
+    """What changes from step to step travels as one small tensor: as Python floats it would recompile the kernel."""
+    beta1, beta2 = group["betas"]
+    grown1, grown2 = 1 - beta1 ** group["count"], 1 - beta2 ** group["count"]
+    row = (1.0, group["lr"], group["weight_decay"], beta1, beta2, grown1, grown2, group["eps"])
+    return torch.tensor(row, dtype=torch.float32).to(device, non_blocking=True)
+
+
+def _update(
+    p: Tensor, grad: Tensor, master: Tensor, mean: Tensor, square: Tensor, numbers: Tensor, scale: Tensor, skip: Tensor
+) -> None:
+    _, lr, decay, beta1, beta2, grown1, grown2, eps = numbers.unbind()
+    go = skip == 0
+    g = grad.float() / scale
+    new_mean = mean * beta1 + g * (1 - beta1)
+    new_square = square * beta2 + g * g * (1 - beta2)
+    move = (new_mean / grown1) / ((new_square / grown2).sqrt() + eps)
+    new_master = torch.where(go, master * (1 - lr * decay) - lr * move, master)
+    mean.copy_(torch.where(go, new_mean, mean))
+    square.copy_(torch.where(go, new_square, square))
+    master.copy_(new_master)
+    p.copy_(new_master)
+
+
+_kernels: Dict[str, Callable[..., None]] = {}
+
+
+def _kernel(device: torch.device) -> Callable[..., None]:
+    if device.type not in _kernels:
+        _kernels[device.type] = _update if device.type == "cpu" else torch.compile(_update, dynamic=True)
+    return _kernels[device.type]

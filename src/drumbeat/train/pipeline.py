@@ -1,0 +1,108 @@
+"""Pipeline parallelism: blocks spread over stages, micro-batches flowing through them.
+
+Plain model parallelism over two devices is a pipeline with one micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from drumbeat.train.parallelize import tied_parameters
+from drumbeat.train.refusal import Refusal
+
+# name -> (class, stages a rank); more stages a rank: a smaller bubble, more communication
+SCHEDULES: Dict[str, Tuple[Any, int]] = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved": (ScheduleInterleaved1F1B, 2),
+    "zero-bubble": (ScheduleInterleavedZeroBubble, 2),
+}
+
+
+def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
+    """Which stages a rank holds: every ranks-th one."""
+    if schedule not in SCHEDULES:
+        raise Refusal(f"pipeline schedule '{schedule}' is unknown", f"known: {', '.join(SCHEDULES)}")
+    return [rank + i * ranks for i in range(SCHEDULES[schedule][1])]
+
+
+def cut(model: nn.Module, stage: int, stages: int, blocks: str, first: Sequence[str], last: Sequence[str]) -> nn.Module:
+    """Keep one stage of `model`: its share of the blocks, `first` (the embedding) on stage 0 and `last` (norm and head)
+    on the last stage. What is not kept becomes None, or is missing from the blocks; the model's forward skips it.
+    """
+    if tied_parameters(model):
+        raise Refusal(
+            "pipeline: the embedding and the head share one matrix but stand on different stages", "untie them"
+        )
+    holder = model.get_submodule(blocks)
+    names = [name for name, _ in holder.named_children()]
+    if len(names) < stages:
+        raise Refusal(f"pipeline: {len(names)} blocks for {stages} stages", "use fewer stages")
+    low, high = (len(names) * i // stages for i in (stage, stage + 1))
+    for name in names[:low] + names[high:]:
+        delattr(holder, name) if not isinstance(holder, nn.ModuleDict) else holder.pop(name)
+    for name in () if stage == 0 else first:
+        setattr(model, name, None)
+    for name in () if stage == stages - 1 else last:
+        setattr(model, name, None)
+    return model
+
+
+class Pipeline:
+    """The stages of this rank and their schedule. `loss(output, target)` must return a sum, not a mean."""
+
+    def __init__(
+        self,
+        parts: List[nn.Module],
+        mesh: DeviceMesh,
+        device: torch.device,
+        schedule: str,
+        micro_batches: int,
+        loss: Callable[[Any, Tensor], Tensor],
+    ) -> None:
+        kind, each = SCHEDULES[schedule]
+        rank, ranks = mesh.get_local_rank(), mesh.size()
+        total = each * ranks
+        if micro_batches < ranks and each > 1:
+            raise Refusal(
+                f"pipeline schedule {schedule}: {micro_batches} micro-batches for {ranks} ranks",
+                f"set accumulate to a multiple of {ranks}, or use gpipe",
+            )
+        numbers = stage_numbers(schedule, rank, ranks)
+        stages = [
+            PipelineStage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)
+        ]
+        self.first = 0 in numbers
+        self.last = total - 1 in numbers
+        # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
+        self.schedule = kind(stages[0] if each == 1 else stages, micro_batches, loss_fn=loss, scale_grads=False)
+
+    def run(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
+        """Forward and backward of one step; the losses of the micro-batches on the last stage, none elsewhere."""
+        losses: List[Tensor] = []
+        given = (inputs,) if self.first else ()
+        if self.last:
+            self.schedule.step(*given, target=targets, losses=losses)
+        else:
+            self.schedule.step(*given)
+        return losses
+
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
+        losses: List[Tensor] = []
+        given = (inputs,) if self.first else ()
+        if self.last:
+            self.schedule.eval(*given, target=targets, losses=losses)
+        else:
+            self.schedule.eval(*given)
+        return losses

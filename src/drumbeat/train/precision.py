@@ -1,0 +1,71 @@
+"""One switch for the numbers that training computes with, right for one device, DDP, FSDP2 and the CPU."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ContextManager, Optional
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from drumbeat.train import float8
+from drumbeat.train.refusal import Refusal
+
+NAMES = {
+    "fp32": "everything in 32 bits",
+    "tf32": "32 bits, products rounded to 19 (NVIDIA, AMD MI300)",
+    "bf16": "weights in fp32, computing in bf16: autocast, or FSDP2's policy",
+    "bf16-master": "weights in bf16, fp32 masters in the optimizer: the fastest on one GPU and with DDP",
+    "fp16": "weights in fp32, computing in fp16 with a scaled loss",
+    "fp8": "as bf16-master (or bf16 when sharded), linear layers in fp8",
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise Refusal(f"precision '{self.name}' is unknown", f"known: {', '.join(NAMES)}")
+
+    def check(self, device: torch.device, sharded: bool, tensor_parallel: bool) -> None:
+        if self.name == "fp8":
+            reason = float8.supported(device)
+            if reason:
+                raise Refusal(f"precision fp8: {reason}", "use bf16")
+            if tensor_parallel:
+                raise Refusal("precision fp8 with tensor parallelism is not built", "use bf16")
+        if self.name == "fp16" and (sharded or tensor_parallel):
+            raise Refusal(
+                "precision fp16 scales the loss by what one rank sees; with shards ranks would differ", "use bf16"
+            )
+        if self.name == "bf16-master" and sharded:
+            raise Refusal("precision bf16-master with FSDP is bf16: FSDP keeps fp32 shards itself", "use bf16")
+
+    def prepare(self, model: nn.Module, sharded: bool, blocks: str = "") -> None:
+        """Before anything is wrapped: the dtype of the weights, and which layers change their kind."""
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        if self.name in ("bf16-master", "fp8") and not sharded:
+            model.bfloat16()
+        if self.name == "fp8":
+            float8.convert_linears(model, lambda name, _: name.startswith(blocks))
+
+    def computing(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
+        """The context of the forward pass."""
+        if self.name == "fp16":
+            return torch.autocast(device.type, torch.float16)
+        if self.name == "bf16" and not sharded:
+            return torch.autocast(device.type, torch.bfloat16)
+        return nullcontext()
+
+    def sharded_policy(self) -> MixedPrecisionPolicy:
+        if self.name in ("bf16", "fp8"):
+            # Gradients are added up over ranks in fp32: bf16 has 8 bits, a sum over 1,024 ranks needs more.
+            return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return MixedPrecisionPolicy()
+
+    def scaler(self, device: torch.device) -> Optional[torch.amp.GradScaler]:
+        return torch.amp.GradScaler(device.type) if self.name == "fp16" else None

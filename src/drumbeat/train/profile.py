@@ -1,0 +1,61 @@
+"""Look into a few steps of a few ranks: torch.profiler on a schedule, one trace file a rank and a table of ten rows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Tuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+
+@dataclass(frozen=True)
+class Profile:
+    """profile=0:10:3 means: rank 0, from step 10 on, 3 steps (after one step to wait and one to warm up)."""
+
+    ranks: Tuple[int, ...] = ()
+    start: int = 10
+    steps: int = 3
+    folder: str = "profile"
+
+    @staticmethod
+    def parse(text: str, folder: str) -> Profile:
+        """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3."""
+        ranks, _, rest = text.partition(":")
+        start, _, steps = rest.partition(":")
+        return Profile(tuple(int(r) for r in ranks.split("+")), int(start or 10), int(steps or 3), folder)
+
+
+class Profiler:
+    def __init__(self, what: Profile, rank: int, device: torch.device) -> None:
+        self.rank, self.folder, self.device = rank, what.folder, device
+        self._profile: Any = None
+        if rank in what.ranks:
+            kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+            wait = max(0, what.start - 1)
+            self._profile = profile(
+                activities=kinds,
+                schedule=schedule(wait=wait, warmup=1, active=what.steps, repeat=1),
+                on_trace_ready=self._write,
+                record_shapes=True,
+                profile_memory=True,
+            )
+            self._profile.start()
+
+    def step(self) -> None:
+        if self._profile is not None:
+            self._profile.step()
+
+    def close(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+    def _write(self, done: Any) -> None:
+        os.makedirs(self.folder, exist_ok=True)
+        done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.json"))
+        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = done.key_averages().table(sort_by=by, row_limit=10)
+        with open(os.path.join(self.folder, f"rank-{self.rank}.txt"), "w", encoding="utf-8") as file:
+            file.write(table)

@@ -1,0 +1,170 @@
+"""Train a Llama 3 shape on bytes of any folder, on a token file, or on made-up tokens.
+
+drumbeat train llama                                              the smallest shape, on Python's own source
+drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b precision=bf16 data=tokens.bin
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Dict
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from drumbeat.train import context
+from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.synthetic import SyntheticTokens
+from drumbeat.train.data.text import byte_text, standard_library, token_file
+from drumbeat.train.layout import Meshes
+from drumbeat.train.loop import Result, average, train
+from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import Settings, option
+from drumbeat.train.step import Loss, plain, vocabulary_cut
+from drumbeat.train.world import join
+
+
+@dataclass(frozen=True)
+class LlamaSettings(Settings):
+    model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
+    data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
+    token_type: str = option("uint16", "integers in a .bin file: uint16, int32, uint32, int64")
+    length: int = option(0, "tokens a sequence; 0: the shape's context")
+    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
+    steps: int = option(600, "optimizer steps")
+    lr: float = option(5e-3, "highest learning rate")
+    validation: int = option(64, "sequences to validate on; 0: none")
+
+
+SettingsClass = LlamaSettings
+
+
+def tensor_plan() -> Dict[str, ParallelStyle]:
+    """Cut along heads and along the inner width; between them the sequence is cut (sequence parallelism), and the head
+    leaves its logits cut along the vocabulary (loss parallelism)."""
+    return {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "blocks.*.attention_norm": SequenceParallel(),
+        "blocks.*.attention": PrepareModuleInput(
+            input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
+        "blocks.*.attention.qkv": ColwiseParallel(),
+        "blocks.*.attention.out": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.feed_norm": SequenceParallel(),
+        "blocks.*.feed": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "blocks.*.feed.gate_up": ColwiseParallel(),
+        "blocks.*.feed.down": RowwiseParallel(output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+
+
+def build(settings: LlamaSettings, meshes: Meshes, shape: LlamaShape) -> Llama:
+    model = Llama(shape)
+    split = meshes.one("cp")
+    if split is not None:
+        tp = meshes.layout.tp
+        context.apply_context(model, split, shape.heads // tp, shape.kv_heads // tp)
+    return model
+
+
+def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
+    tp = meshes.layout.tp
+    if shape.kv_heads % tp or shape.gate_groups % tp or length % tp or shape.vocabulary % tp:
+        raise Refusal(
+            f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "
+            f"groups, {length} tokens and {shape.vocabulary} words",
+            "choose a smaller degree",
+        )
+    if length > shape.context:
+        raise Refusal(f"sequences of {length} tokens; this shape was made for {shape.context}")
+
+
+def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) -> Samples:
+    if settings.data == "synthetic":
+        return SyntheticTokens(100_000, length, shape.vocabulary, seed=settings.seed + int(part == "validation"))
+    if settings.data.endswith((".bin", ".npy")):
+        return token_file(settings.data, length, part, settings.token_type)
+    if settings.data == "python":
+        return byte_text(standard_library(), length, part, limit=4_000_000)
+    return byte_text(os.path.expanduser(settings.data), length, part)
+
+
+def run(settings: LlamaSettings) -> Result:
+    if settings.model not in SHAPES:
+        raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
+    world = join()
+    meshes = meshes_for(settings, world)
+    base = SHAPES[settings.model]
+    shape = LlamaShape(**{**base.__dict__, "tied": base.tied and not settings.untie})
+    length = settings.length or shape.context
+    check(shape, meshes, length)
+    split = meshes.one("cp")
+
+    def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+        if split is None:
+            return model(tokens, targets)  # type: ignore[no-any-return]
+        places = context.positions(tokens.shape[1], split, world.device)
+        return model(context.time_slice(tokens, split), context.time_slice(targets, split), places)  # type: ignore[no-any-return]
+
+    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan())
+    large = shape.matmul_parameters > 2e9
+    parts = assemble(
+        settings, world, meshes, lambda: build(settings, meshes, shape), loss, adamw(settings, meshes), anatomy, large
+    )
+    stream = Stream(
+        samples(settings, shape, length, "train"),
+        settings.batch,
+        data_rank=meshes.data_rank,
+        data_ranks=meshes.layout.data_ranks,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        device=world.device,
+    )
+    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=True)
+    formula = "6 N + 12 L h s / 2 FLOPs a token (causal attention counted as executed)"
+    use = utilisation(flops, formula, settings.precision, world.device, settings.measure_peak)
+    if world.lead:
+        count = sum(p.numel() for p in parts.parts[0].parameters())
+        print(f"llama {settings.model}: {count:,} parameters on this rank; {meshes.layout.equation()}", flush=True)
+        print(f"MFU: {use.describe()}", flush=True)
+    validate = None
+    if settings.validation:
+        kept = samples(settings, shape, length, "validation")
+        validate = lambda: validation_loss(settings, parts, kept, loss)  # noqa: E731
+    plan = plan_for(settings, warm_then_down(settings), "tokens")
+    return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
+
+
+@torch.no_grad()
+def validation_loss(settings: LlamaSettings, parts: Assembly, kept: Samples, loss: Loss) -> Dict[str, float]:
+    """The mean loss over the first `validation` kept sequences; each data-parallel rank takes its share of them."""
+    ranks = parts.meshes.layout.data_ranks
+    own = max(1, min(settings.validation, len(kept)) // ranks)
+    first = parts.meshes.data_rank * own
+    tokens, targets = (x.to(parts.world.device) for x in kept.read(list(range(first, first + own)), [0] * own))
+    totals = torch.zeros(2, device=parts.world.device)
+    with parts.precision.computing(parts.world.device, parts.step.sharded), vocabulary_cut(parts.meshes):
+        if parts.step.pipeline is None:
+            for x, y in zip(tokens.split(8), targets.split(8)):
+                totals[0] += plain(loss(parts.parts[0], x, y))
+        else:
+            parts.step.divisor = torch.ones((), device=parts.world.device)
+            totals[0] += sum(parts.step.pipeline.evaluate(tokens, targets), torch.zeros(()))
+    totals[1] = float(targets.numel()) / parts.meshes.layout.cp
+    pipe = parts.meshes.one("pp")
+    if pipe is not None:
+        torch.distributed.all_reduce(totals[0], group=pipe.get_group())
+    return {"loss": float(average(totals, parts.meshes.tokens))}

@@ -1,0 +1,84 @@
+"""Train ResNet-18 or -50 as on ImageNet: crops, flips, SGD with momentum, the rate down tenfold every 30 epochs.
+
+drumbeat run --nodes 4 -- drumbeat train resnet --set data=/data/imagenet epochs=90 precision=bf16 compile=yes
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Tuple
+
+from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.data.images import ImageFolder
+from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.synthetic import SyntheticImages
+from drumbeat.train.images import accuracy, assemble_images
+from drumbeat.train.loop import Result, train
+from drumbeat.train.mfu import utilisation
+from drumbeat.train.models.resnet import ResNet, forward_flops
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import Settings, option
+from drumbeat.train.world import join
+
+
+@dataclass(frozen=True)
+class ResNetSettings(Settings):
+    depth: int = option(50, "18 or 50")
+    data: str = option("synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
+    size: int = option(224, "pixels a side")
+    classes: int = option(1000, "classes of the synthetic data; folders count their own")
+    epochs: int = option(0, "passes over the data; 0: as many as `steps` give")
+    batch: int = option(256, "images a step, on all ranks together")
+    lr: float = option(0.1, "first learning rate, for 256 images a step: it grows with the batch")
+    decay: float = option(1e-4, "weight decay")
+    clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
+    threads: int = option(8, "threads that decode images")
+    validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
+
+
+SettingsClass = ResNetSettings
+
+
+def samples(settings: ResNetSettings) -> Tuple[Samples, Samples, int]:
+    """Training images, validation images, classes."""
+    if settings.data == "synthetic":
+        made = [SyntheticImages(n, settings.size, settings.classes, seed) for n, seed in ((100_000, 0), (512, 0))]
+        return made[0], made[1], settings.classes
+    folder = os.path.expanduser(settings.data)
+    train_set = ImageFolder(os.path.join(folder, "train"), settings.size, True, settings.seed, settings.threads)
+    kept = ImageFolder(os.path.join(folder, "val"), settings.size, False, settings.seed, settings.threads)
+    return train_set, kept, len(train_set.classes)
+
+
+def run(settings: ResNetSettings) -> Result:
+    if settings.depth not in (18, 50):
+        raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
+    world = join()
+    meshes = meshes_for(settings, world)
+    images, kept, classes = samples(settings)
+    an_epoch = max(1, len(images) // settings.batch)
+    if settings.epochs:
+        settings = replace(settings, steps=settings.epochs * an_epoch)
+    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes))
+    stream = Stream(
+        images,
+        settings.batch,
+        data_rank=meshes.data_rank,
+        data_ranks=meshes.layout.data_ranks,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        device=world.device,
+    )
+    # A batch of 256 n images takes n times the rate, reached over the first steps (Goyal et al., 2017).
+    top = settings.lr * settings.batch / 256
+    third = an_epoch * 30
+
+    def lr(step: int) -> float:
+        return top * min(1.0, (step + 1) / max(1, settings.warmup)) * 0.1 ** (step // third)
+
+    flops = 3 * forward_flops(ResNet(settings.depth, classes), settings.size)
+    use = utilisation(flops, "3 x forward FLOPs", settings.precision, world.device, settings.measure_peak)
+    plan = plan_for(settings, lr, "samples")
+    check = lambda: accuracy(parts, kept, max(1, settings.batch // world.size), settings.validation)  # noqa: E731
+    return train(plan, world, parts.step, stream, parts.checkpoints, check, use)

@@ -1,0 +1,124 @@
+"""Train a Wide ResNet on CIFAR-100, with the arguments and the output lines of the Olivia guide.
+
+drumbeat run --nodes 2 -- drumbeat train wide-resnet --set data=/data/cifar-100-binary epochs=100 batch=2048 \
+    base_lr=0.04 target_accuracy=0.95 patience=2
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Dict, Tuple
+
+from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.data.images import cifar100
+from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.synthetic import SyntheticImages
+from drumbeat.train.images import accuracy, assemble_images
+from drumbeat.train.loop import Result, train
+from drumbeat.train.models.resnet import WideResNet
+from drumbeat.train.settings import Settings, option
+from drumbeat.train.world import join
+
+
+@dataclass(frozen=True)
+class WideResNetSettings(Settings):
+    depth: int = option(28, "layers: 6 n + 4")
+    widening: int = option(10, "how many times wider than a ResNet")
+    data: str = option("synthetic", "synthetic, or a folder with CIFAR-100's train.bin and test.bin")
+    images: int = option(50_000, "images of the synthetic data")
+    classes: int = option(100, "classes")
+    epochs: int = option(100, "passes over the data")
+    batch: int = option(2048, "images a step, on all ranks together")
+    base_lr: float = option(0.04, "learning rate for 256 images a step: it grows with the batch")
+    decay: float = option(5e-4, "weight decay")
+    clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
+    target_accuracy: float = option(0.95, "stop when validation has been this good ...")
+    patience: int = option(2, "... for so many epochs in a row")
+    validation: int = option(0, "images to validate on; 0: all")
+
+
+SettingsClass = WideResNetSettings
+
+
+def samples(settings: WideResNetSettings) -> Tuple[Samples, Samples]:
+    if settings.data == "synthetic":
+        kept = max(64, settings.images // 10)
+        return tuple(SyntheticImages(n, 32, settings.classes) for n in (settings.images, kept))  # type: ignore[return-value]
+    folder = os.path.expanduser(settings.data)
+    return cifar100(folder, True, settings.seed), cifar100(folder, False, settings.seed)
+
+
+def run(settings: WideResNetSettings) -> Result:
+    world = join()
+    meshes = meshes_for(settings, world)
+    images, kept = samples(settings)
+    an_epoch = max(1, len(images) // settings.batch)
+    steps = settings.epochs * an_epoch
+    settings = replace(settings, steps=steps, validate_every=an_epoch)
+    build = lambda: WideResNet(settings.depth, settings.widening, settings.classes)  # noqa: E731
+    parts = assemble_images(settings, world, meshes, build)
+    stream = Stream(
+        images,
+        settings.batch,
+        data_rank=meshes.data_rank,
+        data_ranks=meshes.layout.data_ranks,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        device=world.device,
+    )
+    top = settings.base_lr * settings.batch / 256
+
+    def lr(step: int) -> float:
+        return top * min((step + 1) / max(1, settings.warmup), (1 + math.cos(math.pi * step / steps)) / 2)
+
+    clock = _Epochs(settings, an_epoch, world.lead)
+
+    def check() -> Dict[str, float]:
+        took = clock.training_done()
+        values = accuracy(parts, kept, max(1, settings.batch // world.size), settings.validation)
+        clock.print(values, took)
+        return values
+
+    plan = plan_for(settings, lr, "samples")
+    result = train(plan, world, parts.step, stream, parts.checkpoints, check, None, clock.target_reached)
+    if not result.stopped:
+        clock.summary(world.size // world.local_size, world.local_size)
+    return result
+
+
+class _Epochs:
+    """The lines that readers of this job's output know."""
+
+    def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool) -> None:
+        self.settings, self.images, self.lead = settings, an_epoch * settings.batch, lead
+        self.epoch, self.good = 0, 0
+        self.began = self.since = time.perf_counter()
+
+    def training_done(self) -> float:
+        return time.perf_counter() - self.since
+
+    def print(self, values: Dict[str, float], took: float) -> None:
+        self.epoch += 1
+        self.good = self.good + 1 if values["accuracy"] >= self.settings.target_accuracy else 0
+        if self.lead:
+            print(f"Epoch {self.epoch}/{self.settings.epochs} completed in {took:.3f} seconds")
+            print(f"Validation Loss: {values['loss']:.4f}, Validation Accuracy: {values['accuracy']:.4f}")
+            print(f"Epoch Throughput: {self.images / took:.3f} images/second", flush=True)
+        self.since = time.perf_counter()
+
+    def target_reached(self, _values: Dict[str, float]) -> bool:
+        reached = self.good >= self.settings.patience
+        if reached and self.lead:
+            print(f"Target accuracy {self.settings.target_accuracy} held for {self.good} epochs: stopping early")
+        return reached
+
+    def summary(self, nodes: int, per_node: int) -> None:
+        if self.lead:
+            total = time.perf_counter() - self.began
+            print(f"\nTraining Summary:\nTotal training time: {total:.3f} seconds")
+            print(f"Throughput: {self.epoch * self.images / total:.3f} images/second")
+            print(f"Number of nodes: {nodes}\nNumber of GPUs per node: {per_node}")
+            print(f"Total GPUs used: {nodes * per_node}\nTraining completed successfully.", flush=True)

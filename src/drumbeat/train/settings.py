@@ -1,0 +1,87 @@
+"""Settings of a recipe: a dataclass whose fields carry their own help, filled from `key=value` texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any, List, Type, TypeVar, get_type_hints
+
+from drumbeat.train.refusal import Refusal
+
+T = TypeVar("T", bound="Settings")
+
+
+def option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all recipes share."""
+
+    layout: str = option("ddp", "ddp, fsdp, hsdp, tp, pp, cp, or degrees: dp_replicate=2,dp_shard=4,tp=1,pp=1,cp=1")
+    precision: str = option("fp32", "fp32, tf32, bf16, bf16-master, fp16, fp8")
+    steps: int = option(100, "optimizer steps")
+    batch: int = option(32, "samples a step, on all ranks together")
+    accumulate: int = option(1, "micro-batches a step (a pipeline's too)")
+    lr: float = option(1e-3, "highest learning rate")
+    warmup: int = option(10, "steps over which the learning rate rises")
+    decay: float = option(0.1, "weight decay")
+    clip: float = option(1.0, "largest norm of the gradients; 0: no limit")
+    stop_after: int = option(0, "rehearse a stop signal after this step: save, exit code 75; 0: never")
+    seed: int = option(0, "of weights and of the order of samples")
+    compile: bool = option(False, "torch.compile, block by block")
+    recompute: str = option("none", "activations: none (keep), selective, full (recompute each block)")
+    hook: str = option("all-reduce", "how DDP sends gradients: all-reduce, fp16, bf16, powersgd[:rank[:first step]]")
+    offload: bool = option(False, "FSDP: parameters, gradients and optimizer state in CPU memory")
+    prefetch: int = option(1, "FSDP: blocks gathered ahead")
+    smallest: int = option(100_000, "FSDP without named blocks: a module of so many parameters is a unit")
+    schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble")
+    checkpoint: str = option("", "folder to save to and to resume from")
+    save_every: int = option(0, "steps between checkpoints; 0: only when stopped by a signal")
+    keep: int = option(2, "how many checkpoints stay")
+    report_every: int = option(10, "steps between lines")
+    validate_every: int = option(0, "steps between validations; 0: at the end")
+    on_nan: str = option("stop", "a NaN or inf in the gradients: stop, or skip the step")
+    profile: str = option("", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler into profile/")
+    figures: str = option(
+        "", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma"
+    )
+    measure_peak: bool = option(False, "measure a matrix product first, for a second MFU")
+
+
+def fill(kind: Type[T], texts: List[str]) -> T:
+    """`["steps=20", "lr=1e-3"]` -> settings; an unknown key or a wrong value is one clear line."""
+    kinds = get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.replace("-", "_")
+        if not equals:
+            raise Refusal(f"'{text}' is no setting", "write key=value")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise Refusal(f"no setting '{key}'", hint)
+        values[key] = _read(key, value, kinds[key])
+    return kind(**values)
+
+
+def _read(key: str, value: str, kind: Any) -> Any:
+    if kind is bool:
+        if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise Refusal(f"{key}={value}: yes or no is needed")
+        return value.lower() in ("true", "1", "yes")
+    try:
+        return kind(value.replace("_", "")) if kind in (int, float) else value
+    except ValueError:
+        names = {int: "a whole number", float: "a number"}
+        raise Refusal(f"{key}={value}: {names[kind]} is needed") from None
+
+
+def help_of(kind: Type[Settings]) -> str:
+    rows = [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(kind)]
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text} [{default}]" for name, default, text in rows)

@@ -1,0 +1,186 @@
+"""One optimizer step: micro-batches forward and backward, one exchange of gradients, clip, agree, update.
+
+The loss of a step is the sum of all losses on all ranks divided by the number of all targets on all ranks, so neither
+the number of ranks, nor of micro-batches, nor an uneven share of padding changes what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+from torch.profiler import record_function
+
+from drumbeat.train.layout import Meshes
+from drumbeat.train.loss import IGNORE
+from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.parallelize import shards
+from drumbeat.train.pipeline import Pipeline
+from drumbeat.train.precision import Precision
+
+Batch = Tuple[Tensor, Tensor]  # inputs, targets
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses
+
+
+class Outcome(NamedTuple):
+    """Tensors on the device: reading one makes the host wait."""
+
+    loss: Tensor  # this rank's share of the step's loss; the shares of all ranks add up to it
+    norm: Tensor  # of the gradients, over all ranks, before clipping
+    targets: Tensor  # on all ranks
+
+
+class Step:
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        meshes: Meshes,
+        precision: Precision,
+        device: torch.device,
+        clip: Optional[float] = None,
+        pipeline: Optional[Pipeline] = None,
+    ) -> None:
+        self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
+        self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
+        self.sharded = shards(meshes)
+        self.scaler = precision.scaler(device)
+        self.parameters = [p for part in parts for p in part.parameters()]
+        self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
+        self.divisor = torch.ones((), device=device)  # targets of all ranks in this step; the pipeline's loss reads it
+        self.mark: Callable[[str], None] = lambda phase: None  # a loop that measures puts its meter here
+
+    def __call__(self, batches: Sequence[Batch]) -> Outcome:
+        self.divisor = self._count(batches)
+        loss = self._pipelined(batches) if self.pipeline else self._accumulated(batches)
+        self.mark("forward+backward")
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        with record_function("optimizer"):
+            norm = gradient_norm(self.parameters, self.meshes)
+            self._update(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.mark("optimizer")
+        return Outcome(loss, norm, self.divisor)
+
+    def _count(self, batches: Sequence[Batch]) -> Tensor:
+        count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
+        ranks = self.meshes.joined("dp_replicate", "dp_shard")  # context-parallel ranks were given the same targets
+        if ranks is not None:
+            dist.all_reduce(count, group=ranks.get_group())
+        return count.clamp(min=1)
+
+    def _accumulated(self, batches: Sequence[Batch]) -> Tensor:
+        model = self.parts[0]
+        total = torch.zeros((), device=self.device)
+        for i, (inputs, targets) in enumerate(batches):
+            last = i == len(batches) - 1
+            # DDP and FSDP decide in the *forward* pass what the backward pass will send, so the choice comes first.
+            with ExitStack() as stack:
+                stack.enter_context(exchange(model, last, self.meshes))
+                stack.enter_context(vocabulary_cut(self.meshes))
+                with record_function("forward"), self.precision.computing(self.device, self.sharded):
+                    loss = plain(self.loss(model, inputs, targets)) / self.divisor
+                with record_function("backward"):
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            total += loss.detach()
+        return total
+
+    def _pipelined(self, batches: Sequence[Batch]) -> Tensor:
+        assert self.pipeline is not None
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
+        with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
+            losses = self.pipeline.run(inputs, targets)
+        return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)
+
+    def _update(self, norm: Tensor) -> None:
+        """Clip and step, or leave the step out if the gradients are not finite.
+
+        The norm is a sum over all ranks, so all ranks see the same value and decide the same. Where the optimizer can,
+        the decision stays on the device and the host never waits for it.
+        """
+        finite = torch.isfinite(norm)
+        self.skipped += ~finite
+        shrink = (norm / self.clip).clamp(min=1.0) if self.clip else torch.ones_like(norm)
+        if isinstance(self.optimizer, MasterAdamW):
+            self.optimizer.step(scale=shrink, skip=(~finite).float())
+        elif self.scaler is not None:
+            _shrink(self.parameters, shrink)
+            self.scaler.step(self.optimizer)  # leaves the step out by itself
+            self.scaler.update()
+        elif _decides_on_device(self.optimizer):
+            self.optimizer.grad_scale, self.optimizer.found_inf = shrink, (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+            del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
+        elif bool(finite):  # the host waits here
+            _shrink(self.parameters, shrink)
+            self.optimizer.step()
+
+
+def exchange(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
+    """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the
+    node each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
+    """
+    if isinstance(model, FSDPModule):
+        replicated = meshes.layout.dp_replicate > 1
+        model.set_is_last_backward(last)
+        model.set_requires_gradient_sync(last or replicated)
+        model.set_requires_all_reduce(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return nullcontext()
+
+
+def vocabulary_cut(meshes: Meshes) -> ContextManager[Any]:
+    """Tensor parallelism leaves the logits cut along the vocabulary; forward and backward of the loss must know."""
+    return loss_parallel() if meshes.layout.tp > 1 else nullcontext()
+
+
+def plain(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
+    """The norm of all gradients of the model, the same number on every rank.
+
+    Each rank squares what it holds, divided by how many ranks hold the same; one sum over all ranks makes the rest. So
+    it does not matter how a parameter is cut, or whether two parameters are cut alike.
+    """
+    groups: Dict[int, List[Tensor]] = {}
+    for p in parameters:
+        if p.grad is not None:
+            pieces = 1
+            if isinstance(p.grad, DTensor):
+                cuts = zip(p.grad.placements, p.grad.device_mesh.shape)
+                pieces = math.prod(size for placement, size in cuts if not placement.is_replicate())
+            groups.setdefault(pieces, []).append(p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad)
+    ranks = meshes.layout.ranks // meshes.layout.pp
+    squares = [get_total_norm(grads).float() ** 2 * (pieces / ranks) for pieces, grads in groups.items()]
+    total = torch.stack(squares).sum()
+    if meshes.layout.pp > 1 or set(groups) != {1}:
+        dist.all_reduce(total)
+    else:
+        total *= ranks  # every rank holds the same, whole: DDP, or one device
+    return total.sqrt()
+
+
+def _shrink(parameters: Sequence[Tensor], by: Tensor) -> None:
+    for p in parameters:
+        if p.grad is not None:
+            (p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad).div_(by)
+
+
+def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """torch's fused optimizers take a divisor and a skip flag as tensors, but not together with DTensors."""
+    groups = optimizer.param_groups
+    return all(g.get("fused") and not any(isinstance(p, DTensor) for p in g["params"]) for g in groups)

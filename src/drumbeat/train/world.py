@@ -1,0 +1,74 @@
+"""Where am I: rank, size and device of this process, from the variables that every launcher sets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from drumbeat.train.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def lead(self) -> bool:
+        return self.rank == 0
+
+
+def join(timeout_s: float = 600.0) -> World:
+    """Join the job that the environment describes; without RANK and WORLD_SIZE this process is a world of one."""
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    local_rank, local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+    if not 0 <= rank < size:
+        raise Refusal(f"RANK is {rank} and WORLD_SIZE is {size}", "the launcher must set both, or neither")
+    device = _device(local_rank, local_size)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    if size > 1 and not dist.is_initialized():
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise Refusal(f"WORLD_SIZE is {size} but {name} is not set", "start the ranks with drumbeat run")
+        # gloo beside NCCL: checkpoints and the stop signal travel between CPUs, never through the GPU's queue.
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        dist.init_process_group(
+            backend, timeout=timedelta(seconds=timeout_s), device_id=None if device.type == "cpu" else device
+        )
+    return World(rank, size, local_rank, local_size, device)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _device(local_rank: int, local_size: int) -> torch.device:
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None:
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    index = 0 if count == 1 else local_rank  # one visible device a rank is a launcher's way of binding
+    if index >= count:
+        raise Refusal(
+            f"local rank {local_rank} of {local_size}, but only {count} devices are visible", "start fewer ranks a node"
+        )
+    torch.accelerator.set_device_index(index)
+    return torch.device(kind.type, index)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.lstrip("-").isdigit():
+        raise Refusal(f"{name} is '{text}', not a number")
+    return int(text)

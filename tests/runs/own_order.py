@@ -1,0 +1,38 @@
+"""A run from an order of our own, for deadlines that no user sets. `python own_order.py ORDER.json` is its desk."""
+
+import dataclasses
+import os
+import sys
+import time
+
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.desk.create import create_run
+from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.token import fresh_token
+from drumbeat.order import Order, Timing, dump_order, load_order
+
+
+def start_with_timing(drumbeat, command, env, **timing):
+    import subprocess
+
+    name = f"own-{os.getpid()}-{time.monotonic_ns()}"
+    order = Order(
+        run_id=name, name="own", created=time.time(), command=tuple(command), nodes=2, ranks_per_node=2,
+        launcher="ranks", launcher_why="a test", workdir=str(drumbeat.folder), folder=str(drumbeat.folder / "runs" / name),
+        site="localhost", backend="local", emulated=True, hosts=("127.0.0.1", "127.0.0.2"), master="127.0.0.1",
+        muster_ports=tuple(range(61100, 61108)), stop_grace=2.0, timing=dataclasses.replace(Timing(), **timing),
+    )  # fmt: skip
+    path = drumbeat.folder / "order.json"
+    path.write_text(dump_order(order))
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
+    drumbeat.started.append(process)
+    return process, name
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        given = load_order(file.read())
+    folder = create_run(given, None, cached_bundle(os.environ), os.environ)
+    sys.exit(Foreground(given, folder.order, range(given.nodes), folder.bundle, fresh_token()).run(os.environ))

@@ -1,0 +1,76 @@
+"""Bad input: one clear message, exit code 2, nothing started and nothing half-written."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def refused(drumbeat, *words, says, **options):
+    done = drumbeat(*words, **options)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
+    assert not drumbeat.runs(), "nothing half-written"
+
+
+@pytest.mark.parametrize(
+    "text,says",
+    [
+        (b"", "empty"),
+        (b"{unclosed", "job.yaml"),
+        (b"\x00\x01\x02", "job.yaml"),
+        (b"command: x\nnode: 2\n", "job.yaml:2: unknown key 'node'"),
+        (b"command: x\nnodes: 0\n", "job.yaml:2"),
+        (b"command: x\nnodes: two\n", "job.yaml:2"),
+        (b"nodes: 1\n", "no command"),
+        (b"\xff\xfe" * 5_000_000, "job.yaml"),
+    ],
+)
+def test_job_file(drumbeat, text, says):
+    (drumbeat.folder / "job.yaml").write_bytes(text)
+    refused(drumbeat, "run", "job.yaml", says=says)
+
+
+@pytest.mark.parametrize(
+    "words,says",
+    [
+        (("missing.yaml",), "missing.yaml"),
+        (("--site", "atlantis", "--", "true"), "no site 'atlantis'"),
+        (("--nodes", "0", "--", "true"), "--nodes"),
+        (("--nodes", "-1", "--", "true"), "--nodes"),
+        (("--ranks-per-node", "4000", "--", "true"), "--oversubscribe"),
+        (("--", "no-such-command-here"), "command not found: no-such-command-here"),
+        (("--",), "no command"),
+        (("--nodes", "2", "--node-rank", "1", "--", "true"), "--master"),
+        (("--nodes", "2", "--node-rank", "1", "--master", "localhost", "--", "true"), "localhost cannot be the master"),
+        (("--nodes", "2", "--node-rank", "2", "--master", "h", "--", "true"), "node rank 2 of 2 nodes"),
+        (("--nodes", "2", "--node-rank", "-1", "--master", "h", "--", "true"), "count from 0"),
+        (("--nodes", "2", "--master", "h", "--", "true"), "--node-rank"),
+        (("--workdir", "/no/such/place", "--", "true"), "/no/such/place"),
+        (("--env", "HF_TOKEN=abc", "--", "true"), "HF_TOKEN"),
+    ],
+)
+def test_flags(drumbeat, words, says):
+    refused(drumbeat, "run", *words, says=says)
+
+
+def test_unwritable_run_folder(drumbeat):
+    (drumbeat.folder / "file").write_text("")
+    refused(drumbeat, "run", "--runs", "file/runs", "--", "true", says="cannot make the run folder")
+
+
+def test_full_disk(drumbeat, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    script = 'mount -t tmpfs -o size=64k none "$1" && shift && exec "$@"'
+    place = tmp_path / "small"
+    place.mkdir()
+    argv = ["unshare", "-m", "sh", "-c", script, "x", str(place), sys.executable, "-m", "drumbeat"]
+    done = subprocess.run(
+        [*argv, "run", "--runs", str(place / "runs"), "--", "true"], capture_output=True, text=True, cwd=drumbeat.folder
+    )
+    if "mount" in done.stderr:
+        pytest.skip(f"cannot mount here: {done.stderr}")
+    assert done.returncode == 2 and "No space left" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -1,0 +1,56 @@
+"""After the ranks are up the agent looks whether they sit where the plan put them."""
+
+import json
+import os
+import sys
+
+import pytest
+
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core there is nothing to bind")
+
+
+def verdict(drumbeat):
+    events = map(json.loads, (drumbeat.run_folder() / "nodes" / "0" / "events.jsonl").read_text().splitlines())
+    return next(event for event in events if event["kind"] == "verdict")
+
+
+def run(drumbeat, code, checks=""):
+    (drumbeat.folder / "train.py").write_text(code)
+    (drumbeat.folder / "job.yaml").write_text(f"command: [{sys.executable}, train.py]\nranks-per-node: 2\n{checks}")
+    return drumbeat("run", "job.yaml")
+
+
+@needs_two_cores
+def test_ranks_sit_where_they_were_put(drumbeat):
+    done = run(drumbeat, "import time; time.sleep(3)")
+    assert done.returncode == 0 and "2/2 ranks on their cores" in done.stderr, done.stderr
+    event = verdict(drumbeat)
+    assert event["verdict"]["answer"] == "as planned" and len(event["table"]) == 3
+
+
+SWAPPED = """
+import os, time
+mine = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {cpu for cpu in range(os.cpu_count()) if cpu not in mine} or mine)
+time.sleep(4)
+"""
+
+
+@needs_two_cores
+def test_a_rank_that_moved_is_a_warning(drumbeat):
+    done = run(drumbeat, SWAPPED)
+    assert done.returncode == 0 and "mismatch" in done.stderr, done.stderr
+    assert verdict(drumbeat)["verdict"]["findings"][0]["code"] == "affinity-mismatch"
+
+
+@needs_two_cores
+def test_or_stops_the_job_if_it_says_so(drumbeat):
+    done = run(drumbeat, SWAPPED, "checks: {affinity: stop}\nstop-grace: 1s\n")
+    assert done.returncode != 0
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["outcome"] == "failed" and summary["failure"]["code"] == "affinity-mismatch"
+
+
+def test_off_looks_at_nothing(drumbeat):
+    done = run(drumbeat, "import time; time.sleep(3)", "checks: {affinity: off}\n")
+    assert done.returncode == 0 and "\ncpu " not in done.stderr

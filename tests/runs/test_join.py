@@ -1,0 +1,166 @@
+"""Without a scheduler, typed once on each machine: two hosts are two network namespaces with a wire between them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import wait_for
+
+PY = sys.executable
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"),
+    reason="network namespaces need root and iproute2 (apt install iproute2)",
+)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two namespaces, 10.91.0.9 and 10.91.0.10; their names as command prefixes."""
+    names = [f"db{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+        wire = [
+            "ip",
+            "link",
+            "add",
+            "eth7",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth7",
+            "netns",
+            names[1],
+        ]
+        subprocess.run(wire, check=True, capture_output=True)
+        for name, address in zip(names, ("10.91.0.9/24", "10.91.0.10/24")):
+            for words in (
+                ("addr", "add", address, "dev", "eth7"),
+                ("link", "set", "eth7", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                subprocess.run(["ip", "-n", name, *words], check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.decode()}")
+    yield [("ip", "netns", "exec", name) for name in names]
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def on_both(drumbeat, hosts, *command, flags=(), second=None, master="10.91.0.9"):
+    """Type the same line on both; exit codes and outputs."""
+    started = []
+    for node, prefix in enumerate(hosts):
+        words = ("run", "--nodes", 2, "--node-rank", node, "--master", master, *flags, "--", *command)
+        started.append(drumbeat.start(*(second or words if node else words), prefix=prefix))
+    outputs = [process.communicate(timeout=60)[0] for process in started]
+    return [process.returncode for process in started], outputs
+
+
+def test_two_machines_join_one_run(drumbeat, hosts):
+    code = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'])"
+    codes, outputs = on_both(drumbeat, hosts, PY, "-c", code, flags=("--ranks-per-node", 2))
+    assert codes == [0, 0], outputs
+    assert "I am 0 of 4 10.91.0.9" in outputs[0] and "I am 3 of 4 10.91.0.9" in outputs[1]
+    assert "I am 2" not in outputs[0], "each machine shows its own ranks"
+    peers = json.loads((drumbeat.run_folder() / "peers.json").read_text())
+    assert [peer["address"] for peer in peers["nodes"]] == ["10.91.0.9", "10.91.0.10"]
+
+
+def test_gloo_across_both(drumbeat, hosts):
+    pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+    code = (
+        "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1) * (d.get_rank() + 1);"
+        "d.all_reduce(x); print('sum', x.item()); d.destroy_process_group()"
+    )
+    codes, outputs = on_both(drumbeat, hosts, PY, "-c", code)
+    assert codes == [0, 0] and "sum 3.0" in outputs[0] and "sum 3.0" in outputs[1], outputs
+
+
+def test_exported_names_win(drumbeat, hosts):
+    env = {**os.environ, "MASTER_ADDR": "10.91.0.9", "NNODES": "2"}
+    started = [
+        drumbeat.start("run", "--", PY, "-c", "print('up')", env={**env, "NODE_RANK": str(node)}, prefix=prefix)
+        for node, prefix in enumerate(hosts)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+
+
+def test_a_failure_on_one_machine_ends_the_other(drumbeat, hosts):
+    code = "import os, sys, time; sys.exit(5) if os.environ['RANK'] == '1' else time.sleep(60)"
+    codes, outputs = on_both(drumbeat, hosts, PY, "-c", code)
+    assert codes == [5, 5], outputs
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]["rank"] == 1
+
+
+def test_a_repeated_node_rank_is_refused_by_name(drumbeat, hosts):
+    flags = ("--nodes", 3, "--master", "10.91.0.9")
+    command = ("--", PY, "-c", "pass")
+    lead = drumbeat.start("run", *flags, "--node-rank", 0, *command, prefix=hosts[0])
+    drumbeat.start("run", *flags, "--node-rank", 1, *command, prefix=hosts[1])
+    wait_for(lambda: any('"peer":1' in path.read_text() for path in drumbeat.folder.glob("runs/*/events.jsonl")))
+    second = drumbeat.start("run", *flags, "--node-rank", 1, *command, prefix=hosts[1])
+    said = second.communicate(timeout=30)[0]
+    assert second.returncode == 69 and "node rank 1 is taken by" in said, said
+    assert lead.poll() is None
+
+
+def test_another_job_on_the_second_machine_is_refused_by_name(drumbeat, hosts):
+    other = (
+        "run",
+        "--nodes",
+        2,
+        "--node-rank",
+        1,
+        "--master",
+        "10.91.0.9",
+        "--name",
+        "python3",
+        "--",
+        PY,
+        "-c",
+        "other",
+    )
+    lead = drumbeat.start(
+        "run", "--nodes", 2, "--node-rank", 0, "--master", "10.91.0.9", "--name", "python3", "--", PY, "-c", "pass",
+        prefix=hosts[0],
+    )  # fmt: skip
+    second = drumbeat.start(*other, prefix=hosts[1])
+    said = second.communicate(timeout=30)[0]
+    assert second.returncode == 69 and "was asked for another job than the lead: command is" in said, said
+    assert lead.poll() is None
+
+
+def test_another_token_is_refused(drumbeat, hosts):
+    flags = ("run", "--nodes", 2, "--master", "10.91.0.9:61555")
+    env = {**os.environ, "DRUMBEAT_TOKEN": "x" * 32}
+    drumbeat.start(*flags, "--node-rank", 0, "--", PY, "-c", "pass", prefix=hosts[0])
+    second = drumbeat.start(*flags, "--node-rank", 1, "--", PY, "-c", "pass", prefix=hosts[1], env=env)
+    time.sleep(3)
+    assert second.poll() is None, "it goes on looking for its own lead"
+    second.terminate()
+    said = second.communicate(timeout=20)[0]
+    assert second.returncode != 0, said
+
+
+def test_without_shared_storage_the_lead_gathers(drumbeat, hosts, tmp_path):
+    """The second machine sees another file system in the place of the run folder."""
+    code = "import os, sys; print('out of', os.environ['RANK']); print('err', file=sys.stderr)"
+    runs = drumbeat.folder / "runs"
+    runs.mkdir()
+    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$1" && shift && exec "$@"', "x", str(runs))
+    codes, outputs = on_both(drumbeat, [hosts[0], (*hosts[1], *hide)], PY, "-c", code)
+    assert codes == [0, 0], outputs
+    gathered = drumbeat.run_folder() / "nodes" / "1"
+    assert (gathered / "attempt-0" / "rank-1.out").read_text() == "out of 1\n"
+    assert (gathered / "facts.json").exists() and (gathered / "events.jsonl").exists()

@@ -1,0 +1,151 @@
+"""Whatever is killed, no process of the run is left: agent, guard, desk, both at once, a stopped agent, a failure."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import marked, wait_for
+
+AWKWARD = Path(__file__).parent / "awkward.py"
+
+
+def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None):
+    """A run whose ranks have awkward children, up and running; (desk process, run id)."""
+    place = tmp_path / "awkward"
+    place.mkdir()
+    env = {**os.environ, "AWKWARD": str(place), **(env or {})}
+    argv = ("run", "--nodes", nodes, "--ranks-per-node", 2, "--stop-grace", grace, "--name", "awk", "--")
+    process = drumbeat.start(*argv, sys.executable, AWKWARD, *words, env=env)
+    wait_for(lambda: len(list(place.glob("*.ready"))) == 2 * nodes, what="the ranks")
+    return process, drumbeat.run_folder().name
+
+
+def tree(run_id):
+    """Role -> pids: guards and agents of the run, from their command line; agents are the children of guards."""
+    roles = {"guard": {}, "agent": {}}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_text().split("\0")
+            parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+            parents_words = Path(f"/proc/{parent}/cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if "_agent" in words and any(run_id in word for word in words):
+            node = int(words[words.index("_agent") + 2])
+            roles["agent" if "_agent" in parents_words else "guard"][node] = int(name)
+    return roles
+
+
+def assert_all_gone(run_id, seconds=8.0):
+    wait_for(lambda: not marked(run_id) and not any(tree(run_id).values()), seconds, f"the end of {marked(run_id)}")
+
+
+def test_failure_ends_every_process_within_five_seconds(drumbeat, tmp_path):
+    process, run_id = begin(drumbeat, tmp_path, "fail")
+    assert len(marked(run_id)) > 20
+    events = drumbeat.run_folder() / "nodes" / "0" / "events.jsonl"
+    assert process.wait(20) == 7
+    assert not marked(run_id)
+    exited = [json.loads(line) for line in events.read_text().splitlines()]
+    failed_at = next(event["t"] for event in exited if event["kind"] == "rank-exited" and event["exit_code"] == 7)
+    ended_at = next(event["t"] for event in exited if event["kind"] == "agent-ended")
+    assert ended_at - failed_at < 5.0
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["failure"]["rank"] == 1 and summary["exit_code"] == 7
+    assert {each["rank"] for each in summary["consequences"]} == {0, 2, 3}
+
+
+@pytest.mark.parametrize("victim,node", [("agent", 0), ("agent", 1), ("guard", 0), ("guard", 1)])
+def test_killed_agent_or_guard(drumbeat, tmp_path, victim, node):
+    process, run_id = begin(drumbeat, tmp_path)
+    os.kill(tree(run_id)[victim][node], signal.SIGKILL)
+    assert process.wait(20) != 0
+    assert_all_gone(run_id)
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["outcome"] in ("failed", "stopped") and summary["exit_code"] != 0
+    if victim == "agent" and node == 1:
+        assert summary["failure"]["code"] == "node-lost" and summary["failure"]["node"] == 1
+
+
+def test_guard_and_agent_killed_at_once(drumbeat, tmp_path):
+    process, run_id = begin(drumbeat, tmp_path)
+    roles = tree(run_id)
+    for role in ("guard", "agent"):
+        os.kill(roles[role][1], signal.SIGKILL)
+    assert process.wait(20) != 0
+    assert_all_gone(run_id)
+
+
+def test_killed_desk(drumbeat, tmp_path):
+    process, run_id = begin(drumbeat, tmp_path, "ignore", grace="1s")
+    process.kill()
+    process.wait()
+    assert_all_gone(run_id, 12.0)
+
+
+def test_stopped_agent_is_ended_by_the_guards_deadline(drumbeat, tmp_path):
+    from tests.runs.own_order import start_with_timing
+
+    place = tmp_path / "awkward"
+    place.mkdir()
+    env = {**os.environ, "AWKWARD": str(place)}
+    command = (sys.executable, str(AWKWARD))
+    process, run_id = start_with_timing(drumbeat, command, env, agent_deadline=2.0, lost_node=60.0)
+    wait_for(lambda: len(list(place.glob("*.ready"))) == 4, what="the ranks")
+    os.kill(tree(run_id)["agent"][1], signal.SIGSTOP)
+    assert process.wait(20) != 0
+    assert_all_gone(run_id)
+    summary = json.loads((drumbeat.folder / "runs" / run_id / "summary.json").read_text())
+    assert summary["failure"]["code"] == "node-lost"
+
+
+def test_a_silent_node_is_given_up(drumbeat, tmp_path):
+    from tests.runs.own_order import start_with_timing
+
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    process, run_id = start_with_timing(drumbeat, command, dict(os.environ), agent_deadline=6.0, lost_node=2.0)
+    wait_for(lambda: len(marked(run_id)) == 4, what="the ranks")
+    agent = tree(run_id)["agent"][1]
+    os.kill(agent, signal.SIGSTOP)
+    events = drumbeat.folder / "runs" / run_id / "events.jsonl"
+    wait_for(lambda: "silent for 2 s" in events.read_text(), 30, "the lead to notice by itself")
+    assert process.wait(20) != 0
+    assert_all_gone(run_id, 12)
+
+
+@pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_stop_signal_to_the_desk(drumbeat, tmp_path, number, code):
+    process, run_id = begin(drumbeat, tmp_path, nodes=1)
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert_all_gone(run_id)
+
+
+def test_second_interrupt_ends_it_now(drumbeat, tmp_path):
+    process, run_id = begin(drumbeat, tmp_path, "ignore", nodes=1, grace="60s")
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    assert process.poll() is None and marked(run_id), "the ranks have their grace"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert_all_gone(run_id)
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2])
+def test_an_interrupt_at_any_moment(drumbeat, delay):
+    """Before the folder is made, between folder and guards, before the muster, after it: nobody is left."""
+    process = drumbeat.start(
+        "run", "--nodes", 2, "--stop-grace", "1s", "--", sys.executable, "-c", "import time; time.sleep(60)"
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) != 0
+    for folder in drumbeat.runs():
+        assert_all_gone(folder.name)

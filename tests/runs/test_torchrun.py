@@ -1,0 +1,59 @@
+"""torchrun, started once a node by our driver: ranks where they belong, and the true exit code and cause."""
+
+import json
+import os
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="torchrun needs torch: pip install '.[cpu]'")
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print(dist.get_rank(), os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], int(x.item()), *sys.argv[1:], flush=True)
+if "segfault" in sys.argv and dist.get_rank() == 1:
+    import ctypes; ctypes.string_at(0)
+if "segfault" in sys.argv:
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def path_of_this_python(monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+
+
+@pytest.mark.usefixtures("path_of_this_python")
+def test_two_nodes_and_flags_of_the_users_command(drumbeat):
+    (drumbeat.folder / "train.py").write_text(TRAIN)
+    command = (
+        "torchrun --nnodes=2 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
+    )
+    done = drumbeat("run", "--", *command.split(), "train.py", "--lr", "1", timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.split("] ")[-1] for line in done.stdout.splitlines())
+    assert lines == ["0 0 0 10 --lr 1", "1 1 0 10 --lr 1", "2 0 1 10 --lr 1", "3 1 1 10 --lr 1"]
+    assert "--rdzv_endpoint=nowhere:1" in done.stderr and "--monitor-interval" not in done.stderr.split("folder")[0]
+
+
+def test_a_segfault_is_reported_as_one(drumbeat):
+    (drumbeat.folder / "train.py").write_text(TRAIN)
+    flags = ("--launcher", "torchrun", "--ranks-per-node", 2)
+    done = drumbeat("run", *flags, "--", sys.executable, "train.py", "segfault", timeout=120)
+    assert done.returncode == 139, done.stderr
+    failure = json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]
+    assert failure["code"] == "segfault" and failure["rank"] == 1
+
+
+@pytest.mark.usefixtures("path_of_this_python")
+def test_without_torch_in_the_commands_interpreter(drumbeat, tmp_path):
+    import venv
+
+    venv.create(tmp_path / "bare", with_pip=False)
+    (drumbeat.folder / "train.py").write_text("print(1)")
+    done = drumbeat("run", "--launcher", "torchrun", "--", tmp_path / "bare" / "bin" / "python", "train.py")
+    assert done.returncode == 127 and "needs torch in" in done.stderr

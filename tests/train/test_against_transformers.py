@@ -1,0 +1,82 @@
+"""Our models compute what Hugging Face's compute, from the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
+
+
+def test_llama() -> None:
+    from drumbeat.train.models.llama import Llama, LlamaShape, from_hugging_face
+
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    )
+    theirs, shape = transformers.LlamaForCausalLM(config), LlamaShape(64, 2, 4, 2, 128, 300, 32)
+    ours = Llama(shape)
+    ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
+    tokens = torch.randint(0, 300, (2, 32))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    mean = ours(tokens[:, :-1], tokens[:, 1:]) / 62
+    torch.testing.assert_close(mean, theirs(tokens, labels=tokens).loss)
+
+
+def test_bert() -> None:
+    from drumbeat.train.models.bert import Bert, BertShape, from_hugging_face
+
+    config = transformers.BertConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+    )
+    theirs, shape = transformers.BertForMaskedLM(config).eval(), BertShape(64, 2, 4, 128, 300, 32)
+    ours = Bert(shape).eval()
+    ours.load_state_dict(from_hugging_face(theirs.state_dict(), shape))
+    tokens = torch.randint(0, 300, (2, 32))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_resnet() -> None:
+    from drumbeat.train.models.resnet import ResNet
+
+    config = transformers.ResNetConfig(
+        embedding_size=64,
+        hidden_sizes=[256, 512, 1024, 2048],
+        depths=[3, 4, 6, 3],
+        layer_type="bottleneck",
+        num_labels=10,
+    )
+    theirs, ours = transformers.ResNetForImageClassification(config), ResNet(50, 10)
+    # Both list their parameters in the order of computation, but ours names a shortcut after its block's convolutions.
+    state = theirs.state_dict()
+    renamed = {name: state[_resnet_name(name)] for name in ours.state_dict()}
+    ours.load_state_dict(renamed)
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours.eval()(images), theirs.eval()(images).logits, rtol=1e-3, atol=1e-4)
+
+
+def _resnet_name(name: str) -> str:
+    part, _, rest = name.partition(".")
+    if part in ("conv1", "bn1"):
+        return f"resnet.embedder.embedder.{'convolution' if part == 'conv1' else 'normalization'}.{rest}"
+    if part == "fc":
+        return f"classifier.1.{rest}"
+    stage, (block, piece, *tail) = int(part[-1]) - 1, rest.split(".")
+    place = f"resnet.encoder.stages.{stage}.layers.{block}."
+    if piece == "downsample":
+        return place + f"shortcut.{'convolution' if tail[0] == '0' else 'normalization'}.{tail[1]}"
+    kind = "convolution" if piece.startswith("conv") else "normalization"
+    return place + f"layer.{int(piece[-1]) - 1}.{kind}.{tail[0]}"

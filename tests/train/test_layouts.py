@@ -1,0 +1,72 @@
+"""Every layout computes what one process computes: the same losses over 20 steps with the same global batch."""
+
+from __future__ import annotations
+
+import os
+from typing import List
+
+import pytest
+from gloo_world import GlooWorld
+
+STEPS = 20
+# fp32 sums in another order differ in the last bits, and training magnifies that; a wrong gradient is off by far more.
+TOLERANCE = 2e-4
+
+LAYOUTS = [
+    # layout, more settings, ranks
+    ("ddp", ("accumulate=2",), 4),
+    ("fsdp", ("accumulate=2", "recompute=selective"), 4),
+    ("hsdp", ("accumulate=2",), 4),
+    ("tp=2,dp_shard=2", ("recompute=full",), 4),
+    ("cp=2,dp_replicate=2", (), 4),
+    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=interleaved"), 4),
+    ("pp=2,tp=2", ("accumulate=4", "schedule=1f1b"), 4),
+    ("pp", ("accumulate=1", "schedule=gpipe"), 2),  # plain model parallelism
+    ("pp", ("accumulate=4", "schedule=zero-bubble"), 2),
+]
+# Compositions of the above: the same code on other meshes. DRUMBEAT_ALL_LAYOUTS=1 runs them too.
+MORE_LAYOUTS = [
+    ("tp=2,dp_replicate=2", (), 4),
+    ("cp=2,dp_shard=2", (), 4),
+    ("cp=2,tp=2", (), 4),
+    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=1f1b"), 4),
+    ("fsdp", ("offload=yes",), 4),
+    ("ddp", ("hook=fp16",), 4),
+]
+if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
+    LAYOUTS = MORE_LAYOUTS + LAYOUTS
+
+
+def losses(layout: str, more: tuple[str, ...]) -> List[float]:
+    from drumbeat.train.models import llama
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+
+    llama.SHAPES["test"] = llama.LlamaShape(32, 4, 4, 2, 64, 256, 32)
+    texts = [
+        "model=test",
+        f"layout={layout}",
+        f"steps={STEPS}",
+        "batch=16",
+        "report_every=1",
+        "lr=1e-2",
+        "validation=16",
+    ]
+    result = run(fill(LlamaSettings, [*texts, *more]))
+    return [*result.losses, result.validation[-1]["loss"]]
+
+
+@pytest.fixture(scope="module")
+def alone(world: GlooWorld) -> List[float]:
+    (values,) = world.run(losses, "ddp", (), size=1)
+    assert values[0] > values[19] + 0.5, "the reference itself must learn"
+    return values
+
+
+@pytest.mark.parametrize(("layout", "more", "ranks"), LAYOUTS, ids=lambda value: str(value))
+def test_a_layout_computes_what_one_process_computes(
+    world: GlooWorld, alone: List[float], layout: str, more: tuple[str, ...], ranks: int
+) -> None:
+    tolerance = 5e-3 if "hook=fp16" in more else TOLERANCE
+    for values in world.run(losses, layout, more, size=ranks):
+        assert values == pytest.approx(alone, rel=tolerance)

@@ -1,0 +1,252 @@
+"""The parts of the runtime, one by one, in this process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from drumbeat.hardware import peak_of
+from drumbeat.train import float8, loss
+from drumbeat.train.attention import causal_attention
+from drumbeat.train.data.images import ImageArray
+from drumbeat.train.data.masked import Masked
+from drumbeat.train.data.order import places
+from drumbeat.train.data.stream import Stream
+from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
+from drumbeat.train.data.text import TokenWindows, token_file
+from drumbeat.train.layout import Layout, Meshes
+from drumbeat.train.meter import WARM_UP, Meter
+from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.models import llama, resnet
+from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.parallelize import large_modules
+from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.step import Step
+
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**31))
+def test_an_epoch_is_a_permutation(size: int, seed: int) -> None:
+    epochs, indices = places(np.arange(2 * size, dtype=np.uint64), size, seed)
+    assert sorted(indices[:size].tolist()) == list(range(size)) == sorted(indices[size:].tolist())
+    assert epochs.tolist() == [0] * size + [1] * size
+    if size > 50:
+        assert indices[:size].tolist() != indices[size:].tolist() != list(range(size))
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 101
+
+    def read(self, indices: List[int], epochs: List[int]) -> Tuple[Tensor, Tensor]:
+        return torch.tensor(indices), torch.tensor(epochs)
+
+
+def taken(ranks: int, accumulate: int, steps: int, start: int = 0, prefetch: int = 0) -> List[int]:
+    """The samples of `steps` steps of all ranks, in the order of the whole batch."""
+    out = []
+    streams = [
+        Stream(Numbers(), 12, data_rank=r, data_ranks=ranks, accumulate=accumulate, prefetch=prefetch)
+        for r in range(ranks)
+    ]
+    for stream in streams:
+        stream.load_state_dict({"sample": start})
+    for _ in range(steps):
+        out += [int(i) for stream in streams for inputs, _ in next(stream) for i in inputs]
+    assert all(stream.state_dict() == {"sample": start + 12 * steps} for stream in streams)
+    for stream in streams:
+        stream.close()
+    return out
+
+
+def test_samples_do_not_depend_on_ranks_micro_batches_prefetch_or_resuming() -> None:
+    whole = taken(1, 1, 20)
+    assert taken(4, 3, 20) == taken(2, 1, 20, prefetch=2) == whole
+    assert taken(4, 1, 7) + taken(2, 1, 13, start=84) == whole
+    assert len(set(whole[:101])) == 101, "no sample comes twice before all came once"
+
+
+def test_an_error_while_reading_ahead_is_raised_where_the_batch_is_wanted() -> None:
+    class Broken(Numbers):
+        def read(self, indices: List[int], epochs: List[int]) -> Tuple[Tensor, Tensor]:
+            raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        next(Stream(Broken(), 4))
+
+
+def test_windows_cover_files_end_to_end(tmp_path: Path) -> None:
+    pieces = [np.arange(0, 7), np.arange(7, 8), np.arange(8, 40)]
+    windows = TokenWindows([piece.astype(np.uint8) for piece in pieces], 3)
+    inputs, targets = windows.read(list(range(len(windows))), [0] * len(windows))
+    assert inputs[2].tolist() == [6, 7, 8] and targets[2].tolist() == [7, 8, 9]
+    kept = TokenWindows(windows.arrays, 3, "validation")
+    assert len(kept) == 1 and kept.read([0], [0])[0].tolist() == [[27, 28, 29]]
+    seen = {int(x) // 3 for x in inputs[:, 0]}
+    assert 9 not in seen and len(seen) == 12
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "t.bin")
+    np.save(tmp_path / "t.npy", np.arange(1000))
+    a, b = (token_file(str(tmp_path / name), 10) for name in ("t.bin", "t.npy"))
+    assert torch.equal(a.read([5], [0])[1], b.read([5], [0])[1])
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    with pytest.raises(Refusal, match="no whole number of uint16 tokens"):
+        token_file(str(tmp_path / "odd.bin"), 10)
+
+
+def test_masks_are_15_percent_and_repeatable() -> None:
+    data = Masked(SyntheticTokens(100, 64, 200), 201, mask=200)
+    tokens, targets = data.read(list(range(100)), [0] * 100)
+    asked = targets != loss.IGNORE
+    assert 0.13 < asked.float().mean() < 0.17
+    assert 0.75 < (tokens[asked] == 200).float().mean() < 0.85
+    assert torch.equal(data.read([7], [0])[0], data.read([7], [0])[0])
+    assert not torch.equal(data.read([7], [0])[0], data.read([7], [1])[0])
+
+
+def test_augmentation_depends_on_sample_and_epoch_alone() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    images = ImageArray(pixels, np.arange(5))
+    together, alone = images.read([1, 3], [2, 2])[0], images.read([3], [2])[0]
+    assert torch.equal(together[1], alone[0])
+    assert not torch.equal(alone, images.read([3], [3])[0])
+    assert SyntheticImages(9, 16, 3).read([4], [0])[0].shape == (1, 3, 16, 16)
+
+
+def test_the_sliced_loss_equals_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "_SLICE_BYTES", 2 * 50 * 7)  # slices of 7 rows or fewer
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(16, 50, bias=False), torch.randn(3, 10, 16, requires_grad=True)
+    targets = torch.randint(0, 50, (3, 10))
+    targets[1, :4] = loss.IGNORE
+    ours = loss.linear_cross_entropy(hidden, head, targets) / 26
+    plain = F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), ignore_index=loss.IGNORE)
+    assert ours.item() == pytest.approx(plain.item(), rel=1e-6)
+    for a, b in zip(*(torch.autograd.grad(x, (hidden, head.weight)) for x in (ours, plain))):
+        torch.testing.assert_close(a, b)
+
+
+def test_grouped_attention_equals_attention_over_repeated_keys() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 9, 6, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
+    wide = [x.transpose(1, 2) for x in (q, k.repeat_interleave(3, 2), v.repeat_interleave(3, 2))]
+    want = F.scaled_dot_product_attention(*wide, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(causal_attention(q, k, v), want)
+
+
+def test_the_folded_stem_is_the_same_convolution() -> None:
+    model, x = resnet.ResNet(18, 4), torch.randn(2, 3, 40, 40)
+    squares = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1, 0, 4))
+    torch.testing.assert_close(F.conv2d(squares, resnet.fold_filter(model.conv1.weight)), model.conv1(x))
+    assert resnet.forward_flops(resnet.ResNet(50), 224) == pytest.approx(8.2e9, rel=0.02)
+
+
+def test_master_weights_follow_adamw() -> None:
+    torch.manual_seed(0)
+    theirs = nn.Linear(8, 8)
+    ours = nn.Linear(8, 8).bfloat16()
+    theirs.load_state_dict(ours.state_dict())
+    a = MasterAdamW(ours.parameters(), lr=1e-2)
+    b = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(6):
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.float() / 2
+        a.step(scale=torch.tensor(2.0))
+        b.step()
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a.state[p]["master"], q.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(p, a.state[p]["master"].bfloat16())
+    before = [p.clone() for p in ours.parameters()]
+    a.step(skip=torch.tensor(1.0))
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), before))
+
+
+def test_fp8_products_are_as_close_as_three_bits_allow() -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(64, 48, bias=False)
+    ours = nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 10))
+    ours[0].load_state_dict(plain.state_dict())
+    assert float8.convert_linears(ours, lambda name, _: True) == 1, "10 columns are not divisible by 16"
+    x = torch.randn(4, 32, 64, requires_grad=True)
+    up = torch.randn(4, 32, 48)
+    for a, b in zip(*(torch.autograd.grad((m(x) * up).sum(), (x, m.weight)) for m in (ours[0], plain))):
+        assert (a - b).norm() / b.norm() < 0.1
+    torch.testing.assert_close(
+        ours[0](x).flatten(0, 1), float8.reference_product(x.flatten(0, 1), plain.weight), rtol=1e-4, atol=1e-4
+    )
+
+
+def one_step(on: nn.Module, batches: Any, optimizer: Any = None, clip: Any = None) -> Tuple[Step, Any]:
+    optimizer = optimizer or torch.optim.SGD(on.parameters(), lr=0.1)
+    square = lambda model, x, y: ((model(x).squeeze(-1) - y) ** 2).sum()  # noqa: E731
+    step = Step([on], optimizer, square, Meshes(Layout(), "cpu"), Precision("fp32"), CPU, clip)
+    return step, step(batches)
+
+
+def test_micro_batches_of_uneven_size_equal_the_big_batch() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 5), torch.randn(12)
+    one, two = nn.Linear(5, 1), nn.Linear(5, 1)
+    two.load_state_dict(one.state_dict())
+    _, whole = one_step(one, [(x, y)])
+    _, parts = one_step(two, [(x[:3], y[:3]), (x[3:], y[3:])])
+    torch.testing.assert_close(one.weight, two.weight)
+    assert whole.loss.item() == pytest.approx(parts.loss.item(), rel=1e-5) and whole.targets.item() == 12
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipping_and_leaving_out_a_step_that_is_not_finite(fused: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    before = model.weight.clone()
+    x, y = torch.randn(4, 5), torch.full((4,), math.nan)
+    step, outcome = one_step(model, [(x, y)], optimizer, clip=0.5)
+    assert step.skipped == 1 and not torch.isfinite(outcome.norm)
+    assert torch.equal(model.weight, before)
+    outcome = step([(x, torch.full((4,), 100.0))])
+    assert outcome.norm > 0.5 and step.skipped == 1 and not torch.equal(model.weight, before)
+
+
+def test_units_by_size() -> None:
+    model = nn.Sequential(nn.Linear(10, 10), nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)), nn.Linear(50, 50))
+    units = large_modules(model, 1600)
+    assert units == [model[1][0], model[1][1], model[2]]
+
+
+def test_model_flops_and_peaks() -> None:
+    shape = llama.SHAPES["1b"]
+    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, 8192, causal=True)
+    assert flops == pytest.approx(9.026e9, rel=1e-3)
+    peak = peak_of("NVIDIA H200")
+    assert peak is not None and peak.tflops["bf16"] == 989
+    assert peak_of("NVIDIA H100 PCIe").name == "H100 PCIe" and peak_of("NVIDIA GH200 480GB").name == "GH200"  # type: ignore[union-attr]
+    assert peak_of("Imaginary 9000") is None
+    use = utilisation(flops, "formula", "bf16", CPU, measure=False)
+    assert "mfu" not in use.of(1e4) and "no MFU" in use.describe()
+
+
+def test_the_meter_leaves_the_warm_up_out_and_adds_up() -> None:
+    meter = Meter(CPU)
+    for _ in range(WARM_UP + 4):
+        meter.start()
+        meter.mark("data")
+        sum(range(20_000))
+        meter.mark("optimizer")
+    phases = meter.take()
+    assert len(meter.step_ms) == 3, "the last step is still open"
+    assert phases["optimizer"] > phases["data"] > 0
+    assert sum(phases.values()) == pytest.approx(sum(meter.step_ms) / 3, rel=0.01)
+    assert set(meter.percentiles()) == {"step_ms_p50", "step_ms_p90", "step_ms_p99"}

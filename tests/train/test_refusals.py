@@ -1,0 +1,80 @@
+"""Wrong input: one clear line, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from drumbeat.cli import main
+from drumbeat.train.layout import Layout
+from drumbeat.train.refusal import Refusal
+
+SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lama"], ["no recipe 'lama'", "did you mean llama?"]),
+        (["llama", "--set", "stepz=3"], ["no setting 'stepz'", "did you mean steps?"]),
+        (["llama", "--set", "steps=many"], ["steps=many", "a whole number"]),
+        (["llama", "--set", "compile=maybe"], ["compile=maybe", "yes or no"]),
+        (["llama", "--set", "steps"], ["'steps' is no setting", "key=value"]),
+        (["llama", "--set", "model=2b"], ["no llama shape '2b'", "byte-tiny"]),
+        (["llama", "--layout", "zebra"], ["cannot read 'zebra'", "dp_shard=4,tp=2"]),
+        (["llama", "--layout", "tp=2"], ["pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 = 2", "there are 1 ranks"]),
+        (["llama", "--set", "precision=fp4"], ["precision 'fp4' is unknown", "bf16"]),
+        (["llama", "--set", "precision=fp8"], ["fp8 products need a GPU"]),
+        (["llama", "--set", "hook=bf16"], ["no data-parallel ranks"]),
+        (["llama", "--set", "recompute=some"], ["recompute 'some' is unknown"]),
+        (["llama", "--set", "batch=3", "accumulate=2"], ["batch of 3", "1 data-parallel ranks x 2 micro-batches"]),
+        (["llama", "--set", "on_nan=hope"], ["on_nan 'hope' is unknown"]),
+        (["llama", "--set", "figures=paper"], ["'paper' is no place for figures"]),
+        (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such folder"]),
+        (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such token file"]),
+        (["resnet", "--set", "depth=34"], ["no ResNet-34"]),
+        (["wide-resnet", "--set", "data=/nowhere"], ["train.bin: not there"]),
+    ],
+)
+def test_one_clear_line(arguments: List[str], words: List[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") <= 2, said
+    for word in words:
+        assert word in said, said
+
+
+def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "llama", "--set", f"data={tmp_path}", *SMALL]) == 2
+    assert "no text in it" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_and_a_corrupt_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [*SMALL, f"checkpoint={tmp_path}", "save_every=2"]
+    assert main(["train", "llama", "--set", *settings]) == 0
+    capsys.readouterr()
+    assert main(["train", "bert", "--set", *settings]) == 2
+    assert "was saved from another model (131,392 parameters)" in capsys.readouterr().err
+    (shard,) = (tmp_path / "step-00000002").glob("*.distcp")
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    assert main(["train", "llama", "--set", *settings, "steps=4"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "step-00000002" / "commit.json").write_text(json.dumps({"step": 2}))
+    assert main(["train", "llama", "--set", *settings]) == 2
+    assert "delete this checkpoint" in capsys.readouterr().err
+
+
+def test_layout_equations() -> None:
+    assert Layout(dp_replicate=-1, dp_shard=4).for_world(16) == Layout(dp_replicate=4, dp_shard=4)
+    assert Layout.parse("hsdp", ranks_per_node=8).for_world(16) == Layout(dp_replicate=2, dp_shard=8)
+    with pytest.raises(Refusal, match="both -1"):
+        Layout(dp_shard=-1, tp=-1).for_world(4)
+    with pytest.raises(Refusal, match=r"dp_shard n x cp 1 x tp 3 = 3 x n, but there are 4 ranks"):
+        Layout(dp_shard=-1, tp=3).for_world(4)
+    with pytest.raises(Refusal, match="twice"):
+        Layout.parse("tp=2,tp=2")
+    with pytest.raises(Refusal, match="tp is 0"):
+        Layout(tp=0).for_world(4)

@@ -1,0 +1,123 @@
+"""Stopping and going on changes nothing: not the losses, not the samples, not on another number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+from gloo_world import GlooWorld
+
+STEPS = 12
+
+
+def train(folder: str, layout: str, *more: str) -> List[float]:
+    from drumbeat.train.models import llama
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+
+    llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
+    texts = ["model=test", f"layout={layout}", f"steps={STEPS}", "batch=8", "report_every=1", "lr=1e-2", "validation=0"]
+    return run(fill(LlamaSettings, [*texts, f"checkpoint={folder}", *more])).losses
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(world: GlooWorld, tmp_path: Path) -> None:
+    whole = world.run(train, "", "fsdp")[0]
+    first = world.run(train, str(tmp_path), "fsdp", "save_every=4", "stop_after=5")[0]
+    second = world.run(train, str(tmp_path), "fsdp")[0]
+    assert (len(first), len(second)) == (5, 7)
+    assert first + second == whole
+
+
+def test_a_run_saved_by_four_ranks_goes_on_with_two(world: GlooWorld, tmp_path: Path) -> None:
+    whole = world.run(train, "", "fsdp")[0]
+    first = world.run(train, str(tmp_path), "fsdp", "stop_after=5")[0]
+    second = world.run(train, str(tmp_path), "tp", size=2)[0]
+    assert first + second == pytest.approx(whole, rel=2e-4)
+
+
+def exact(folder: str) -> Any:
+    """A stage of a pipeline and its optimizer, saved and restored under another cut."""
+    from drumbeat.train.recipes import llama
+    from drumbeat.train.settings import fill
+    from drumbeat.train.verify_resume import verify_resume
+
+    texts = ["steps=4", "layout=pp", "accumulate=4", "schedule=interleaved", "batch=8", "validation=0", "model=test"]
+    from drumbeat.train.models import llama as model
+
+    model.SHAPES["test"] = model.LlamaShape(32, 4, 4, 2, 64, 256, 32)
+    return verify_resume(llama, fill(llama.LlamaSettings, [*texts, f"checkpoint={folder}"]))
+
+
+def test_verify_resume_says_so_for_a_pipeline(world: GlooWorld, tmp_path: Path) -> None:
+    assert world.run(exact, str(tmp_path), size=2) == [True, True]
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+SLOW_SAVER = """
+import sys, time, torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+finish = FileSystemWriter.finish
+def slow(self, *args, **more):
+    print("saving", flush=True)
+    if {slow}: time.sleep(60)
+    return finish(self, *args, **more)
+FileSystemWriter.finish = slow
+from drumbeat.cli import main
+sys.exit(main(["train", "llama", "--set", "steps=8", "save_every=4", "batch=2", "validation=0", "report_every=1",
+               "checkpoint={folder}", "stop_after={stop}"]))
+"""
+
+
+def run_saver(folder: Path, slow: bool, stop: int) -> subprocess.Popen[str]:
+    code = SLOW_SAVER.format(folder=folder, slow=slow, stop=stop)
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
+    from drumbeat.train.checkpoint import committed
+
+    done = run_saver(tmp_path, slow=False, stop=5)
+    assert done.wait(120) == 75, "stopped and saved: requeue me"
+    assert committed(str(tmp_path)) == [4, 5]
+    killed = run_saver(tmp_path, slow=True, stop=7)
+    assert killed.stdout is not None
+    while "saving" not in killed.stdout.readline():
+        pass
+    time.sleep(0.2)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert (tmp_path / "step-00000007").is_dir(), "the save had begun"
+    assert committed(str(tmp_path)) == [4, 5]
+    assert (tmp_path / "latest").read_text() == "step-00000005"
+    again = run_saver(tmp_path, slow=False, stop=0)
+    assert again.stdout is not None
+    text = again.stdout.read()
+    assert again.wait(120) == 0
+    assert "resumed after step 5" in text
+    assert committed(str(tmp_path)) == [5, 8]
+
+
+def test_a_stop_signal_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
+    from drumbeat.train.checkpoint import newest
+
+    code = "from drumbeat.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    settings = ["steps=100000", "batch=2", "validation=0", "report_every=1", f"checkpoint={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, "train", "llama", "--set", *settings],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "step 2/" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    text = process.stdout.read()
+    assert process.wait(60) == 75
+    assert "stopped by a signal" in text
+    assert newest(str(tmp_path)) is not None
