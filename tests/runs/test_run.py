@@ -110,7 +110,7 @@ def test_the_first_failure_is_told_from_its_consequences(drumbeat):
     code = """
 import os, sys, time
 if os.environ["RANK"] == "0":
-    print("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5", file=sys.stderr)
+    print("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5", file=sys.stderr)
     sys.exit(1)
 time.sleep(0.4)
 raise ValueError("the real cause")
@@ -203,12 +203,14 @@ def test_wrap_goes_before_chosen_ranks_only(drumbeat):
     done = drumbeat("run", "job.yaml")
     assert done.returncode == 2 and "WRAPPED" in done.stderr, "a $NAME in a job file is ours to fill in, once"
     (drumbeat.folder / "job.yaml").write_text(
-        f"command: [{PY}, -c, \"print('plain')\"]\nranks-per-node: 2\nwrap: {{ranks: [1], command: 'env -u HOME nice -n {{rank}}'}}\n"
+        f"command: [{PY}, -c, \"print('plain')\"]\nranks-per-node: 2\n"
+        "wrap: {ranks: [1], command: 'env -u HOME nice -n {rank}'}\n"
     )
     done = drumbeat("run", "job.yaml")
     assert done.returncode == 0, done.stderr
     (drumbeat.folder / "job.yaml").write_text(
-        f"command: [{PY}, -c, \"import os; print(os.environ.get('W'))\"]\nranks-per-node: 2\nwrap: {{ranks: [1], command: 'env W=w{{rank}}-{{node}}'}}\n"
+        f"command: [{PY}, -c, \"import os; print(os.environ.get('W'))\"]\nranks-per-node: 2\n"
+        "wrap: {ranks: [1], command: 'env W=w{rank}-{node}'}\n"
     )
     done = drumbeat("run", "job.yaml")
     assert sorted(done.stdout.splitlines()) == ["None", "[1] w1-0"]
