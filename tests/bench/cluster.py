@@ -164,10 +164,10 @@ class Cluster:
 
     def _idle(self) -> int:
         try:
-            done = self.run(HEAD, ["sinfo", "-h", "-t", "idle", "-o", "%D"], timeout=10)
+            done = self.run(HEAD, ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], timeout=10)
         except ValueError:  # the namespace has no first process yet
             return 0
-        return int(done.stdout.strip() or 0) if done.returncode == 0 else 0
+        return len(set(done.stdout.split())) if done.returncode == 0 else 0
 
     def _munge(self) -> None:
         folder = os.path.join(self.base, "munge")

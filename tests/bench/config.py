@@ -26,6 +26,8 @@ def files(
     parts = partitions or {"debug": nodes}
     partition_lines = "\n".join(
         f"PartitionName={name} Nodes={','.join(members)} Default={'NO' if number else 'YES'} MaxTime=INFINITE State=UP"
+        # `urgent` takes nodes from whoever has them, who is told by their own signal and has 20 s.
+        + (" PriorityTier=10" if name == "urgent" else " PriorityTier=1 GraceTime=20")
         for number, (name, members) in enumerate(parts.items())
     )
     return {
@@ -73,6 +75,9 @@ OverTimeLimit=0
 MinJobAge=3600
 JobRequeue=1
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 {nodes}
 {partitions}
 """

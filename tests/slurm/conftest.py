@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 NODES = {"oar9": "9", "oar10": "10", "oar11": "100", "oar12": "20"}
 FRAGILE = {"reed1": "31", "reed2": "32", "reed3": "33"}
 SLOW = {"reed4": "34"}
+YIELDS = {"reed5": "35"}  # to whoever is urgent
 
 
 def pytest_collection_modifyitems(items):
@@ -32,7 +33,8 @@ def cluster():
         pytest.skip(reason)
     base = tempfile.mkdtemp(prefix="drumbeat-bench-", dir="/var/tmp")
     os.chmod(base, 0o755)
-    made = Cluster(base, {**NODES, **FRAGILE, **SLOW}, partitions={"debug": NODES, "fragile": FRAGILE, "slow": SLOW})
+    parts = {"debug": NODES, "fragile": FRAGILE, "slow": SLOW, "yields": YIELDS, "urgent": YIELDS}
+    made = Cluster(base, {**NODES, **FRAGILE, **SLOW, **YIELDS}, partitions=parts)
     try:
         made.up()
         yield made
@@ -106,6 +108,8 @@ time.sleep(600 if os.environ["DRUMBEAT_ATTEMPT"] == "0" else 0.5)
 SAVES = """
 # Counts steps through a DataLoader with workers; saves on the stop signal, and asks to be started again.
 import os, signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))  # before torch: its import takes a while
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -115,8 +119,6 @@ class Slow(Dataset):
         time.sleep(0.05)
         return torch.tensor(index)
 
-stop = []
-signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 path = f"saved-{os.environ['RANK']}"
 first = int(open(path).read()) if os.path.exists(path) else 0
 print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at", first, flush=True)
@@ -125,8 +127,8 @@ if first:
 for step, batch in enumerate(DataLoader(Slow(), batch_size=2, num_workers=2)):
     if stop:
         # the workers must still be there: one more batch comes through them
-        open(path, "w").write(str(step))
-        print("saved at", step, flush=True)
+        open(path, "w").write(str(step + 1))
+        print("saved at", step + 1, flush=True)
         sys.exit(75)
 """
 

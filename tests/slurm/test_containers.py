@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import apptainer
+from tests.bench.cluster import HEAD
 from tests.slurm.conftest import ROOT, output
 from tests.slurm.test_join import WHO, iam
 
@@ -38,6 +39,21 @@ def test_the_join_line_in_a_users_script(oar, image, tasks):
     ranks = iam(done.stdout)
     assert [ranks[rank][0] for rank in range(4)] == ["oar9", "oar9", "oar10", "oar10"]
     assert "end        finished" in done.stderr
+
+
+def test_an_allocation_starts_the_container_itself(oar, image):
+    """The same job file in an salloc shell; inside a step it is refused, because the ranks would run outside the image."""
+    (oar.home / "shore.yaml").write_text(
+        f"summary: the test's own\nbackend: slurm\ncontainer: {{runtime: apptainer, binds: {json.dumps(apptainer.binds())}}}\n"
+    )
+    job = oar.job("boxed", ranks_per_node=1, site=oar.home / "shore.yaml", container=image,
+                  command=f"python3 {oar.ranks('who', WHO)}")  # fmt: skip
+    run = [sys.executable, str(oar.pyz), "run", str(job)]
+    done = oar.cluster.run(HEAD, ["salloc", "-woar[9-10]", "-N2", *run])
+    assert done.returncode == 0, done.stderr
+    assert [iam(done.stdout)[rank][0] for rank in range(2)] == ["oar9", "oar10"]
+    refused = oar.srun("-N2", "--ntasks-per-node=1", *run)
+    assert refused.returncode == 2 and "but this is outside of it" in refused.stderr
 
 
 def test_a_training_inside_the_image(oar, image):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.backends.slurm import render
+from drumbeat.desk.submit import notes
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site
@@ -71,3 +72,15 @@ def test_4096_nodes_render_quickly():
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
     order = resolve(job, load_site("lumi", environ), here)
     assert len(render(order).text) - len(script("lumi")) < 40
+
+
+def test_gpus_without_cores_are_questioned():
+    """Slurm's default is one core a task: all ranks of a node would share it."""
+    for text, questioned in (
+        ("gpus: 8\n", True),
+        ("gpus: 8\ncpus: 96\n", False),
+        ("gpus: 8\nexclusive: true\n", False),
+    ):
+        job = job_from_text("nodes: 2\ncommand: python train.py\n" + text)
+        here = Here("login1", "/w", {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
+        assert bool(notes(resolve(job, load_site("slurm", {}), here))) == questioned

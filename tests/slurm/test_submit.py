@@ -174,3 +174,26 @@ def test_full_disk_ends_the_job_with_its_reason(oar):
     oar.cluster.wait(number, ["FAILED"])
     (small / "fill").unlink()
     assert folder.is_dir()
+
+
+def test_preempted_job_saves_and_comes_back(oar):
+    """A partition of higher priority takes the node: the ranks save first, and go on when the node is free again."""
+    script = oar.ranks(
+        "gives_way",
+        "import os, signal, sys, time\n"
+        "def save(*_): print('saved', flush=True); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('attempt', os.environ['DRUMBEAT_ATTEMPT'], flush=True)\n"
+        "time.sleep(120 if os.environ['DRUMBEAT_ATTEMPT'] == '0' else 0.2)\n",
+    )
+    job = oar.job("gives-way", nodes=1, ranks_per_node=1, partition="yields", command=f"python3 {script}")
+    number, folder = oar.submit(job)
+    said(folder, "attempt 0")
+    urgent = oar.cluster.out(
+        "sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"
+    ).strip()
+    oar.cluster.wait(int(urgent), ["COMPLETED"], 60)
+    oar.cluster.wait(number, ["COMPLETED"], 60)
+    text = output(folder)
+    assert text.index("attempt 0") < text.index("saved") < text.index("attempt 1")
+    assert [attempt["outcome"] for attempt in summary(folder)["attempts"]] == ["requeue", "finished"]

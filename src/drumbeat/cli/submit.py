@@ -17,13 +17,15 @@ def run(args: Any) -> int:
     import os
     import sys
 
-    from drumbeat.desk.submit import make_order, saved_order, submit
+    from drumbeat.desk.submit import make_order, notes, saved_order, submit
     from drumbeat.spec.flags import load_job
 
     if args.job and args.job.endswith(".json"):
         order, job_file = saved_order(args.job), None
     else:
         order, job_file = make_order(load_job(args.job, args), os.environ), args.job
+    for note in notes(order):
+        print(f"{'warning':<9} {note}", file=sys.stderr)
     handle = submit(order, job_file, os.environ)
     if args.json:
         print(json.dumps({"handle": str(handle), "job": handle.job, "run_id": order.run_id, "folder": order.folder}))

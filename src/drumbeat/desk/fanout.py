@@ -9,7 +9,9 @@ import subprocess
 import sys
 from typing import Any, List, Mapping
 
+from drumbeat.backends.slurm import render
 from drumbeat.backends.srun import srun_argv, srun_environment
+from drumbeat.containers.image import check_image
 from drumbeat.desk.token import fresh_token
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
@@ -17,6 +19,7 @@ from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.stopping import ask_to_stop
+from drumbeat.runfolder.write import replace
 
 _STOPS = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "TERM", signal.SIGUSR2: "USR2"}
 
@@ -31,6 +34,12 @@ def check_srun(identity: Identity, environ: Mapping[str, str]) -> None:
 
 def fan_out(order: Order, folder: RunFolder, identity: Identity, environ: Mapping[str, str]) -> int:
     agent = [sys.executable, "-I", "-S", folder.bundle, "_node", folder.order]
+    if order.container:  # the same lines that a submitted job runs on each node
+        if order.container.runtime == "pyxis":
+            raise Problem("pyxis starts containers for srun itself", "drumbeat submit does that; or put srun before it")
+        check_image(order)
+        replace(folder.script, render(order).text)
+        agent = ["sh", folder.script, "node"]
     argv: List[str] = srun_argv(order, environ, agent)
     env = {**srun_environment(environ), "DRUMBEAT_TOKEN": fresh_token()}
     # A session of its own: a Ctrl-C reaches only us. srun would pass it to every process of the step.

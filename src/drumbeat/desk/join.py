@@ -17,6 +17,8 @@ from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.node import EVERY, guard_rank, joined
 from drumbeat.desk.token import users_token
 from drumbeat.desk.where import check_joinable
+from drumbeat.facts import container as container_facts
+from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order, dump_order
 from drumbeat.plan.argv import choose_launcher
@@ -39,6 +41,7 @@ def join(
     if order.launcher == "tasks":
         words = f"{identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
         order = dataclasses.replace(order, launcher_why=words)
+    check_inside(order)
     check_command(order, environ)
     token = _token(identity, environ)
     node = identity.node_rank
@@ -65,10 +68,26 @@ def start_in_allocation(
     order = dataclasses.replace(order, backend="slurm")
     if not order.ranks_per_node and order.launcher == "tasks":
         raise Problem("one task a rank, but nobody says how many ranks a node has", "add --ranks-per-node M")
-    check_command(order, environ)
+    if not order.container:
+        check_command(order, environ)
     folder = create_run(order, job_file, cached_bundle(environ), environ, handle(identity))
     made(folder)
     return fan_out(order, folder, identity, environ)
+
+
+_SIF, _OCI = ("apptainer", "singularity"), ("docker", "podman", "kubernetes")
+_KIN = {"apptainer": _SIF, "singularity": _SIF, "docker": _OCI, "podman": _OCI, "pyxis": ("enroot",)}
+
+
+def check_inside(order: Order) -> None:
+    """Whoever joins is in the job's container already, or the ranks would run outside it without a word."""
+    used = order.container
+    if used and container_facts.read(LiveHost()).runtime not in _KIN[used.runtime]:
+        raise Problem(
+            f"the job names the container {used.image}, but this is outside of it",
+            f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or leave it out with "
+            "--container none; drumbeat submit and salloc start it themselves",
+        )
 
 
 def handle(identity: Identity) -> str:

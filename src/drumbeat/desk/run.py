@@ -10,7 +10,7 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.desk.around import check_command, look_around
 from drumbeat.desk.create import Made, create_run, not_told
 from drumbeat.desk.foreground import Foreground
-from drumbeat.desk.join import join, order_file, start_in_allocation
+from drumbeat.desk.join import check_inside, join, order_file, start_in_allocation
 from drumbeat.desk.token import fresh_token, users_token
 from drumbeat.desk.where import where
 from drumbeat.facts.host import LiveHost
@@ -42,6 +42,7 @@ def run_job(
     here = look_around(environ, master)
     site = find_site(job.site, environ, here.hostname)
     order = resolve(job if nodes is None else dataclasses.replace(job, nodes=nodes), site, here)
+    check_inside(order)
     check_command(order, environ)
     if node_rank is not None and node_rank >= order.nodes:
         raise Problem(f"node rank {node_rank} of {order.nodes} nodes: ranks count from 0 to {order.nodes - 1}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from typing import Mapping, Optional
+from typing import List, Mapping, Optional
 
 from drumbeat.backends import slurm, slurm_client
 from drumbeat.bundle.build import cached_bundle
@@ -78,6 +78,18 @@ def saved_order(path: str) -> Order:
     if order.backend != "slurm":
         raise Problem(f"{path}: this order is for backend {order.backend}, not for Slurm")
     return order
+
+
+def notes(order: Order) -> List[str]:
+    """What Slurm would take as asked for, and the user hardly meant."""
+    asked = order.resources
+    whole = asked.exclusive or any(option.text.startswith("--exclusive") for option in asked.options)
+    if asked.gpus and asked.gpus > 1 and not asked.cpus and not whole:
+        return [
+            f"{asked.gpus} GPUs a node, and nothing is said of cores: most clusters then give 1 core for all ranks; "
+            "say cpus: N, or exclusive: true"
+        ]
+    return []
 
 
 def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) -> slurm_client.Handle:

@@ -324,7 +324,7 @@ class Job:
     container: Optional[str] = key(
         "path",
         "The image that the ranks run in: a file, or a name that docker, podman or pyxis knows. It needs python3, 3.9 "
-        "or newer; nothing of drumbeat has to be in it.",
+        "or newer; nothing of drumbeat has to be in it. `none` leaves it out, for a laptop.",
         "$PROJ/pytorch.sif",
         None,
         flag="IMAGE",

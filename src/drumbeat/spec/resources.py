@@ -86,7 +86,7 @@ def flag_of(option: str) -> str:
 
 
 def container(job: Job, site: Site, here: Any) -> Optional[Container]:
-    if job.container is None:
+    if job.container in (None, "none"):
         return None
     of_site = site.container
     runtime = job.container_runtime or (of_site.runtime if of_site else None)
@@ -95,7 +95,7 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
             f"{job.where('container')}: nobody says what runs containers on {site.name}",
             "add container-runtime: apptainer (or singularity, docker, podman, pyxis)",
         )
-    image = expand(job.container, here.environ, job.where("container"))
+    image = expand(job.container or "", here.environ, job.where("container"))
     binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
     binds += [expand(bind, here.environ, site.where("container.binds")) for bind in (of_site.binds if of_site else ())]
     for bind in binds:

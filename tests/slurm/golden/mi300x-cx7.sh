@@ -9,6 +9,7 @@
 #SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has logs of its own
 #SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
 #SBATCH --output=/project/465/code/runs/llama3-8b-20231114-221320-dd56/slurm-%j.out
+#SBATCH --exclusive                              # whole nodes, all cores and all memory belong to the eight GPUs
 
 # Written by drumbeat 0.1.0 for run llama3-8b-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
 BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
