@@ -23,7 +23,7 @@ def classes_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images).float(), labels, reduction="sum")
 
 
-def sgd(settings: Settings) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
+def sgd(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
     """Momentum 0.9; matrices and filters decay, norms and biases do not."""
 
     def make(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
@@ -31,7 +31,7 @@ def sgd(settings: Settings) -> Callable[[Sequence[Tensor]], torch.optim.Optimize
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=0.9, fused=not settings.offload)
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=0.9, fused=not shards(meshes))  # no fused SGD on shards
 
     return make
 
@@ -50,7 +50,7 @@ def assemble_images(settings: Settings, world: World, meshes: Meshes, build: Cal
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
-    return assemble(settings, world, meshes, made, classes_loss, sgd(settings), Anatomy())
+    return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), Anatomy())
 
 
 @torch.no_grad()
