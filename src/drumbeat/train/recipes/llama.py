@@ -138,7 +138,8 @@ def run(settings: LlamaSettings) -> Result:
     use = utilisation(flops, formula, settings.precision, world.device, settings.measure_peak)
     if world.lead:
         count = sum(p.numel() for p in parts.parts[0].parameters())
-        print(f"llama {settings.model}: {count:,} parameters on this rank; {meshes.layout.equation()}", flush=True)
+        stage = " in the first stages" if meshes.layout.pp > 1 else ""
+        print(f"llama {settings.model}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
         print(f"MFU: {use.describe()}", flush=True)
     validate = None
     if settings.validation:
