@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from drumbeat.agent.processes import children
+from drumbeat.agent.processes import children, die_with_parent
 from tests.bench import config
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
@@ -40,7 +40,8 @@ class Cluster:
     pids: Dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.net = f"db{os.getpid() % 100000}"
+        self.owner = os.getpid()
+        self.net = f"db{self.owner % 100000}"
         self.home = os.path.join(self.base, "home")
         self.environ = {
             "PATH": os.path.dirname(sys.executable) + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -95,8 +96,9 @@ class Cluster:
         ]  # fmt: skip
         with open(os.path.join(self.base, "log", f"init.{node}.log"), "ab") as log:
             process = subprocess.Popen(
-                argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=self._die_with_us,
+            )  # fmt: skip
         self.pids[node] = process.pid
 
     def cut(self, node: str) -> None:
@@ -159,6 +161,10 @@ class Cluster:
         spaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
         return ["nsenter", "-t", str(first), *spaces, f"--wd={self.home}", "--", *argv]
 
+    def _die_with_us(self) -> None:
+        """Tests that are killed outright must not leave a cluster behind."""
+        die_with_parent(self.owner)
+
     def _netns(self, node: str) -> str:
         return f"{self.net}-{node}"
 
@@ -178,7 +184,9 @@ class Cluster:
             f"--pid-file={folder}/pid", f"--log-file={folder}/log", f"--seed-file={folder}/seed",
         ]  # fmt: skip
         with open(os.path.join(folder, "out"), "wb") as out:
-            process = subprocess.Popen(argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=self._die_with_us
+            )
         self.pids["munged"] = process.pid
 
     def _network(self) -> None:
