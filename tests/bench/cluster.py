@@ -19,6 +19,7 @@ from tests.bench import config
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 HEAD = "head"
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def why_not() -> str:
@@ -92,7 +93,7 @@ class Cluster:
         argv = [
             "ip", "netns", "exec", self._netns(node),
             "unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
-            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, *program,
+            "sh", os.path.join(self.base, "etc", "init.sh"), node, self.base, ROOT, *program,
         ]  # fmt: skip
         with open(os.path.join(self.base, "log", f"init.{node}.log"), "ab") as log:
             process = subprocess.Popen(

@@ -83,13 +83,17 @@ SlurmctldParameters=preempt_send_user_signal
 """
 
 INIT = """#!/bin/sh
-# First process of a node: NAME BASE PROGRAM...
-name=$1 base=$2
-shift 2
+# First process of a node: NAME BASE CODE PROGRAM...
+name=$1 base=$2 code=$3
+shift 3
 hostname "$name"
 mount --make-rprivate /
 mount --bind "$base/etc/hosts" /etc/hosts
-for place in /tmp /run /dev/shm; do mount -t tmpfs -o mode=1777 node "$place"; done
+for place in /run /dev/shm; do mount -t tmpfs -o mode=1777 node "$place"; done
+# Each node has a /tmp of its own; a checkout that lies there must stay visible all the same.
+case "$code" in /tmp/*) mkdir /run/code && mount --rbind "$code" /run/code ;; esac
+mount -t tmpfs -o mode=1777 node /tmp
+case "$code" in /tmp/*) mkdir -p "$code" && mount --move /run/code "$code" ;; esac
 "$@" &
 while :; do sleep 3600 & wait $!; done
 """
