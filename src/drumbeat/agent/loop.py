@@ -107,7 +107,7 @@ class Agent:
 
     def _gather_tasks(self, facts: Facts) -> None:
         meeting = task_meeting(facts.identity, os.environ, self.number)
-        self.tasks.gather(meeting, self.token, self.order.ranks_per_node, self.order.timing.muster, self._beat)
+        self.tasks.gather(meeting, self.token, self.order.ranks_per_node, self.order.timing.muster, self._wait_politely)
         for local_id, channel in self.tasks.lines.items():
             self.selector.register(channel.sock, selectors.EVENT_READ, local_id)
 
