@@ -209,6 +209,15 @@ def test_time_limit():
     assert lead.history[-1].outcome == TIME_LIMIT
 
 
+def test_ranks_that_end_well_at_the_limit_have_finished():
+    lead, _ = mustered(time_limit=100.0)
+    lead.tick(101.0)
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank, by_us=True), 101.5)
+    lead.node_done(0, {}, 102.0)
+    assert finish(lead.node_done(1, {}, 102.0)) == [0] and lead.history[-1].outcome == FINISHED
+
+
 FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"))
 PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"))
 

@@ -263,6 +263,9 @@ class Lead:
         if self.stop_outcome:
             if any(end.exit_code == EXIT_REQUEUE for end in attempt.ends):
                 return Outcome(REQUEUE, EXIT_REQUEUE)
+            ranks = sum(peer.ranks for peer in self.peers.values())
+            if self.stop_outcome == TIME_LIMIT and [end.exit_code for end in attempt.ends] == [0] * ranks:
+                return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
             return Outcome(
                 self.stop_outcome, EXIT_TIME_LIMIT if self.stop_outcome == TIME_LIMIT else 128 + self.stop_signal
             )
