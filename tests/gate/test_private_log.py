@@ -11,7 +11,7 @@ VERSION = "NCCL version 2.27.3+cuda12.9"
 
 
 def settings(environ=None, variables=()):
-    made, asked = private_log(list(variables), environ or {}, "/local", "/work")
+    made, asked = private_log(list(variables), environ or {}, "/local", "/logs")
     return {variable.name: variable.value for variable in made}, asked
 
 
@@ -33,7 +33,7 @@ def test_what_the_user_asked_for_is_never_narrowed():
 
 def test_the_jobs_own_variables_count_and_each_name_stands_once():
     mine = [EnvVar("NCCL_DEBUG", "WARN", "as the job asks", "user"), EnvVar("A", "1", "as the job asks", "user")]
-    made, asked = private_log(mine, {"NCCL_DEBUG": "INFO"}, "/local", "/work")
+    made, asked = private_log(mine, {"NCCL_DEBUG": "INFO"}, "/local", "/logs")
     assert [variable.name for variable in made].count("NCCL_DEBUG") == 1 and made[0].name == "A"
     assert asked.level == "WARN" and "your WARN lines" in made[1].why
 
