@@ -232,13 +232,16 @@ def test_a_failed_setup_is_a_failure(drumbeat):
 
 
 def test_trace_gives_each_rank_its_own_file_and_is_off_by_default(drumbeat):
-    code = "import os; print(os.environ.get('NCCL_DEBUG_FILE', 'none').rpartition('/')[2])"
-    assert run(drumbeat, code=code, flags=("--trace", "--ranks-per-node", 2)).stdout.splitlines() != [
-        "none",
-        "[1] none",
-    ]
-    for folder in drumbeat.runs():
-        assert json.loads((folder / "order.json").read_text())["trace"] is True
+    names = ("FI_LOG_LEVEL", "MIOPEN_ENABLE_LOGGING")
+    code = f"import os; print(*map(os.environ.get, {names}))"
+    traced = run(drumbeat, code=code, flags=("--trace", "--ranks-per-node", 2))
+    assert sorted(traced.stdout.splitlines()) == ["[1] info 1", "info 1"], traced.stderr
+    files = run(
+        drumbeat, code="import os; print(os.environ['NCCL_DEBUG_FILE'])", flags=("--trace", "--ranks-per-node", 2)
+    )
+    assert files.returncode == 0 and all("%p" in line for line in files.stdout.splitlines()), "one file a process"
+    plain = run(drumbeat, code=code, flags=("--ranks-per-node", 2))
+    assert sorted(plain.stdout.splitlines()) == ["None None", "[1] None None"], plain.stderr
 
 
 def test_secrets_are_passed_by_name_and_never_written(drumbeat, monkeypatch):
