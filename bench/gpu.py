@@ -52,7 +52,8 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
-    from drumbeat.train.layout import Layout, Meshes
+    from drumbeat.train.layout import Layout
+    from drumbeat.train.meshes import Meshes
     from drumbeat.train.models.llama import SHAPES, Llama
     from drumbeat.train.optim import MasterAdamW
     from drumbeat.train.parallelize import parallelize
@@ -74,7 +75,8 @@ def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
 
 
 def our_resnet() -> Callable[[], Any]:
-    from drumbeat.train.layout import Layout, Meshes
+    from drumbeat.train.layout import Layout
+    from drumbeat.train.meshes import Meshes
     from drumbeat.train.models.resnet import ResNet
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step

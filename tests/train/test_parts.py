@@ -23,7 +23,8 @@ from drumbeat.train.data.order import places
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
 from drumbeat.train.data.text import TokenWindows, token_file
-from drumbeat.train.layout import Layout, Meshes
+from drumbeat.train.layout import Layout
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.meter import WARM_UP, Meter
 from drumbeat.train.mfu import transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet

@@ -86,7 +86,8 @@ def nan_on_one_rank() -> str:
     import torch.distributed as dist
     from torch import nn
 
-    from drumbeat.train.layout import Layout, Meshes
+    from drumbeat.train.layout import Layout
+    from drumbeat.train.meshes import Meshes
     from drumbeat.train.parallelize import parallelize
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from drumbeat.train.checkpoint import Checkpoints
-from drumbeat.train.layout import Layout, Meshes
+from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import Sharding, parallelize, shards
 from drumbeat.train.pipeline import SCHEDULES, Pipeline, cut, stage_numbers

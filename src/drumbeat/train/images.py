@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.layout import Meshes
 from drumbeat.train.loop import average
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.parallelize import shards
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings

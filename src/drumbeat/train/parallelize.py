@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from drumbeat.train import hooks
-from drumbeat.train.layout import Meshes
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
-from drumbeat.train.layout import Meshes
 from drumbeat.train.loss import IGNORE
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline

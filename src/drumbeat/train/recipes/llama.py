@@ -26,8 +26,8 @@ from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_f
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library, token_file
-from drumbeat.train.layout import Meshes
 from drumbeat.train.loop import Result, average, train
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
 from drumbeat.train.refusal import Refusal
