@@ -33,6 +33,7 @@ from drumbeat.train.parallelize import large_modules
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Step
+from drumbeat.train.swiglu import GatedFeed
 
 CPU = torch.device("cpu")
 
@@ -187,6 +188,23 @@ def test_fp8_products_are_as_close_as_three_bits_allow() -> None:
     torch.testing.assert_close(
         ours[0](x).flatten(0, 1), float8.reference_product(x.flatten(0, 1), plain.weight), rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_gated_feed_in_fp8_is_as_close_as_its_layers_are() -> None:
+    torch.manual_seed(0)
+    plain, layers, joined = (GatedFeed(64, 96, 2) for _ in range(3))
+    for other in (layers, joined):
+        other.load_state_dict(plain.state_dict())
+        assert float8.convert_linears(other, lambda name, _: True) == 2
+    float8.join_feeds(joined)
+    x = torch.randn(4, 32, 64, requires_grad=True)
+    up = torch.randn(4, 32, 64)
+    kinds = []
+    for feed in (plain, layers, joined):
+        kinds.append(torch.autograd.grad((feed(x) * up).sum(), (x, feed.gate_up.weight, feed.down.weight)))
+    for exact, by_layer, at_once in zip(*kinds):
+        torch.testing.assert_close(at_once, by_layer, rtol=1e-3, atol=1e-3)
+        assert 0 < (at_once - exact).norm() / exact.norm() < 0.15
 
 
 def one_step(on: nn.Module, batches: Any, optimizer: Any = None, clip: Any = None) -> Tuple[Step, Any]:

@@ -52,6 +52,8 @@ class Precision:
             model.bfloat16()
         if self.name == "fp8":
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
+            if blocks:
+                float8.join_feeds(model)
 
     def computing(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
         """The context of the forward pass."""

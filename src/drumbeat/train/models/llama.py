@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drumbeat.train.attention import causal_attention
 from drumbeat.train.loss import linear_cross_entropy
-from drumbeat.train.swiglu import swiglu
+from drumbeat.train.swiglu import GatedFeed
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -77,24 +77,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, shape: LlamaShape) -> None:
-        super().__init__()
-        self.part = shape.inner // shape.gate_groups
-        self.gate_up = nn.Linear(shape.width, 2 * shape.inner, bias=False)
-        self.down = nn.Linear(shape.inner, shape.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x), self.part))
-
-
 class Block(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
         self.attention = Attention(shape)
         self.feed_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.feed = FeedForward(shape)
+        self.feed = GatedFeed(shape.width, shape.inner, shape.gate_groups)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
