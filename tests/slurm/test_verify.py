@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
 
 @pytest.fixture
 def slow_link(cluster):
-    """oar10 sends no faster than 500 Mb/s."""
+    """oar10 sends no faster than 300 Mb/s."""
     change = ["tc", "-n", cluster._netns("oar10"), "qdisc"]
-    limit = ["root", "tbf", "rate", "500mbit", "burst", "128kb", "latency", "100ms"]
+    limit = ["root", "tbf", "rate", "300mbit", "burst", "128kb", "latency", "100ms"]
     subprocess.run([*change, "add", "dev", "eth0", *limit], check=True)
     yield
     subprocess.run([*change, "del", "dev", "eth0", "root"], check=True)

@@ -128,6 +128,14 @@ def test_a_host_that_receives_slowly_is_named():
     assert len(said.findings) == 1 and "node 2 (n2) receives slowly" in said.findings[0].title
 
 
+def test_a_host_that_sends_slowly_is_named_on_a_busy_network_too():
+    """Three nodes as measured on a busy machine: the way from 0 to 2 is slow as well, but three times faster."""
+    measured = [pair(0, 1, 0.4, 0.0517), pair(0, 2, 0.159, 0.355), pair(1, 2, 0.0521, 0.36)]
+    said = verdict("pairs", results(3, pairs=measured), rails(nodes=3))
+    assert "node 1 (n1) sends slowly" in said.findings[0].title
+    assert ["rank 0 on node 0" in finding.title for finding in said.findings] == [False, True]
+
+
 def test_one_slow_way_is_the_link():
     said = verdict("pairs", results(4, pairs=rates({(0, 3)})), rails(nodes=4))
     assert len(said.findings) == 1 and "rank 0 on node 0 (n0) to rank 3 on node 3 (n3)" in said.findings[0].title

@@ -95,17 +95,22 @@ def _parts(results: Mapping[str, Any], rank: Optional[int], kind: str) -> str:
 
 
 def _all_its_fault(mine: List[Way], ways: List[Way], end: str, place: Mapping[int, str]) -> bool:
-    """All its ways are slow, with several partners, and each partner has a way like it that is not."""
+    """All its ways are slow, with several partners, and each partner has a way like it that is not, or is far faster:
+    on a busy network others are slow too, but not as slow."""
     other = "receiver" if end == "sender" else "sender"
     partners: Set[str] = {place[getattr(way, other)] for way in mine}
     if len(partners) < 2 or not all(way.slow for way in mine):
         return False
     own = {place[getattr(way, end)] for way in mine}
+    fastest: Dict[str, float] = {}
+    for way in mine:
+        partner = place[getattr(way, other)]
+        fastest[partner] = max(fastest.get(partner, 0.0), way.rate)
     fine: Dict[str, bool] = dict.fromkeys(partners, False)
     for way in ways:
         partner = place[getattr(way, other)]
-        if partner in fine and place[getattr(way, end)] not in own and not way.slow:
-            fine[partner] = True
+        if partner in fine and place[getattr(way, end)] not in own:
+            fine[partner] = fine[partner] or not way.slow or fastest[partner] < _SLOW * way.rate
     return all(fine.values())
 
 

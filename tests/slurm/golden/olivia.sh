@@ -31,7 +31,7 @@ if [ "${1:-}" = node ]; then  # what srun runs on each node
     if [ -z "$found" ]; then
       echo "drumbeat: $(uname -n): nothing matches $2 ($1); mend the site's profile: drumbeat site show" >&2
       printf 'code=78\nlost=\n' > "$RUN/verdict"  # said here, because srun ends the other nodes with another code
-      exit 78
+      sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
     fi
     sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
     printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
