@@ -123,7 +123,27 @@ def test_augmentation_depends_on_sample_and_epoch_alone() -> None:
     together, alone = images.read([1, 3], [2, 2])[0], images.read([3], [2])[0]
     assert torch.equal(together[1], alone[0])
     assert not torch.equal(alone, images.read([3], [3])[0])
-    assert SyntheticImages(9, 16, 3).read([4], [0])[0].shape == (1, 3, 16, 16)
+    finished = images.finish(together)
+    assert finished.shape == (2, 3, 32, 32) and finished.is_contiguous(memory_format=torch.channels_last)
+    assert abs(float(finished.mean())) < 0.3 and 0.7 < float(finished.std()) < 1.5
+
+
+def test_made_up_images_are_the_same_in_any_company_and_show_their_class() -> None:
+    made = SyntheticImages(90, 16, 3)
+    together, alone = (made.finish(made.read(numbers, [0] * len(numbers))[0]) for numbers in ([4, 7, 8], [7]))
+    assert together.shape == (3, 3, 16, 16) and torch.equal(together[1], alone[0])
+    assert together.is_contiguous(memory_format=torch.channels_last)
+    many = made.finish(torch.arange(90))
+    means = torch.stack([many[label::3].mean(dim=0) for label in range(3)])
+    distances = ((many[:, None] - means) ** 2).flatten(2).sum(dim=2)
+    assert (distances.argmin(dim=1) == torch.arange(90) % 3).all()
+
+
+def test_made_up_tokens_follow_their_rule_but_for_one_in_eight() -> None:
+    made = SyntheticTokens(9, 4000, 50)
+    tokens, targets = made.read([3], [0])
+    kept = torch.from_numpy(made._next)[tokens[0]] == targets[0]
+    assert 0.85 < kept.float().mean() < 0.92
 
 
 def test_the_sliced_loss_equals_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
-from drumbeat.train.data.stream import Samples
+from drumbeat.train.data.stream import Images
 from drumbeat.train.loop import average
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.parallelize import shards
@@ -54,7 +54,7 @@ def assemble_images(settings: Settings, world: World, meshes: Meshes, build: Cal
 
 
 @torch.no_grad()
-def accuracy(parts: Assembly, kept: Samples, batch: int, limit: int) -> Dict[str, float]:
+def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str, float]:
     """Mean loss and share of right answers over `limit` kept images (0: all), each rank its share."""
     model = parts.parts[0]
     average_statistics(model, parts.meshes)
@@ -67,7 +67,7 @@ def accuracy(parts: Assembly, kept: Samples, batch: int, limit: int) -> Dict[str
         indices = own[at : at + batch]
         images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
         with parts.precision.computing(parts.world.device, parts.step.sharded):
-            logits = model(images).float()
+            logits = model(kept.finish(images)).float()
         totals[0] += F.cross_entropy(logits, labels, reduction="sum")
         totals[1] += (logits.argmax(dim=1) == labels).sum()
         totals[2] += len(indices)

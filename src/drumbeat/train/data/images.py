@@ -1,11 +1,13 @@
 """Images with labels: folders of files (one folder a class), CIFAR-100's binary file, arrays.
 
 Augmentation is drawn from (seed, epoch, sample), never from a rank's own generator: the same sample looks the same
-whichever rank reads it, so a run on another number of ranks sees the same images.
+whichever rank reads it, so a run on another number of ranks sees the same images. What is read are bytes; `finish` makes
+numbers of them on the device that trains, so a quarter as much is copied to it and no core is busy with it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import List, Tuple
@@ -23,6 +25,7 @@ CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 Pixels = npt.NDArray[np.uint8]
+Statistics = Tuple[Tuple[float, ...], Tuple[float, ...]]
 
 
 class ImageFolder:
@@ -51,7 +54,10 @@ class ImageFolder:
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         pixels = np.stack(list(self._pool.map(self._one, indices, epochs)))
-        return normalised(pixels, IMAGENET), torch.tensor([self.files[i][1] for i in indices])
+        return torch.from_numpy(pixels), torch.tensor([self.files[i][1] for i in indices])
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        return normalised(pixels, IMAGENET)
 
     def _one(self, index: int, epoch: int) -> Pixels:
         from PIL import Image
@@ -95,7 +101,10 @@ class ImageArray:
             pixels = np.stack([self._shifted(i, e) for i, e in zip(indices, epochs)])
         else:
             pixels = self.pixels[indices]
-        return normalised(pixels, CIFAR100), torch.from_numpy(self.labels[indices])
+        return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(self.labels[indices])
+
+    def finish(self, pixels: Tensor) -> Tensor:
+        return normalised(pixels, CIFAR100)
 
     def _shifted(self, index: int, epoch: int) -> Pixels:
         random = np.random.default_rng((self.seed, epoch, index))
@@ -119,8 +128,14 @@ def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
     return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
 
 
-def normalised(pixels: Pixels, statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+def normalised(pixels: Tensor, statistics: Statistics) -> Tensor:
     """Bytes (count, height, width, 3) -> floats (count, 3, height, width), channels last in memory."""
-    mean, spread = (torch.tensor(values) for values in statistics)
-    images = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255).sub_(mean).div_(spread)
-    return images.permute(0, 3, 1, 2)
+    mean, spread = _on(pixels.device, statistics)
+    return ((pixels.float() - mean) / spread).permute(0, 3, 1, 2)
+
+
+@functools.lru_cache
+def _on(device: torch.device, statistics: Statistics) -> Tuple[Tensor, Tensor]:
+    """Kept there: a copy in every step would make the host wait."""
+    mean, spread = (torch.tensor(values, device=device) * 255 for values in statistics)
+    return mean, spread

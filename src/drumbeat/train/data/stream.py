@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Dict, Iterator, List, Optional, Protocol, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ class Samples(Protocol):
 
     def read(self, indices: list[int], epochs: list[int]) -> Batch:
         """Inputs and targets of these samples. The epoch is for augmentation: the same pair gives the same result."""
+        ...
+
+
+class Images(Samples, Protocol):
+    def finish(self, inputs: Tensor) -> Tensor:
+        """What was read, as the images that a model takes; runs on the device that trains."""
         ...
 
 
@@ -41,7 +47,9 @@ class Stream:
         shuffle: bool = True,
         device: Optional[torch.device] = None,
         prefetch: int = 2,
+        finish: Optional[Callable[[Tensor], Tensor]] = None,
     ) -> None:
+        """`finish` is the part of making inputs that the training device does better, such as bytes to numbers."""
         if batch % (data_ranks * accumulate):
             raise Refusal(
                 f"a batch of {batch} samples does not divide into {data_ranks} data-parallel ranks x "
@@ -53,7 +61,7 @@ class Stream:
         self.samples, self.batch, self.accumulate, self.seed, self.shuffle = samples, batch, accumulate, seed, shuffle
         self.data_rank, self.own = data_rank, batch // data_ranks
         self.device = device or torch.device("cpu")
-        self.prefetch = prefetch
+        self.prefetch, self.finish = prefetch, finish
         self.sample = 0
         self._ahead: Optional[Iterator[List[Batch]]] = None
 
@@ -69,7 +77,8 @@ class Stream:
             self._ahead = _ahead_of(self, self.sample, self.prefetch) if self.prefetch else self._from(self.sample)
         batches = next(self._ahead)
         self.sample += self.batch
-        return [(x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)) for x, y in batches]
+        moved = [(x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)) for x, y in batches]
+        return moved if self.finish is None else [(self.finish(x), y) for x, y in moved]
 
     def close(self) -> None:
         """Let the reading thread end; the next batch starts a new one."""

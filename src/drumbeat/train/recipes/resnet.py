@@ -11,7 +11,7 @@ from typing import Tuple
 
 from drumbeat.train.assemble import meshes_for, plan_for
 from drumbeat.train.data.images import ImageFolder
-from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
 from drumbeat.train.images import accuracy, assemble_images
 from drumbeat.train.loop import Result, train
@@ -40,7 +40,7 @@ class ResNetSettings(Settings):
 SettingsClass = ResNetSettings
 
 
-def samples(settings: ResNetSettings) -> Tuple[Samples, Samples, int]:
+def samples(settings: ResNetSettings) -> Tuple[Images, Images, int]:
     """Training images, validation images, classes."""
     if settings.data == "synthetic":
         made = [SyntheticImages(n, settings.size, settings.classes, seed) for n, seed in ((100_000, 0), (512, 0))]
@@ -69,6 +69,7 @@ def run(settings: ResNetSettings) -> Result:
         accumulate=settings.accumulate,
         seed=settings.seed,
         device=world.device,
+        finish=images.finish,
     )
     # A batch of 256 n images takes n times the rate, reached over the first steps (Goyal et al., 2017).
     top = settings.lr * settings.batch / 256

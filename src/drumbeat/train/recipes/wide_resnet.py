@@ -14,7 +14,7 @@ from typing import Dict, Tuple
 
 from drumbeat.train.assemble import meshes_for, plan_for
 from drumbeat.train.data.images import cifar100
-from drumbeat.train.data.stream import Samples, Stream
+from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
 from drumbeat.train.images import accuracy, assemble_images
 from drumbeat.train.loop import Result, train
@@ -43,7 +43,7 @@ class WideResNetSettings(Settings):
 SettingsClass = WideResNetSettings
 
 
-def samples(settings: WideResNetSettings) -> Tuple[Samples, Samples]:
+def samples(settings: WideResNetSettings) -> Tuple[Images, Images]:
     if settings.data == "synthetic":
         kept = max(64, settings.images // 10)
         return tuple(SyntheticImages(n, 32, settings.classes) for n in (settings.images, kept))  # type: ignore[return-value]
@@ -68,6 +68,7 @@ def run(settings: WideResNetSettings) -> Result:
         accumulate=settings.accumulate,
         seed=settings.seed,
         device=world.device,
+        finish=images.finish,
     )
     top = settings.base_lr * settings.batch / 256
 
@@ -79,7 +80,7 @@ def run(settings: WideResNetSettings) -> Result:
     def check() -> Dict[str, float]:
         took = clock.training_done()
         values = accuracy(parts, kept, max(1, settings.batch // world.size), settings.validation)
-        clock.print(values, took)
+        clock.print(stream.sample // clock.images, values, took)
         return values
 
     plan = plan_for(settings, lr, "samples")
@@ -94,17 +95,17 @@ class _Epochs:
 
     def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool) -> None:
         self.settings, self.images, self.lead = settings, an_epoch * settings.batch, lead
-        self.epoch, self.good = 0, 0
+        self.done, self.good = 0, 0  # since this start; a resumed run goes on with its epoch's number
         self.began = self.since = time.perf_counter()
 
     def training_done(self) -> float:
         return time.perf_counter() - self.since
 
-    def print(self, values: Dict[str, float], took: float) -> None:
-        self.epoch += 1
+    def print(self, epoch: int, values: Dict[str, float], took: float) -> None:
+        self.done += 1
         self.good = self.good + 1 if values["accuracy"] >= self.settings.target_accuracy else 0
         if self.lead:
-            print(f"Epoch {self.epoch}/{self.settings.epochs} completed in {took:.3f} seconds")
+            print(f"Epoch {epoch}/{self.settings.epochs} completed in {took:.3f} seconds")
             print(f"Validation Loss: {values['loss']:.4f}, Validation Accuracy: {values['accuracy']:.4f}")
             print(f"Epoch Throughput: {self.images / took:.3f} images/second", flush=True)
         self.since = time.perf_counter()
@@ -119,6 +120,6 @@ class _Epochs:
         if self.lead:
             total = time.perf_counter() - self.began
             print(f"\nTraining Summary:\nTotal training time: {total:.3f} seconds")
-            print(f"Throughput: {self.epoch * self.images / total:.3f} images/second")
+            print(f"Throughput: {self.done * self.images / total:.3f} images/second")
             print(f"Number of nodes: {nodes}\nNumber of GPUs per node: {per_node}")
             print(f"Total GPUs used: {nodes * per_node}\nTraining completed successfully.", flush=True)
