@@ -17,7 +17,9 @@ from drumbeat.packaged import parse_yaml
 from drumbeat.problem import Problem
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
-_LEFT_OUT = ("train", "tune", "watch", "report", "predict")
+_LEFT_OUT = ("train", "watch", "report", "predict")
+# Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too.
+_BROUGHT = ("train/__init__.py", "train/layout.py", "train/refusal.py")
 
 # Parsed by whatever Python is called `python3` there, so it must be valid Python 2.7 up to the version check.
 _MAIN = b"""import sys
@@ -62,6 +64,7 @@ def _sources() -> Dict[str, bytes]:
         for name in names:
             if name.endswith((".py", ".yaml", ".sh")):
                 found[os.path.normpath(os.path.join("drumbeat", place, name))] = _read(os.path.join(base, name))
+    found.update({f"drumbeat/{name}": _read(os.path.join(root, name)) for name in _BROUGHT})
     spec = importlib.util.find_spec("yaml")
     if spec is None or not spec.submodule_search_locations:
         raise Problem("PyYAML is not installed here, and it belongs into the bundle", "pip install PyYAML")

@@ -26,6 +26,7 @@ COMMANDS = {
     "shell": "a shell on a node of a running job",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
+    "tune": "find the batch, communication hook or layout that fits and is fastest, by short runs of a job",
     "train": "train a built-in recipe (llama, bert, resnet, wide-resnet) with any layout",
 }
 

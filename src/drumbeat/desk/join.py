@@ -63,16 +63,20 @@ def start_in_allocation(
 ) -> int:
     """A batch script or an salloc shell: srun reaches the nodes, and the run folder is made here."""
     check_srun(identity, environ)
-    # The order is one file for all nodes, so its own id names the meeting: two runs may share an allocation.
-    order = _order(job, dataclasses.replace(identity, job_id=None, step_id=None), environ)
-    order = dataclasses.replace(order, backend="slurm")
-    if not order.ranks_per_node and order.launcher == "tasks":
-        raise Problem("one task a rank, but nobody says how many ranks a node has", "add --ranks-per-node M")
+    order = allocation_order(job, identity, environ)
     if not order.container:
         check_command(order, environ)
     folder = create_run(order, job_file, cached_bundle(environ), environ, handle(identity))
     made(folder)
     return fan_out(order, folder, identity, environ)
+
+
+def allocation_order(job: Job, identity: Identity, environ: Mapping[str, str]) -> Order:
+    """The order is one file for all nodes, so its own id names the meeting: two runs may share an allocation."""
+    order = _order(job, dataclasses.replace(identity, job_id=None, step_id=None), environ)
+    if not order.ranks_per_node and order.launcher == "tasks":
+        raise Problem("one task a rank, but nobody says how many ranks a node has", "add --ranks-per-node M")
+    return dataclasses.replace(order, backend="slurm")
 
 
 _SIF, _OCI = ("apptainer", "singularity"), ("docker", "podman", "kubernetes")

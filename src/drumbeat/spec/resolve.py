@@ -21,9 +21,12 @@ from drumbeat.spec.expand import expand
 from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
+from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, resources
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
+
+_TUNED = {"batch": "batch", "accumulate": "batch", "hook": "hooks"}  # a place in a command -> what tunes it
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,12 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
         raise Problem(
             "the job has no command",
             "write 'command: python train.py' in the job file, or '-- python train.py' at the end",
+        )
+    open_places = places(job.command)
+    if open_places:
+        raise Problem(
+            f"{job.where('command')}: {{{open_places[0]}}} stands for a value that is still to be found",
+            f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
 

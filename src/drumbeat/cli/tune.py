@@ -1,0 +1,103 @@
+"""drumbeat tune: the batch, hook or layout that fits and is fastest, found by short runs of the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NOT_OURS = ("array", "restarts")
+_HELP = {
+    "batch": "the largest batch that fits, and the fastest; a step's samples stay the same",
+    "hooks": "how DDP sends gradients: speed, and the loss after the same steps",
+    "layout": "which degrees of parallelism are fastest",
+}
+
+
+def add_arguments(parser: Any) -> None:
+    from drumbeat.spec.flags import add_job_flags
+
+    parser.add_argument("what", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items()))
+    add_job_flags(parser, leave_out=_NOT_OURS)
+    group = parser.add_argument_group("the trials")
+    group.add_argument("--seconds", type=float, default=120, metavar="S", help="of one trial, at most. Default: 120")
+    group.add_argument(
+        "--silence", type=float, default=60, metavar="S", help="so long without a step is a hang. Default: 60"
+    )
+    group.add_argument(
+        "--steps", type=int, metavar="N", help="measured, after 5 of warm-up. Default: 10 for batch, else 20"
+    )
+    group.add_argument(
+        "--rate", default="", metavar="REGEX", help="the speed in rank 0's output: one group holds the number"
+    )
+    group.add_argument(
+        "--with", dest="given", action="append", default=[], metavar="NAME=VALUE", help="for a {NAME} that is not tuned"
+    )
+    group.add_argument("--start", type=int, metavar="N", help="batch: the first one. Default: as now, else 1")
+    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: memory decides")
+    group.add_argument("--global-batch", type=int, metavar="N", help="samples a step, of all ranks. Default: as now")
+    group.add_argument(
+        "--data-ranks",
+        type=int,
+        metavar="N",
+        help="ranks that share a step's samples. Default: by the layout, else all",
+    )
+    group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all that recipes know")
+    group.add_argument("--candidates", type=int, default=6, metavar="N", help="layouts to try. Default: 6")
+    group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
+    group.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
+    parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
+
+
+def run(args: Any) -> int:
+    import os
+
+    from drumbeat.spec.flags import load_job
+    from drumbeat.tune.place import place_here
+    from drumbeat.tune.session import settle, sized
+
+    job, asked = load_job(args.job, args), _asked(args)
+    asked.check()
+    return tune(settle(asked, job, place_here(sized(job, asked.given), os.environ)), args.json, args.dry_run)
+
+
+def tune(tuning: Any, as_json: bool, dry: bool) -> int:
+    import json
+
+    from drumbeat.tune.progress import Shown, closing, table
+    from drumbeat.tune.session import outcome_code, run_tuning
+    from drumbeat.tune.trial import Interruption
+
+    shown, interruption = Shown(), Interruption()
+    shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
+    shown.say("cost", tuning.cost.says())
+    if not dry:
+        shown.say("folder", tuning.folder)
+        run_tuning(tuning, shown, interruption)
+    if as_json:
+        print(json.dumps(tuning.to_plain(), indent=2))
+    elif not dry:
+        print("\n".join(table(tuning.asked.kind, tuning.results, tuning.plan.refused)))
+        lines = closing(tuning.judgement, tuning.words, tuning.ended, tuning.folder, tuning.tunable.recipe is not None)
+        for label, text in lines:
+            print(f"{label:<10} {text}")
+    return 0 if dry else outcome_code(tuning, interruption)
+
+
+def _asked(args: Any) -> Any:
+    from drumbeat.problem import Problem
+    from drumbeat.spec.placeholders import NAMES
+    from drumbeat.tune.asked import Asked
+    from drumbeat.tune.candidates import HOOKS
+
+    given = {}
+    for each in args.given:
+        name, equals, value = each.partition("=")
+        if not equals or name not in NAMES:
+            raise Problem(f"--with {each}: NAME=VALUE is needed", f"known: {', '.join(NAMES)}")
+        given[name] = value
+    hooks = tuple(name for name in args.hooks.split(",") if name) if args.hooks is not None else HOOKS
+    if not hooks:
+        raise Problem("--hooks names none", f"known: {', '.join(HOOKS)}")
+    return Asked(
+        args.what, args.seconds, args.silence, args.steps, args.start, args.largest, args.global_batch, args.data_ranks,
+        args.rate, hooks, args.candidates, given,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tune: short supervised runs of a job, compared. Batch size, communication hook, layout."""

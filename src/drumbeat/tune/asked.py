@@ -1,0 +1,64 @@
+"""What a person asks of a tuning, apart from the job; it travels with a submitted one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Dict, Optional, Tuple
+
+from drumbeat.problem import Problem
+from drumbeat.tune.candidates import HOOKS
+from drumbeat.tune.trial import Limits
+
+KINDS = ("batch", "hooks", "layout")
+VARIED = {"batch": "batch", "hooks": "hook", "layout": "layout"}  # kind -> its place in a command
+WARM_UP = 5  # steps
+_STEPS = {"batch": 10, "hooks": 20, "layout": 20}  # after the warm-up
+
+
+@dataclass(frozen=True)
+class Asked:
+    kind: str
+    seconds: float = 120.0  # of a trial, at most
+    silence: float = 60.0  # so long without a step is a hang
+    steps: Optional[int] = None  # after the warm-up
+    start: Optional[int] = None
+    largest: Optional[int] = None
+    global_batch: Optional[int] = None
+    data_ranks: Optional[int] = None
+    rate: str = ""
+    hooks: Tuple[str, ...] = HOOKS
+    candidates: int = 6
+    given: Dict[str, str] = field(default_factory=dict)  # --with NAME=VALUE
+
+    def check(self) -> None:
+        for name in ("seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "candidates"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 10**9:
+                raise Problem(f"--{name.replace('_', '-')} {value:g}: it must be above 0")
+        if self.start and self.largest and self.start > self.largest:
+            raise Problem(f"--start {self.start} is above --largest {self.largest}")
+        self.pattern()
+
+    def pattern(self) -> Optional[re.Pattern[str]]:
+        if not self.rate:
+            return None
+        try:
+            made = re.compile(self.rate)
+        except re.error as error:
+            raise Problem(f"--rate {self.rate!r} is no regular expression: {error}") from None
+        if made.groups != 1:
+            raise Problem(
+                f"--rate {self.rate!r} has {made.groups} groups, and one must hold the number",
+                r"such as --rate '([0-9.]+) samples/s'",
+            )
+        return made
+
+    @property
+    def counted(self) -> int:
+        return self.steps or _STEPS[self.kind]
+
+    def limits(self, long: bool, recipe: bool) -> Limits:
+        """The longer trial has twice the steps and twice the time. A recipe reports once in a warm-up."""
+        twice = 2 if long else 1
+        return Limits(self.seconds * twice, self.counted * twice, 1 if recipe else WARM_UP, self.silence)

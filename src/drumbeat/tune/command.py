@@ -1,0 +1,156 @@
+"""How a command takes what is tried: one of our recipes by `--set` and `--layout`, any other by `{batch}` and the like.
+
+Words are added to a recipe's command, never cut out: what stands last counts there.
+"""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import dataclass, field
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.problem import Problem
+from drumbeat.spec.expand import literal
+from drumbeat.spec.placeholders import DEGREES, fill, places
+from drumbeat.train.layout import Layout
+from drumbeat.train.refusal import Refusal
+from drumbeat.tune.point import Point
+
+# What a trial needs nothing of: it neither saves, nor resumes, nor measures quality.
+_OFF = ("checkpoint=", "save_every=0", "validate_every=0", "stop_after=0", "profile=", "figures=")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`drumbeat train NAME ...` as a command says it."""
+
+    name: str
+    settings: Dict[str, str] = field(default_factory=dict)
+
+    def number(self, key: str) -> Optional[int]:
+        text = self.settings.get(key)
+        if text is None:
+            return None
+        if not text.replace("_", "").isdigit() or not int(text.replace("_", "")):
+            raise Problem(f"the command says {key}={text}, which is no whole number above 0")
+        return int(text.replace("_", ""))
+
+
+def find_recipe(command: Sequence[str]) -> Optional[Recipe]:
+    """`drumbeat train llama ...`, however it is started: by its name, by `python -m drumbeat`, behind torchrun."""
+    for index, word in enumerate(command[:-2]):
+        if os.path.basename(word) == "drumbeat" and command[index + 1] == "train":
+            return Recipe(command[index + 2], _settings(command[index + 3 :]))
+    return None
+
+
+def _settings(words: Sequence[str]) -> Dict[str, str]:
+    """As the recipe would read them: the last one counts, and `--layout` over `layout=`."""
+    found: Dict[str, str] = {}
+    layout: Optional[str] = None
+    taking = False
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            taking = name == "--set" and not equals
+            if name == "--layout":
+                layout = value if equals else words[index + 1] if index + 1 < len(words) else layout
+            word = value if name == "--set" and equals else ""
+        elif not taking:
+            continue
+        key, equals, value = word.partition("=")
+        if equals:
+            found[key.replace("-", "_")] = value
+    return {**found, "layout": layout} if layout is not None else found
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A command and how it takes a point. `command` is the job's own text; `recipe` was read from its expanded words."""
+
+    command: Tuple[str, ...]
+    recipe: Optional[Recipe]
+    places: Tuple[str, ...]
+    given: Mapping[str, str]  # values for the places that are not varied
+    world: int
+    ranks_per_node: int
+
+    def filled(self, point: Point, steps: int, report_every: int, global_batch: Optional[int]) -> Tuple[str, ...]:
+        if self.recipe:
+            words = ["--set", *_OFF, f"steps={steps}", f"report_every={report_every}", *self._sets(point, global_batch)]
+            return (*self.command, *map(literal, words), *(("--layout", point.layout) if point.layout else ()))
+        return fill(self.command, {name: literal(value) for name, value in self.values(point).items()})
+
+    def values(self, point: Point) -> Dict[str, str]:
+        """Every place of the command and what stands there in this trial."""
+        values = dict(self.given)
+        values.update((name, str(value)) for name, value in vars(point).items() if value is not None)
+        if "layout" in values:
+            layout = read_layout(values["layout"], self.world, self.ranks_per_node)
+            values.update({name: str(getattr(layout, name)) for name in DEGREES})
+        return {name: values[name] for name in self.places if name in values}
+
+    def _sets(self, point: Point, global_batch: Optional[int]) -> List[str]:
+        """A recipe's `batch` is that of all ranks together, so what a rank takes at once is set by `accumulate`."""
+        sets = [f"batch={global_batch}"] if global_batch is not None else []
+        sets += [f"accumulate={point.accumulate}"] if point.accumulate is not None else []
+        return sets + ([f"hook={point.hook}"] if point.hook is not None else [])
+
+    def words(self, point: Point, global_batch: Optional[int]) -> str:
+        """What to put into the job."""
+        if self.recipe:
+            sets = self._sets(point, global_batch)
+            return " ".join(
+                [*(["--set", *sets] if sets else []), *(["--layout", point.layout] if point.layout else [])]
+            )
+        return ", ".join(f"{{{name}}} -> {value}" for name, value in self.values(point).items())
+
+
+def tunable(
+    command: Tuple[str, ...],
+    expanded: Sequence[str],
+    kind: str,
+    given: Mapping[str, str],
+    world: int,
+    ranks_per_node: int,
+) -> Tunable:
+    """The command as something to tune `kind` of (batch, hook, layout); a Problem where it takes no such thing."""
+    recipe = find_recipe(expanded)
+    found = places(command)
+    if recipe:
+        if found or given:
+            named = ", ".join(f"{{{name}}}" for name in found) or "--with"
+            raise Problem(f"{named}: a recipe takes what is tried by its own settings", "leave it out")
+        if "--verify-resume" in expanded or "--settings" in expanded:
+            raise Problem("the command does not train: it says --verify-resume or --settings", "leave that out")
+        return Tunable(command, recipe, (), {}, world, ranks_per_node)
+    wanted = {"batch": "{batch}", "hook": "{hook}", "layout": "{layout}"}[kind]
+    takes = kind in found or (kind == "layout" and any(name in DEGREES for name in found))
+    if not takes:
+        raise Problem(
+            f"the command says nowhere where the {kind} goes",
+            f"write {wanted} where it stands, such as: python train.py --{kind} {wanted}; recipes need none",
+        )
+    unknown = [name for name in given if name not in found and not (name == "layout" and set(DEGREES) & set(found))]
+    if unknown:
+        raise Problem(f"--with {unknown[0]}=...: the command has no {{{unknown[0]}}}")
+    varied = {"batch": {"batch", "accumulate"}, "hook": {"hook"}, "layout": {"layout", *DEGREES}}[kind]
+    filled = {*given, *(DEGREES if "layout" in given else ())}
+    missing = [name for name in found if name not in varied and name not in filled]
+    missing = [name for name in missing if not (kind == "layout" and name in ("batch", "accumulate"))]
+    if missing:
+        raise Problem(f"{{{missing[0]}}} is not what is tuned here, and has no value", f"add --with {missing[0]}=VALUE")
+    return Tunable(command, None, found, given, world, ranks_per_node)
+
+
+def read_layout(text: str, world: int, ranks_per_node: int) -> Layout:
+    try:
+        return Layout.parse(text, ranks_per_node).for_world(world)
+    except Refusal as refusal:
+        raise Problem(refusal.what, refusal.fix) from None
+
+
+def layout_text(layout: Layout) -> str:
+    """The degrees above 1; `dp_replicate=1` for a single rank."""
+    said = [f"{name}={getattr(layout, name)}" for name in DEGREES if getattr(layout, name) > 1]
+    return ",".join(said) or "dp_replicate=1"

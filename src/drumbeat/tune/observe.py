@@ -1,0 +1,129 @@
+"""What a trial's metrics say while it runs: steps, speed after the warm-up, loss, memory. Pure: records in, figures out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+MAX_REPORTS = 100_000  # of one rank: a trial is short
+
+
+class Report(NamedTuple):
+    t: float
+    step: int
+    tokens: float
+    samples: float
+
+
+@dataclass
+class Observed:
+    """`warm_up` steps count for nothing: they compile, allocate and open the first file."""
+
+    warm_up: int
+    reports: Dict[int, List[Report]] = field(default_factory=dict)  # rank -> its reports of steps
+    rates: List[float] = field(default_factory=list)  # where the program prints its own
+    rate_unit: str = ""
+    loss: Optional[float] = None
+    losses: Dict[int, float] = field(default_factory=dict)  # step -> loss, of the lowest rank
+    not_finite: Optional[str] = None  # what the first loss was that is no number
+    memory_gib: Optional[float] = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One metrics record. Any script may write them, so whatever is of the wrong kind is passed over."""
+        rank, t = record.get("rank", 0), number(record.get("t"))
+        if record.get("kind", "step") != "step" or not isinstance(rank, int) or t is None:
+            return
+        memory = number(record.get("memory_gib"))
+        if memory is not None:
+            self.memory_gib = max(memory, self.memory_gib or 0.0)
+        rate = number(record.get("rate"))
+        if rate is not None:
+            self.add_rate(rate, str(record.get("unit", ""))[:40])
+        if record.get("printed") and record.get("step") is None:
+            return  # a line that tells a rate, or a loss, of no step in particular
+        seen = self.reports.setdefault(rank, [])
+        if len(seen) >= MAX_REPORTS:
+            return
+        step = number(record.get("step"))
+        at = int(step) if step is not None else len(seen) + 1
+        seen.append(Report(t, at, number(record.get("tokens")) or 0.0, number(record.get("samples")) or 0.0))
+        if rank == min(self.reports):
+            self._add_loss(at, record.get("loss"))
+
+    def add_rate(self, rate: float, unit: str) -> None:
+        if math.isfinite(rate) and len(self.rates) < MAX_REPORTS:
+            self.rates.append(rate)
+            self.rate_unit = unit or self.rate_unit
+
+    def _add_loss(self, step: int, loss: Any) -> None:
+        if isinstance(loss, str) and loss in ("nan", "inf", "-inf"):
+            loss = float(loss)
+        value = number(loss, finite=False)
+        if value is None:
+            return
+        if math.isfinite(value):
+            self.loss = self.losses[step] = value
+        else:
+            self.not_finite = self.not_finite or f"the loss was {value} at step {step}"
+
+    @property
+    def reporting(self) -> bool:
+        return bool(self.reports or self.rates)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were seen: of the rank that has come least far."""
+        if not self.reports:
+            return len(self.rates)
+        return min(seen[-1].step - seen[0].step + 1 for seen in self.reports.values())
+
+    @property
+    def measured(self) -> int:
+        """Steps after the warm-up."""
+        if not self.reports:
+            return max(0, len(self.rates) - self.warm_up)
+        return min(self._measured(seen) for seen in self.reports.values())
+
+    def _measured(self, seen: List[Report]) -> int:
+        return max(0, seen[-1].step - seen[0].step + 1 - self.warm_up)
+
+    def speed(self, samples_a_step: Optional[float] = None) -> Optional[Tuple[float, str]]:
+        """Of all ranks together; none where too little was seen. `samples_a_step` is used where nothing is counted."""
+        rates = self.rates[min(self.warm_up, len(self.rates) // 2) :]
+        if not self.reports:
+            return (sorted(rates)[len(rates) // 2], self.rate_unit or "as printed") if rates else None
+        parts = [self._after_warm_up(seen) for seen in self.reports.values()]
+        if any(part is None for part in parts):
+            return (sorted(rates)[len(rates) // 2], self.rate_unit or "as printed") if rates else None
+        whole = [part for part in parts if part is not None]
+        for name, unit in (("tokens", "tokens/s"), ("samples", "samples/s")):
+            total = sum(sum(getattr(report, name) for report in after) / _span(ref, after) for ref, after in whole)
+            if total > 0:
+                return total, unit
+        if rates:
+            return sorted(rates)[len(rates) // 2], self.rate_unit or "as printed"
+        steps = min((after[-1].step - ref.step) / _span(ref, after) for ref, after in whole)
+        return (steps * samples_a_step, "samples/s") if samples_a_step else (steps, "steps/s")
+
+    def _after_warm_up(self, seen: List[Report]) -> Optional[Tuple[Report, List[Report]]]:
+        """The report at which the clock starts, and those after it. Where a trial was short, half of it is warm-up."""
+        steps = seen[-1].step - seen[0].step + 1
+        first = seen[0].step + min(self.warm_up, max(1, steps // 2)) - 1
+        ref = next((report for report in seen if report.step >= first), seen[0])
+        after = [report for report in seen if report.step > ref.step and report.t > ref.t]
+        return (ref, after) if after else None
+
+
+def _span(ref: Report, after: List[Report]) -> float:
+    return after[-1].t - ref.t
+
+
+def number(value: Any, finite: bool = True) -> Optional[float]:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) or not finite else None

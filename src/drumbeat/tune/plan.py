@@ -1,0 +1,174 @@
+"""From what is asked and where it will run to the list of what is tried, its most trials and its cost. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import List, Optional, Sequence, Tuple, Union
+
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.train.layout import Layout
+from drumbeat.tune.asked import Asked
+from drumbeat.tune.candidates import ranked
+from drumbeat.tune.command import Tunable, layout_text, read_layout
+from drumbeat.tune.cost import Cost, cost
+from drumbeat.tune.point import REFUSED, Point, Result
+from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch
+
+FREE_LARGEST = 1024  # where neither memory nor a number of samples a step ends the search
+
+
+@dataclass(frozen=True)
+class Trial:
+    point: Point
+    long: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`next(results)` says what to try, until it says that it is done."""
+
+    kind: str
+    most: int  # trials
+    data_ranks: Optional[int]  # none: they differ from trial to trial
+    global_batch: Optional[int]  # samples a step, of all ranks; none: not held, or not known
+    start: int = 0
+    batches: Sequence[int] = ()
+    points: Tuple[Point, ...] = ()
+    wanted: int = 0  # trials that are not refused
+    refused: Tuple[Result, ...] = field(default=())  # known to be impossible without a trial
+
+    def next(self, results: Sequence[Result]) -> Union[Trial, Done]:
+        if self.kind == "batch":
+            tried = [Tried(each.point.batch or 0, each.outcome, each.long) for each in results]
+            answer = next_batch(self.batches, self.start, tried)
+            if isinstance(answer, Done):
+                return answer
+            return self._cut(Trial(self.point(answer.batch), answer.long), results)
+        counted = sum(each.outcome != REFUSED for each in results)
+        if counted >= self.wanted or len(results) >= len(self.points):
+            return Done("all were tried" if len(results) >= len(self.points) else f"{counted} were tried")
+        return self._cut(Trial(self.points[len(results)]), results)
+
+    def _cut(self, trial: Trial, results: Sequence[Result]) -> Union[Trial, Done]:
+        """The cost that was shown holds."""
+        return trial if len(results) < self.most else Done(f"{self.most} trials are spent")
+
+    def point(self, batch: int) -> Point:
+        if self.global_batch is None or self.data_ranks is None:
+            return Point(batch=batch)
+        return Point(batch=batch, accumulate=self.global_batch // self.data_ranks // batch)
+
+    def cost(self, asked: Asked, order: Order, gpus: Optional[int]) -> Cost:
+        long = 1 if self.kind == "batch" else 0
+        return cost(self.most, long, asked.seconds, order.nodes, order.world_size, gpus)
+
+
+def make_plan(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+    if not order.world_size:
+        raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
+    if asked.kind == "hooks":
+        points = tuple(Point(hook=hook) for hook in asked.hooks)
+        return Plan("hooks", len(points), _data_ranks(asked, tunable, order), None, points=points, wanted=len(points))
+    return _batches(asked, tunable, order) if asked.kind == "batch" else _layouts(asked, tunable, order)
+
+
+def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
+    """How many ways the samples of a step are split."""
+    if asked.data_ranks:
+        if order.world_size % asked.data_ranks:
+            raise Problem(f"--data-ranks {asked.data_ranks} does not divide {order.world_size} ranks")
+        return asked.data_ranks
+    text = tunable.recipe.settings.get("layout", "ddp") if tunable.recipe else tunable.given.get("layout")
+    if text is None:
+        return order.world_size
+    return read_layout(text, order.world_size, order.ranks_per_node).data_ranks
+
+
+def _batches(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+    ranks = _data_ranks(asked, tunable, order)
+    total = _global_batch(asked, tunable)
+    if total is None:
+        largest = asked.largest or max(FREE_LARGEST, asked.start or 1)
+        batches: Sequence[int] = range(1, largest + 1)
+        start = asked.start or 1
+    else:
+        if total % ranks:
+            raise Problem(
+                f"{total} samples a step cannot be split evenly over {ranks} data ranks",
+                f"--global-batch {-(-total // ranks) * ranks} can",
+            )
+        batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
+        start = _start(asked, tunable, batches, total // ranks)
+    return Plan("batch", most_trials(batches, start), ranks, total, start, batches)
+
+
+def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int) -> int:
+    """As asked, or as the command has it now; below it where that is no divisor of a rank's share."""
+    now = 1
+    if tunable.recipe and not asked.start:
+        now = max(1, share // (tunable.recipe.number("accumulate") or 1))
+    return batches[max(0, bisect_right(batches, asked.start or now) - 1)]
+
+
+def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
+    """None where the samples of a step are free to grow with the batch."""
+    if tunable.recipe:
+        found = asked.global_batch or tunable.recipe.number("batch")
+        if found is None:
+            raise Problem(
+                "the command does not say how many samples a step has",
+                "add --global-batch N, or --set batch=N to the command",
+            )
+        return found
+    takes = "accumulate" in tunable.places and "accumulate" not in tunable.given
+    if takes and not asked.global_batch:
+        raise Problem(
+            "{accumulate} is filled in so that a step's samples stay the same, and nobody says how many they are",
+            "add --global-batch N",
+        )
+    if asked.global_batch and not takes:
+        raise Problem(
+            f"--global-batch {asked.global_batch}: the command says nowhere how many batches make a step",
+            "write {accumulate} where that goes, or leave --global-batch out: a step's samples then grow with the batch",
+        )
+    return asked.global_batch
+
+
+def _layouts(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+    total = asked.global_batch
+    if tunable.recipe:
+        total = total or tunable.recipe.number("batch")
+    elif "batch" in tunable.places and "batch" not in tunable.given and not total:
+        raise Problem(
+            "{batch} depends on how many ranks share a step's samples, and nobody says how many samples it has",
+            "add --global-batch N, or --with batch=N for a batch that stays as it is",
+        )
+    points: List[Point] = []
+    refused: List[Result] = []
+    for layout in ranked(order.world_size, order.ranks_per_node):
+        point, why = _layout_point(layout, tunable, total)
+        if why:
+            refused.append(Result(point, REFUSED, why, 0.0))
+        else:
+            points.append(point)
+    wanted = min(asked.candidates, len(points))
+    most = min(2 * wanted, len(points))  # refused ones do not count, and yet must end somewhere
+    return Plan("layout", most, None, total, points=tuple(points), wanted=wanted, refused=tuple(refused))
+
+
+def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tuple[Point, str]:
+    """The point of a layout, and why it cannot be where a step's samples do not divide."""
+    text, ranks = layout_text(layout), layout.data_ranks
+    if total is None:
+        return Point(layout=text), ""
+    if tunable.recipe:
+        pieces = ranks * (tunable.recipe.number("accumulate") or 1)
+        return Point(layout=text), f"{total} samples a step do not divide by {pieces}" if total % pieces else ""
+    if "batch" not in tunable.places or "batch" in tunable.given:
+        return Point(layout=text), ""
+    accumulate = int(tunable.given.get("accumulate", "1"))
+    if total % (ranks * accumulate):
+        return Point(layout=text), f"{total} samples a step do not divide by {ranks * accumulate}"
+    return Point(batch=total // ranks // accumulate, accumulate=accumulate, layout=text), ""

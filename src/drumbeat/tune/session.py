@@ -1,0 +1,184 @@
+"""A tuning from its first trial to its last: what is known so far always stands in tune.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from drumbeat.agent.processes import become_subreaper
+from drumbeat.problem import Problem
+from drumbeat.record import to_plain
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.write import replace_json
+from drumbeat.spec.expand import literal
+from drumbeat.spec.job import Job
+from drumbeat.spec.placeholders import NAMES, fill
+from drumbeat.tune.asked import VARIED, WARM_UP, Asked
+from drumbeat.tune.classify import classify
+from drumbeat.tune.command import Tunable, tunable
+from drumbeat.tune.cost import Cost
+from drumbeat.tune.judge import Judgement, judge
+from drumbeat.tune.place import Place
+from drumbeat.tune.plan import Plan, Trial, make_plan
+from drumbeat.tune.point import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Result
+from drumbeat.tune.progress import Shown
+from drumbeat.tune.search import Done
+from drumbeat.tune.trial import GRACE, Interruption, run_trial
+
+SCHEMA = "1.0"
+_BROKEN = {"batch": (FAILED, HANG, NAN, REFUSED), "hooks": (FAILED, HANG, NAN, REFUSED, OOM), "layout": (FAILED, NAN)}
+
+
+@dataclass
+class Tuning:
+    """Everything that was settled before the first trial, and what the trials said."""
+
+    asked: Asked
+    job: Job
+    place: Place
+    tunable: Tunable
+    plan: Plan
+    cost: Cost
+    folder: str
+    name: str
+    results: List[Result] = field(default_factory=list)
+    ended: str = ""  # why no trial follows; empty while it goes on
+    broken: bool = False
+    judgement: Judgement = field(default_factory=Judgement)
+
+    @property
+    def words(self) -> str:
+        """What to put into the job."""
+        best = self.judgement.recommended
+        return self.tunable.words(best.point, self.plan.global_batch) if best else ""
+
+    def to_plain(self) -> Dict[str, Any]:
+        order = self.place.order
+        plain: Dict[str, Any] = to_plain({
+            "schema": SCHEMA, "kind": self.asked.kind, "name": self.name, "folder": self.folder,
+            "nodes": order.nodes, "ranks": order.world_size, "data_ranks": self.plan.data_ranks,
+            "global_batch": self.plan.global_batch, "cost": {**vars(self.cost), "gpu_hours": self.cost.gpu_hours},
+            "trials": self.results, "refused": self.plan.refused, "ended": self.ended, "largest": self.judgement.largest,
+            "fastest": self.judgement.fastest, "recommended": self.judgement.recommended, "why": self.judgement.why,
+            "words": self.words,
+        })  # fmt: skip
+        return plain
+
+
+def sized(job: Job, given: Dict[str, str]) -> Job:
+    """The job with something in each of its places, so that its size and folders can be known."""
+    return dataclasses.replace(job, command=fill(job.command, {**dict.fromkeys(NAMES, "1"), **given}))
+
+
+def settle(asked: Asked, job: Job, place: Place) -> Tuning:
+    asked.check()
+    order = place.order
+    takes = tunable(job.command, order.command, VARIED[asked.kind], asked.given, order.world_size, order.ranks_per_node)
+    plan = make_plan(asked, takes, order)
+    stamp = order.run_id[len(order.name) :]
+    name = f"{order.name}-tune-{asked.kind}"
+    folder = os.path.join(os.path.dirname(order.folder), name + stamp)
+    return Tuning(asked, job, place, takes, plan, plan.cost(asked, order, place.gpus), folder, name)
+
+
+def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None:
+    """Trial after trial, until the plan is done, somebody ends it, or the first one shows that the job is broken."""
+    become_subreaper()
+    interruption.listen()
+    make_folder(tuning.folder)
+    while not tuning.ended:
+        answer = tuning.plan.next(tuning.results)
+        if isinstance(answer, Done):
+            tuning.ended = answer.why
+        elif interruption:
+            tuning.ended = "somebody ended it"
+        else:
+            result = _one(tuning, answer, shown, interruption)
+            tuning.results.append(result)
+            shown.result(result)
+            _look_at(tuning, result)
+        tuning.judgement = judge(tuning.asked.kind, tuning.results, _gpu_gib(tuning.results))
+        replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
+
+
+def _look_at(tuning: Tuning, result: Result) -> None:
+    if result.outcome == STOPPED:
+        tuning.ended = "somebody ended it"
+    elif len(tuning.results) == 1 and result.outcome in _BROKEN[tuning.asked.kind]:
+        tuning.ended, tuning.broken = f"the first trial ended with {result.outcome}: mend the job first", True
+
+
+def make_folder(path: str) -> None:
+    try:
+        os.makedirs(path)
+    except OSError as error:
+        raise Problem(f"cannot make the folder {path}: {error.strerror}", "say another place with --runs") from None
+
+
+def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> Result:
+    asked, recipe = tuning.asked, tuning.tunable.recipe is not None
+    limits = asked.limits(trial.long, recipe)
+    job = trial_job(tuning, trial)
+    shown.begin(trial, len(tuning.results) + 1, tuning.plan.most)
+    begun = time.monotonic()
+    output = os.path.join(tuning.folder, f"{job.name}.log")
+    ended, watched = run_trial(job, limits, asked.pattern(), output, interruption, shown.progress)
+    seen = watched.seen
+    must = recipe or bool(asked.rate) or any(each.steps for each in tuning.results)
+    outcome, why = classify(ended, seen, must, asked.silence)
+    speed = seen.speed(_samples(tuning.plan, trial))
+    return Result(
+        trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
+        speed[0] if speed else None, speed[1] if speed else "", seen.loss, seen.memory_gib,
+        watched.folder.path if watched.folder else "", trial.long,
+    )  # fmt: skip
+
+
+def _samples(plan: Plan, trial: Trial) -> Optional[float]:
+    """Of one step, for a program that counts none: where they grow with the batch, steps alone compare nothing."""
+    if plan.kind != "batch" or plan.global_batch is not None:
+        return None
+    return float((trial.point.batch or 0) * (plan.data_ranks or 0))
+
+
+def trial_job(tuning: Tuning, trial: Trial) -> Job:
+    """A short run: it has nothing to save, is started once, and no profiler slows it down."""
+    asked, recipe = tuning.asked, tuning.tunable.recipe is not None
+    limits = asked.limits(trial.long, recipe)
+    ending = f"-{tuning.asked.kind}-{trial.point.label()}" + ("-long" if trial.long else "")
+    name = f"{tuning.place.order.name[: 64 - len(ending) - 5]}-tune{ending}"[-64:].lstrip("-._")
+    steps = WARM_UP + limits.steps
+    return dataclasses.replace(
+        tuning.job,
+        name=name,
+        command=tuning.tunable.filled(trial.point, steps, WARM_UP, tuning.plan.global_batch),
+        runs=literal(tuning.folder),
+        restarts=0,
+        wrap=None,
+        trace=False,
+        array=None,
+        time=None,
+        stop_grace=min(tuning.job.stop_grace, GRACE),
+    )
+
+
+def _gpu_gib(results: List[Result]) -> Optional[float]:
+    """Memory of a GPU of node 0, as its agent saw it."""
+    for each in results:
+        facts = read_json(RunFolder(each.run).node(0).facts) if each.run else None
+        sizes = [gpu.get("memory_bytes") for gpu in (facts or {}).get("gpus") or () if isinstance(gpu, dict)]
+        known = [size for size in sizes if isinstance(size, int)]
+        if known:
+            return min(known) / 2**30
+    return None
+
+
+def outcome_code(tuning: Tuning, interruption: Interruption) -> int:
+    if interruption:
+        return 128 + interruption.signals[0]
+    usable = tuning.judgement.recommended or tuning.judgement.largest
+    return 0 if usable and not tuning.broken else 1

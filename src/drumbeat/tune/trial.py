@@ -1,0 +1,238 @@
+"""One trial: a run of the job like any other, in a process of its own, watched through its run folder and then ended.
+
+The process is forked, leads a session of its own (a Ctrl-C reaches the tuning alone, which ends the trial in order) and is
+told to stop when the tuning dies. We are the subreaper above it: what `sweep` does not find is proven gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from drumbeat.agent.processes import die_with_parent, plain_signals, sweep
+from drumbeat.desk.run import run_job
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import Tail
+from drumbeat.spec.job import Job
+from drumbeat.tune import evidence
+from drumbeat.tune.classify import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
+from drumbeat.tune.observe import Observed
+
+GRACE = 5  # seconds between the ranks' stop signal and their end: a trial has nothing to save
+_EVERY = 0.2  # seconds between two looks
+_QUIET = 10.0  # seconds without a step after which the logs are looked at for memory that ran out
+_MAX_LINE = 4000
+
+
+@dataclass(frozen=True)
+class Limits:
+    seconds: float  # from the start to the end, all included
+    steps: int  # after the warm-up
+    warm_up: int
+    silence: float  # so long without a step is a hang
+
+
+@dataclass
+class Interruption:
+    """The signals that ask the tuning itself to end; the first one decides its exit code."""
+
+    signals: List[int] = field(default_factory=list)
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+            signal.signal(number, lambda got, frame: self.signals.append(got))
+
+    def __bool__(self) -> bool:
+        return bool(self.signals)
+
+
+@dataclass
+class Watched:
+    """A trial while it runs, and what was seen of it."""
+
+    seen: Observed
+    rate: Optional[re.Pattern[str]] = None
+    folder: Optional[RunFolder] = None
+    problem: Optional[Tuple[str, str]] = None
+    last_step: float = 0.0  # when one was last seen, by our clock
+    _tails: Dict[str, Tail] = field(default_factory=dict)
+    _pipe: bytes = b""
+
+    def look(self, pipe: int, now: float, final: bool = False) -> None:
+        self._read_pipe(pipe)
+        if self.folder is None:
+            return
+        before = (self.seen.steps, len(self.seen.rates))
+        for node in self.folder.nodes():
+            for line in self._lines(node.metrics, final):
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and not (self.rate and record.get("printed")):
+                    self.seen.add(record)
+        if self.rate:
+            self._read_rates(self.folder, self.rate, final)
+        if before != (self.seen.steps, len(self.seen.rates)):
+            self.last_step = now
+
+    def _read_rates(self, folder: RunFolder, rate: re.Pattern[str], final: bool) -> None:
+        """Rank 0's own lines; in a large job they stand among those of its node, behind `0 out`."""
+        node = folder.node(0)
+        for attempt in node.attempts()[-1:]:
+            lines = self._lines(node.log(attempt, 0, "out"), final) + self._lines(node.log(attempt, 0, "err"), final)
+            merged = self._lines(node.merged(attempt), final)
+            lines += [line.split(" ", 2)[2] for line in merged if re.match(r"0 (?:out|err) ", line)]
+            for line in lines:
+                found = rate.search(line[:_MAX_LINE])
+                if found:
+                    try:
+                        self.seen.add_rate(float(found.group(1).replace(",", "")), "")
+                    except (TypeError, ValueError):
+                        continue
+
+    def _lines(self, path: str, final: bool) -> List[str]:
+        return self._tails.setdefault(path, Tail(path)).lines(final)
+
+    def _read_pipe(self, pipe: int) -> None:
+        """What the trial's own process says: its run folder, or why it did not start."""
+        try:
+            self._pipe += os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        *whole, self._pipe = self._pipe.split(b"\n")
+        for line in whole:
+            said = json.loads(line)
+            if "folder" in said:
+                self.folder = RunFolder(said["folder"])
+            else:
+                self.problem = (said["what"], said["fix"])
+
+
+Progress = Callable[[Observed, float], None]
+
+
+def run_trial(
+    job: Job,
+    limits: Limits,
+    rate: Optional[re.Pattern[str]],
+    output: str,
+    interruption: Interruption,
+    progress: Progress,
+) -> Tuple[Ended, Watched]:
+    """Start it, watch it, end it; a Problem where it could not be started at all."""
+    watched = Watched(Observed(limits.warm_up), rate)
+    begun = watched.last_step = time.monotonic()
+    pid, pipe = _fork(job, output)
+    why, status, stopped = "", None, None
+    looked = begun
+    while True:
+        now = time.monotonic()
+        done, status = os.waitpid(pid, os.WNOHANG)
+        watched.look(pipe, now, final=bool(done))
+        progress(watched.seen, now - begun)
+        if done:
+            break
+        if not why:
+            why = _reason(watched, limits, interruption, now, begun)
+            if not why and now - max(watched.last_step, looked) > _QUIET and watched.folder:
+                looked = now
+                why = NO_MEMORY if out_of_memory(*evidence.in_logs(watched.folder)) else ""
+            if why:
+                stopped = now
+                os.kill(pid, signal.SIGTERM)
+        elif stopped is not None and now - stopped > GRACE + 10:
+            os.kill(pid, signal.SIGKILL)  # its guards end the ranks; whoever comes to us is swept
+        time.sleep(_EVERY)
+    sweep()
+    os.close(pipe)
+    if watched.problem:
+        raise Problem(*watched.problem)
+    return _ended(why or ENDED, watched, limits, time.monotonic() - begun, status), watched
+
+
+def _reason(watched: Watched, limits: Limits, interruption: Interruption, now: float, begun: float) -> str:
+    seen = watched.seen
+    if interruption:
+        return INTERRUPTED
+    if seen.not_finite:
+        return NOT_FINITE
+    if seen.measured >= limits.steps:
+        return STEPS
+    if now - begun > limits.seconds:
+        return TIME
+    if seen.reporting and now - watched.last_step > limits.silence:
+        return SILENCE
+    return ""
+
+
+def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: Optional[int]) -> Ended:
+    folder, seen = watched.folder, watched.seen
+    told: Dict[str, Any] = evidence.summary(folder) if folder else {}
+    code = told.get("exit_code")
+    if code is None and status is not None:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    if why == ENDED and seen.measured >= limits.steps and code == 0:
+        why = STEPS
+    elif why in (STEPS, TIME, SILENCE) and folder and evidence.failed_before_stop(folder):
+        why = ENDED  # another rank had reported all of its steps, or nobody could tell yet
+    return Ended(
+        why,
+        round(seconds, 1),
+        code,
+        evidence.finding(told) if why == ENDED else None,
+        evidence.in_logs(folder) if folder and why != INTERRUPTED else (),
+        evidence.refusal(folder) if folder and why == ENDED and code == 2 else "",
+        str(told.get("outcome", "")),
+    )
+
+
+def _fork(job: Job, output: str) -> Tuple[int, int]:
+    """The trial's process, and the pipe it speaks through."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, reading
+    code = 1
+    try:
+        os.close(reading)
+        code = _child(job, output, parent, writing)
+    except BaseException as error:
+        print(f"drumbeat tune: {error!r}", file=sys.stderr)
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _child(job: Job, output: str, parent: int, pipe: int) -> int:
+    os.setsid()
+    plain_signals()
+    die_with_parent(parent, signal.SIGTERM)
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, target)
+
+    def say(**words: str) -> None:
+        os.write(pipe, json.dumps(words).encode() + b"\n")
+
+    try:
+        return run_job(job, None, None, "", job.nodes, lambda folder: say(folder=folder.path))
+    except Problem as problem:
+        say(what=problem.what, fix=problem.fix)
+        return problem.exit_code
