@@ -52,8 +52,14 @@ class Plan:
         return self._cut(Trial(self.points[len(results)]), results)
 
     def _cut(self, trial: Trial, results: Sequence[Result]) -> Union[Trial, Done]:
-        """The cost that was shown holds."""
-        return trial if len(results) < self.most else Done(f"{self.most} trials are spent")
+        """The cost that was shown holds: a longer trial counts as two."""
+        spent = sum(1 + each.long for each in results) + 1 + trial.long
+        return trial if spent <= self.most + self.long else Done(f"{self.most} trials are spent")
+
+    @property
+    def long(self) -> int:
+        """Longer trials that are reckoned with."""
+        return 1 if self.kind == "batch" else 0
 
     def point(self, batch: int) -> Point:
         if self.global_batch is None or self.data_ranks is None:
@@ -61,8 +67,7 @@ class Plan:
         return Point(batch=batch, accumulate=self.global_batch // self.data_ranks // batch)
 
     def cost(self, asked: Asked, order: Order, gpus: Optional[int]) -> Cost:
-        long = 1 if self.kind == "batch" else 0
-        return cost(self.most, long, asked.seconds, order.nodes, order.world_size, gpus)
+        return cost(self.most, self.long, asked.seconds, order.nodes, order.world_size, gpus)
 
 
 def make_plan(asked: Asked, tunable: Tunable, order: Order) -> Plan:

@@ -37,7 +37,8 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     """`candidates` rise (a tuple, or a range) and hold `start`."""
     if not history:
         return Next(start)
-    low, upper = _fits(history), min((tried.batch for tried in history if tried.outcome == OOM), default=None)
+    lasting = any(tried.long and tried.outcome == OOM for tried in history)
+    low, upper = _fits(history, lasting), min((tried.batch for tried in history if tried.outcome == OOM), default=None)
     blocked = next((tried for tried in history if tried.outcome not in (OK, OOM)), None)
     if blocked is not None:
         if low is None or blocked.long:
@@ -48,7 +49,7 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
         below = bisect_left(candidates, upper)
         if not below:
             return Done(f"not even batch {candidates[0]} fits")
-        return Next(candidates[max(0, min(bisect_right(candidates, upper // 2), below) - 1)])
+        return Next(candidates[max(0, min(bisect_right(candidates, upper // 2), below) - 1)], lasting)
     above = bisect_right(candidates, low)
     if upper is None:
         if above == len(candidates):
@@ -56,14 +57,15 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
         return Next(candidates[max(above, bisect_right(candidates, 2 * low) - 1)])
     end = bisect_left(candidates, upper)
     if above < end:
-        return Next(candidates[(above + end - 1) // 2])
+        return Next(candidates[(above + end - 1) // 2], lasting)
     return _confirmed(low, history, f"batch {upper} runs out of memory")
 
 
-def _fits(history: Sequence[Tried]) -> Optional[int]:
-    """The largest that every trial of it agrees on, below all that did not fit."""
+def _fits(history: Sequence[Tried], lasting: bool) -> Optional[int]:
+    """The largest that every trial of it agrees on, below all that did not fit. `lasting`: a short trial has been
+    overruled, so from then on only long ones count."""
     bad = {tried.batch for tried in history if tried.outcome != OK}
-    good = {tried.batch for tried in history} - bad
+    good = {tried.batch for tried in history if tried.long or not lasting} - bad
     return max((batch for batch in good if not bad or batch < min(bad)), default=None)
 
 

@@ -1,0 +1,85 @@
+"""Speed, steps and loss from metrics lines, whoever wrote them."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumbeat.tune.observe import Observed
+
+
+def observed(warm_up=5, ranks=2, steps=25, seconds=0.5, slow=5, first=1, **figures):
+    """`slow` steps of ten times the time come first."""
+    seen = Observed(warm_up)
+    for rank in range(ranks):
+        t = 1000.0 * rank  # clocks of nodes differ
+        for step in range(first, first + steps):
+            t += seconds * (10 if step < first + slow else 1)
+            seen.add({"t": t, "rank": rank, "kind": "step", "step": step, **figures})
+    return seen
+
+
+def test_the_warm_up_does_not_count():
+    seen = observed(tokens=100)
+    speed, unit = seen.speed()
+    assert unit == "tokens/s" and math.isclose(speed, 2 * 100 / 0.5)
+    assert (seen.steps, seen.measured) == (25, 20)
+
+
+def test_a_program_that_resumed_counts_from_its_first_step():
+    seen = observed(first=90_001, samples=3)
+    assert (seen.steps, seen.measured) == (25, 20)
+    assert math.isclose(seen.speed()[0], 2 * 3 / 0.5)
+
+
+def test_few_reports_of_many_steps():
+    """A recipe reports every fifth step what it did since the last report."""
+    seen = Observed(1)
+    for step, t in ((5, 50.0), (10, 52.5), (15, 55.0)):
+        seen.add({"t": t, "rank": 0, "step": step, "tokens": 500})
+    assert math.isclose(seen.speed()[0], 1000 / 5.0)
+    assert seen.measured == 10
+
+
+def test_steps_alone():
+    assert observed(ranks=1).speed()[1] == "steps/s"
+    speed, unit = observed(ranks=1).speed(samples_a_step=8)
+    assert unit == "samples/s" and math.isclose(speed, 8 / 0.5)
+
+
+def test_too_little_was_seen():
+    assert Observed(5).speed() is None and not Observed(5).reporting
+    assert observed(steps=1).speed() is None
+    assert observed(steps=4, slow=0, samples=1).speed() is not None  # half of a short trial is its warm-up
+
+
+def test_printed_rates():
+    seen = Observed(2)
+    for rate in (1.0, 2.0, 100.0, 110.0, 90.0):
+        seen.add_rate(rate, "")
+    assert seen.speed() == (100.0, "as printed") and seen.measured == 3
+
+
+def test_losses_that_are_no_numbers():
+    for loss in ("nan", "inf", float("nan")):
+        seen = Observed(1)
+        seen.add({"t": 1.0, "rank": 0, "step": 3, "loss": loss})
+        assert "step 3" in (seen.not_finite or "")
+    seen = observed(loss=2.5, memory_gib=7.0)
+    assert seen.not_finite is None and seen.loss == 2.5 and seen.memory_gib == 7.0
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2),
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["t", "rank", "step", "tokens", "loss", "rate", "kind"]), ANYTHING)))
+def test_any_script_may_write_anything(records):
+    seen = Observed(2)
+    for record in records:
+        seen.add(record)
+    speed = seen.speed()
+    assert speed is None or not math.isnan(speed[0])
+    assert seen.steps is not None and seen.measured >= 0

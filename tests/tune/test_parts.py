@@ -1,0 +1,202 @@
+"""The pure parts: what a command takes, which layouts come first, how an end is called, what the results mean."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumbeat.finding import ERROR, Finding
+from drumbeat.problem import Problem
+from drumbeat.spec.placeholders import fill, places
+from drumbeat.train.layout import Layout
+from drumbeat.tune.candidates import layouts, ranked
+from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify
+from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
+from drumbeat.tune.cost import cost
+from drumbeat.tune.judge import judge
+from drumbeat.tune.observe import Observed
+from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
+
+
+def words(text):
+    return tuple(text.split())
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_places_of_a_command():
+    command = words("python t.py --b={batch} --a {accumulate}x{batch} {rank} ${batch} {other}")
+    assert places(command) == ("batch", "accumulate")
+    filled = fill(command, {"batch": "8"})
+    assert filled == words("python t.py --b=8 --a {accumulate}x8 {rank} ${batch} {other}")
+
+
+@pytest.mark.parametrize(
+    "text, settings",
+    [
+        ("drumbeat train llama", {}),
+        ("/opt/bin/drumbeat train llama --set batch=8 lr=1 --layout fsdp", {"batch": "8", "lr": "1", "layout": "fsdp"}),
+        ("python -m drumbeat train llama --set batch=8 --set=batch=16", {"batch": "16"}),
+        ("torchrun -m drumbeat train llama --layout=tp=2 --json", {"layout": "tp=2"}),
+        ("drumbeat train llama --layout ddp --set layout=fsdp report-every=3", {"layout": "ddp", "report_every": "3"}),
+    ],
+)
+def test_a_recipe_is_recognised(text, settings):
+    recipe = find_recipe(words(text))
+    assert recipe is not None and recipe.name == "llama" and recipe.settings == settings
+
+
+@pytest.mark.parametrize("text", ["python train.py", "drumbeat run x.yaml", "drumbeat train", "echo drumbeat"])
+def test_what_is_no_recipe(text):
+    assert find_recipe(words(text)) is None
+
+
+def make(text, kind="batch", given=None, world=4):
+    command = words(text)
+    return tunable(command, command, kind, given or {}, world, 2)
+
+
+def test_a_recipe_gets_words_at_its_end():
+    """The recipe's batch is that of all ranks: what a rank takes at once is said by accumulate."""
+    takes = make("drumbeat train llama --set batch=64 checkpoint=/c")
+    filled = takes.filled(Point(batch=8, accumulate=2), 25, 5, 64)
+    recipe = find_recipe(filled)
+    assert filled[: len(takes.command)] == takes.command
+    assert recipe.settings["accumulate"] == "2" and recipe.settings["batch"] == "64"
+    assert recipe.settings["checkpoint"] == "" and recipe.settings["steps"] == "25"
+    assert takes.words(Point(batch=8, accumulate=2), 64) == "--set batch=64 accumulate=2"
+    assert find_recipe(takes.filled(Point(layout="tp=2"), 25, 5, None)).settings["layout"] == "tp=2"
+
+
+def test_any_other_command_by_its_places():
+    takes = make("python t.py {batch} {accumulate} {hook}", given={"hook": "bf16"})
+    assert takes.filled(Point(batch=8, accumulate=2), 25, 5, 64) == words("python t.py 8 2 bf16")
+    takes = make("python t.py {tp} {dp_shard} {layout}", "layout")
+    assert takes.filled(Point(layout="tp=2,dp_shard=2"), 25, 5, None) == words("python t.py 2 2 tp=2,dp_shard=2")
+    takes = make("python t.py {batch} {tp} {dp_replicate}", given={"layout": "dp_replicate=-1,tp=2"})
+    assert takes.filled(Point(batch=8), 25, 5, None) == words("python t.py 8 2 2")
+
+
+@pytest.mark.parametrize(
+    "text, kind, given, says",
+    [
+        ("python t.py", "batch", {}, "where the batch goes"),
+        ("python t.py {batch}", "hook", {}, "where the hook goes"),
+        ("python t.py {batch} {hook}", "batch", {}, "--with hook=VALUE"),
+        ("python t.py {batch}", "batch", {"hook": "bf16"}, "has no {hook}"),
+        ("drumbeat train llama --set batch={batch}", "batch", {}, "by its own settings"),
+        ("drumbeat train llama --verify-resume", "batch", {}, "does not train"),
+    ],
+)
+def test_what_a_command_cannot_take(text, kind, given, says):
+    with pytest.raises(Problem) as caught:
+        make(text, kind, given)
+    assert says in str(caught.value)
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 256))
+def test_every_layout_once_and_each_of_them_whole(world):
+    found = list(layouts(world))
+    assert len(set(found)) == len(found) and all(each.ranks == world for each in found)
+    for each in found:
+        assert read_layout(layout_text(each), world, 1) == each
+
+
+def test_the_order_of_layouts():
+    first = [layout_text(each) for each in ranked(16, 8)]
+    assert first[:3] == ["dp_replicate=16", "dp_replicate=2,dp_shard=8", "dp_shard=16"]
+    assert first.index("dp_replicate=8,tp=2") < first.index("tp=16")  # tp stays in a node
+    assert first.index("dp_replicate=2,dp_shard=8") < first.index("dp_replicate=8,dp_shard=2")
+    assert set(first) == {layout_text(each) for each in layouts(16)}
+    assert Layout.parse(first[0]).dp_replicate == 16
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+GPU = Finding("gpu-out-of-memory", ERROR, "the GPU ran out of memory", rank=1)
+KILLED = Finding("killed", ERROR, "killed from outside (SIGKILL)", rank=1)
+WATCHDOG = Finding("collective-timeout", ERROR, "a collective timed out")
+LOST = Finding("peer-lost", ERROR, "connection closed by peer", rank=0)
+
+
+def seen(steps=0, loss=1.0):
+    made = Observed(2)
+    for step in range(1, steps + 1):
+        made.add({"t": float(step), "rank": 0, "step": step, "loss": loss})
+    return made
+
+
+@pytest.mark.parametrize(
+    "ended, steps, must, outcome",
+    [
+        (Ended(STEPS, 9.0), 12, True, OK),
+        (Ended(ENDED, 9.0, 0), 3, True, OK),
+        (Ended(TIME, 120.0), 3, True, OK),
+        (Ended(TIME, 120.0), 0, False, OK),  # it reports nothing: alive is all that can be said
+        (Ended(TIME, 120.0), 0, True, HANG),  # others of its trials did report
+        (Ended(TIME, 120.0, others=(GPU,)), 0, True, OOM),  # a rank said so and did not end
+        (Ended(SILENCE, 90.0), 3, True, HANG),
+        (Ended(SILENCE, 90.0, others=(WATCHDOG,)), 3, True, HANG),
+        (Ended(ENDED, 9.0, 1, GPU), 0, True, OOM),
+        (Ended(ENDED, 9.0, 1, LOST, (LOST, GPU)), 3, True, OOM),
+        (Ended(ENDED, 9.0, 137, KILLED), 3, True, FAILED),  # by whom, nobody knows
+        (Ended(ENDED, 9.0, 1, WATCHDOG), 3, True, HANG),
+        (Ended(ENDED, 9.0, 1, Finding("exception", ERROR, "FloatingPointError: loss is nan")), 0, True, NAN),
+        (Ended(ENDED, 9.0, 1, Finding("exception", ERROR, "ValueError: x")), 0, True, FAILED),
+        (Ended(ENDED, 9.0, 2, refusal="tp 8 does not divide"), 0, True, REFUSED),
+        (Ended(ENDED, 9.0, 1, refusal="tp 8 does not divide"), 0, True, FAILED),
+        (Ended(INTERRUPTED, 9.0, 1, GPU), 3, True, STOPPED),
+    ],
+)
+def test_ends(ended, steps, must, outcome):
+    assert classify(ended, seen(steps), must, 60.0)[0] == outcome
+
+
+def test_a_loss_that_is_no_number():
+    assert classify(Ended(STEPS, 9.0), seen(3, "nan"), True, 60.0)[0] == NAN
+
+
+# -- meaning ----------------------------------------------------------------------------------------------------------
+
+
+def result(batch, speed=None, outcome=OK, long=False, unit="samples/s", memory=None):
+    return Result(Point(batch=batch), outcome, "", 1.0, speed=speed, unit=unit, long=long, memory_gib=memory)
+
+
+def test_fastest_and_largest():
+    found = judge("batch", [result(1, 10.0), result(2, 30.0), result(4, 20.0), result(8, outcome=OOM)])
+    assert (found.largest.point.batch, found.fastest.point.batch, found.recommended.point.batch) == (4, 2, 2)
+
+
+def test_the_largest_needs_room():
+    """Where the next smaller one is as fast, take that; else say what is left."""
+    near = judge("batch", [result(2, 99.0), result(4, 100.0)])
+    assert near.recommended.point.batch == 2 and "1.0% slower" in near.why
+    far = judge("batch", [result(2, 50.0), result(4, 100.0, memory=70.0)], gpu_gib=80.0)
+    assert far.recommended.point.batch == 4 and "10.0 of 80 GiB left" in far.why
+    assert "unknown" in judge("batch", [result(4, 100.0)]).why
+
+
+def test_speed_is_never_made_up():
+    found = judge("batch", [result(1), result(2)])
+    assert found.largest.point.batch == 2 and found.fastest is None and found.recommended is None
+    mixed = judge("batch", [result(1, 5.0, unit="steps/s"), result(2, 9.0)])
+    assert mixed.fastest is None and "cannot be compared" in mixed.why
+
+
+def test_the_longer_trial_counts():
+    found = judge("batch", [result(1, 10.0), result(2, 30.0), result(2, 5.0, long=True)])
+    assert found.fastest.point.batch == 1
+    refuted = judge("batch", [result(1, 10.0), result(2, 30.0), result(2, outcome=OOM, long=True)])
+    assert refuted.largest.point.batch == 1
+    assert judge("batch", [result(1, outcome=HANG)]).largest is None
+
+
+def test_cost():
+    said = cost(10, 1, 120, 2, 16, 16)
+    assert said.seconds == 10 * 135 + 120 and round(said.gpu_hours, 2) == 6.53
+    assert "6.53 GPU-hours" in said.says() and "16 GPUs" in said.says()
+    assert "not known" in cost(1, 0, 1, 1, 1, None).says() and "no GPU" in cost(1, 0, 1, 1, 1, 0).says()
