@@ -1,0 +1,153 @@
+"""Real trials on two ranks: scripts that fit, run out of memory, hang, break. None of them leaves anybody behind."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import marked, wait_for
+
+PY = sys.executable
+
+# Arguments: batch, what happens above batch 3, accumulate. `sleep` is what a collective does whose peer does not come.
+SCRIPT = """
+import os, resource, sys, time
+from drumbeat import metrics
+
+batch, above = int(sys.argv[1]), sys.argv[2]
+rank = os.environ["RANK"]
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+def allocate():
+    if batch <= 3 or above == "nothing":
+        return
+    if above == "one-rank-oom":  # the other one waits for it for good
+        if rank == "1":
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB")
+        time.sleep(600)
+    if above == "stuck-oom":  # it says so, and then cannot end
+        if rank == "1":
+            print("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB.", file=sys.stderr, flush=True)
+        time.sleep(600)
+    if above == "limit":
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        held.append(bytearray(2 << 30))
+    if above == "broken":
+        raise ValueError("no such layer")
+
+held = []
+for step in range(1, 1000):
+    if step == 2:
+        allocate()
+        if above == "hang" and batch > 3:
+            time.sleep(600)
+    time.sleep(0.02)
+    if above != "silent":
+        loss = float("nan") if above == "nan" and batch > 3 and step > 3 else 1.0 / step
+        metrics.report(step=step, loss=loss, samples=batch, memory_gib=batch * 2.0)
+    if rank == "0":
+        print(f"step {step}: {batch * 50.0:,} images per second", flush=True)
+"""
+
+
+@pytest.fixture
+def tune(drumbeat):
+    (drumbeat.folder / "script.py").write_text(SCRIPT)
+
+    def call(*words, above="nothing", flags=(), what="batch", timeout=170):
+        flags = ("--ranks-per-node", 2, "--steps", 3, "--json", *flags)
+        done = drumbeat("tune", what, *flags, "--", PY, "script.py", "{batch}", above, *words, timeout=timeout)
+        answer = json.loads(done.stdout) if done.stdout.startswith("{") else None
+        return done, answer
+
+    call.drumbeat = drumbeat
+    yield call
+    for folder in (drumbeat.folder / "runs").glob("*/*/run.json"):
+        assert marked(json.loads(folder.read_text())["run_id"]) == []
+
+
+def outcomes(answer):
+    return [(trial["point"]["batch"], trial["outcome"]) for trial in answer["trials"]]
+
+
+def test_one_rank_that_runs_out_of_memory_ends_the_trial_for_all(tune):
+    """Global samples a step stay 24: 24 / 2 ranks / batch is the accumulation. The last trial is the longer one."""
+    done, answer = tune("{accumulate}", above="one-rank-oom", flags=("--global-batch", 24))
+    assert done.returncode == 0, done.stderr
+    assert outcomes(answer) == [(1, "ok"), (2, "ok"), (4, "oom"), (3, "ok"), (3, "ok")]
+    assert [trial["point"]["accumulate"] for trial in answer["trials"]] == [12, 6, 3, 4, 4]
+    assert "rank 1: the GPU ran out of memory" in answer["trials"][2]["why"]
+    assert answer["largest"]["point"]["batch"] == 3 and answer["largest"]["long"]
+    assert answer["fastest"]["speed"] > 0 and answer["fastest"]["unit"] == "samples/s"
+    assert answer["words"].startswith("{batch} -> ") and "{accumulate} -> " in answer["words"]
+    (kept,) = (tune.drumbeat.folder / "runs").glob("*/tune.json")
+    assert json.loads(kept.read_text()) == answer
+    said = done.stderr.splitlines()
+    assert said[1].startswith("cost") and "at most" in said[1] and "no GPU" in said[1]
+    assert len([line for line in said if line.startswith("trial ")]) == 5
+    assert "images per second" not in done.stderr + done.stdout  # a trial's output stays in its folder
+
+
+@pytest.mark.parametrize(
+    "above, flags, outcome, why",
+    [
+        ("limit", (), "oom", "could not get memory from the host"),
+        ("stuck-oom", ("--silence", 50), "oom", "the GPU ran out of memory"),
+        ("hang", ("--silence", 2), "hang", "no step for 2 s"),
+        ("nan", (), "nan", "the loss was nan at step 4"),
+        ("broken", (), "failed", "ValueError: no such layer"),
+    ],
+)
+def test_how_a_trial_ends(tune, above, flags, outcome, why):
+    done, answer = tune(above=above, flags=("--start", 3, "--largest", 4, *flags))
+    assert outcomes(answer)[:2] == [(3, "ok"), (4, outcome)], done.stderr
+    assert why in answer["trials"][1]["why"]
+    assert answer["largest"]["point"]["batch"] == 3 and outcomes(answer)[2] == (3, "ok")
+    if outcome != "oom":
+        assert outcome in answer["ended"]
+
+
+@pytest.mark.parametrize("above, outcome", [("broken", "failed"), ("hang", "hang")])
+def test_a_job_that_is_broken_from_the_start_is_not_tuned(tune, above, outcome):
+    done, answer = tune(above=above, flags=("--start", 4, "--silence", 2))
+    assert done.returncode == 1 and outcomes(answer) == [(4, outcome)]
+    assert "mend the job first" in answer["ended"] and answer["recommended"] is None
+
+
+def test_a_program_that_reports_nothing_fits_or_not_and_its_speed_is_unknown(tune):
+    done, answer = tune(above="silent", flags=("--largest", 2, "--seconds", 4))
+    assert done.returncode == 0 and outcomes(answer) == [(1, "ok"), (2, "ok"), (2, "ok")]
+    assert answer["fastest"] is None and answer["recommended"] is None and "unknown" in answer["why"]
+    assert "alive for" in answer["trials"][0]["why"]
+    rate = r"step \d+: ([\d,.]+) images per second"
+    done, answer = tune(above="silent", flags=("--largest", 2, "--rate", rate))
+    assert [trial["speed"] for trial in answer["trials"]] == [50.0, 100.0, 100.0], done.stderr
+
+
+def test_ended_half_way_it_keeps_what_it_knows(tune):
+    drumbeat = tune.drumbeat
+    words = ("--ranks-per-node", 2, "--steps", 3, "--silence", 100, "--", PY, "script.py", "{batch}", "hang")
+    process = drumbeat.start("tune", "batch", "--start", 2, *words)
+    wait_for(lambda: len(list(drumbeat.folder.glob("runs/*/script-tune-batch-4-*/nodes/0/metrics.jsonl"))) == 1, 60)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=40)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "batch 4: stopped" in said and "largest    batch 2: somebody ended it" in said
+    (kept,) = drumbeat.folder.glob("runs/*/tune.json")
+    assert outcomes(json.loads(kept.read_text())) == [(2, "ok"), (4, "stopped")]
+
+
+def test_killed_it_leaves_nobody(tune):
+    """Not even a SIGKILL of the tuning itself leaves a rank behind."""
+    drumbeat = tune.drumbeat
+    words = ("--ranks-per-node", 2, "--", PY, "script.py", "{batch}", "hang")
+    process = drumbeat.start("tune", "batch", "--start", 4, *words)
+    wait_for(lambda: len(list(drumbeat.folder.glob("runs/*/*/nodes/0/metrics.jsonl"))) == 1, 60)
+    (run,) = drumbeat.folder.glob("runs/*/*/run.json")
+    run_id = json.loads(run.read_text())["run_id"]
+    assert marked(run_id)
+    process.kill()
+    wait_for(lambda: marked(run_id) == [], 30, "the ranks to be gone")
