@@ -24,7 +24,7 @@ _MARGIN = 30  # seconds between the end of the grace and Slurm's own end
 
 
 def render(order: Order) -> Request:
-    _check_paths(order)
+    check_paths(order)
     lines = [
         "#!/bin/bash",
         *_header(order),
@@ -41,7 +41,7 @@ def render(order: Order) -> Request:
     return Request("slurm", order, "\n".join(lines) + "\n", ("sbatch", "--parsable", folder))
 
 
-def _check_paths(order: Order) -> None:
+def check_paths(order: Order) -> None:
     """#SBATCH lines have no quoting to rely on, and a container's binds are split at blanks."""
     image = order.container.image if order.container else ""
     for what, path in (("the run folder", order.folder), ("workdir", order.workdir), ("the image", image)):

@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and four that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and five that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.agent.shim import run_shim
 
         return run_shim(arguments[1:])
+    if arguments[:1] == ["_tune"]:
+        from drumbeat.cli.tune import run_submitted
+
+        return run_submitted(arguments[1])
     from drumbeat import cli
 
     return cli.main(arguments)

@@ -43,6 +43,9 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all that recipes know")
     group.add_argument("--candidates", type=int, default=6, metavar="N", help="layouts to try. Default: 6")
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
+    group.add_argument(
+        "--submit", action="store_true", help="one job of Slurm runs all trials; with --dry-run: show it"
+    )
     group.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
 
@@ -56,7 +59,56 @@ def run(args: Any) -> int:
 
     job, asked = load_job(args.job, args), _asked(args)
     asked.check()
+    if args.submit:
+        return _submit(args, job, asked)
     return tune(settle(asked, job, place_here(sized(job, asked.given), os.environ)), args.json, args.dry_run)
+
+
+def _submit(args: Any, job: Any, asked: Any) -> int:
+    import json
+    import os
+    import sys
+
+    from drumbeat.desk.submit import make_order, notes
+    from drumbeat.tune.place import place_in_queue
+    from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.submit import make_request, submit
+
+    order = make_order(sized(job, asked.given), os.environ)
+    tuning = settle(asked, job, place_in_queue(order))
+    request = make_request(tuning)
+    for label, text in (("cost", tuning.cost.says()), *(("warning", note) for note in notes(order))):
+        print(f"{label:<10} {text}", file=sys.stderr)
+    if args.dry_run:
+        print(request.text, end="")
+        return 0
+    handle = submit(tuning, request, os.environ)
+    if args.json:
+        print(json.dumps({"handle": str(handle), "job": handle.job, "folder": tuning.folder}))
+        return 0
+    print(f"{'submitted':<10} {handle}")
+    print(f"{'folder':<10} {tuning.folder}: tune.json there tells what is known, slurm-{handle.job}.out all of it")
+    return 0
+
+
+def run_submitted(folder: str) -> int:
+    """In the allocation: `_tune FOLDER`, called by the batch script."""
+    import os
+    import sys
+
+    from drumbeat.problem import Problem
+    from drumbeat.tune.place import place_here
+    from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.submit import read_request
+
+    try:
+        asked, job = read_request(folder)
+        tuning = settle(asked, job, place_here(sized(job, asked.given), os.environ))
+        tuning.folder = folder
+        return tune(tuning, as_json=False, dry=False)
+    except Problem as problem:
+        print(f"drumbeat tune: {problem}", file=sys.stderr)
+        return problem.exit_code
 
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:

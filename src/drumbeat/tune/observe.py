@@ -24,7 +24,6 @@ class Observed:
     reports: Dict[int, List[Report]] = field(default_factory=dict)  # rank -> its reports of steps
     rates: List[float] = field(default_factory=list)  # where the program prints its own
     rate_unit: str = ""
-    loss: Optional[float] = None
     losses: Dict[int, float] = field(default_factory=dict)  # step -> loss, of the lowest rank
     not_finite: Optional[str] = None  # what the first loss was that is no number
     memory_gib: Optional[float] = None
@@ -63,9 +62,17 @@ class Observed:
         if value is None:
             return
         if math.isfinite(value):
-            self.loss = self.losses[step] = value
+            self.losses[step] = value
         else:
             self.not_finite = self.not_finite or f"the loss was {value} at step {step}"
+
+    def loss_after(self, steps: int) -> Optional[float]:
+        """The loss once so many steps were measured, so that trials compare the same one; the last one of a shorter trial."""
+        if not self.losses:
+            return None
+        first = min(self.losses)
+        enough = [step for step in self.losses if step - first + 1 - self.warm_up >= steps]
+        return self.losses[min(enough, default=max(self.losses))]
 
     @property
     def reporting(self) -> bool:

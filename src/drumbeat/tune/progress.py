@@ -56,7 +56,7 @@ def speed_text(result: Result) -> str:
 def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> List[str]:
     """Rows for a person; of trials that were refused, the reason."""
     first = {"batch": ("batch", "accumulate"), "hooks": ("hook",), "layout": ("layout",)}[kind]
-    loss = ("loss",) if kind == "hooks" else ()
+    loss = ("loss", "against " + (results[0].point.hook or "")) if kind == "hooks" and results else ()
     head = (*first, "outcome", "speed", "memory", *loss, "seconds", "run")
     rows: List[Tuple[str, ...]] = [head]
     for each in results:
@@ -67,11 +67,18 @@ def table(kind: str, results: Sequence[Result], refused: Sequence[Result]) -> Li
         memory = f"{each.memory_gib:.1f} GiB" if each.memory_gib is not None else "-"
         outcome = each.outcome + (", longer" if each.long else "")
         speed = speed_text(each).replace("speed ", "") if each.outcome == OK else "-"
-        losses = ("-" if each.loss is None else f"{each.loss:.4f}",) if loss else ()
+        losses = _losses(each, results[0]) if loss else ()
         rows.append((*said, outcome, speed, memory, *losses, f"{each.seconds:.0f}", os.path.basename(each.run) or "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     return lines + _reasons([*results, *refused])
+
+
+def _losses(result: Result, first: Result) -> Tuple[str, ...]:
+    """After the same steps, and how far from what the first one has come to."""
+    if result.loss is None:
+        return "-", "-"
+    return f"{result.loss:.4f}", "-" if first.loss is None else f"{result.loss - first.loss:+.4f}"
 
 
 def _reasons(results: Sequence[Result]) -> List[str]:

@@ -114,7 +114,7 @@ def _look_at(tuning: Tuning, result: Result) -> None:
 
 def make_folder(path: str) -> None:
     try:
-        os.makedirs(path)
+        os.makedirs(path, exist_ok=True)  # a submitted one has its folder already
     except OSError as error:
         raise Problem(f"cannot make the folder {path}: {error.strerror}", "say another place with --runs") from None
 
@@ -133,7 +133,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     speed = seen.speed(_samples(tuning.plan, trial))
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
-        speed[0] if speed else None, speed[1] if speed else "", seen.loss, seen.memory_gib,
+        speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
         watched.folder.path if watched.folder else "", trial.long,
     )  # fmt: skip
 

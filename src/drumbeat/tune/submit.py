@@ -1,0 +1,74 @@
+"""`--submit`: one job of Slurm that runs all trials in its allocation. What is shown is what is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from typing import Any, Mapping, Tuple
+
+from drumbeat.backends import slurm_client, slurm_desk
+from drumbeat.backends.contract import Request
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.record import RecordError, from_plain, to_plain
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.spec.job import Job
+from drumbeat.tune.asked import Asked
+from drumbeat.tune.session import Tuning, make_folder
+from drumbeat.tune.trial import GRACE
+
+REQUEST = "request.json"  # what was asked, for the one who runs it in the allocation
+_MARGIN = 180  # seconds beside the trials' own: the allocation's start, and Slurm's notice before its end
+
+
+def make_request(tuning: Tuning) -> Request:
+    order = tuning.place.order
+    asked_for = order.time_limit if tuning.job.where("time") == "--time" else None  # the file's is that of a training
+    needed = float(-(-(tuning.cost.seconds + _MARGIN) // 60) * 60)
+    order = dataclasses.replace(
+        order,
+        name=tuning.name,
+        folder=tuning.folder,
+        time_limit=asked_for or needed,
+        stop_grace=float(GRACE),
+        resources=dataclasses.replace(order.resources, array=""),
+    )
+    return slurm_desk.render(order, ("_tune", '"$BASE"'), "`drumbeat tune --submit` sends exactly this file.")
+
+
+def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> slurm_client.Handle:
+    """A job that Slurm refuses leaves nothing behind."""
+    make_folder(tuning.folder)
+    script = os.path.join(tuning.folder, "job.sh")
+    try:
+        replace_json(os.path.join(tuning.folder, REQUEST), {"asked": tuning.asked, "job": _sized(tuning)})
+        shutil.copyfile(cached_bundle(environ), os.path.join(tuning.folder, "drumbeat.pyz"))
+        replace(script, request.text)
+        env = slurm_client.sbatch_environment(environ)
+        slurm_client.test_only(script, env)
+        return slurm_client.submit(script, env)
+    except (Problem, OSError) as error:
+        shutil.rmtree(tuning.folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise Problem(f"cannot write {tuning.folder}: {error.strerror}", "say another place with --runs") from None
+        raise
+
+
+def _sized(tuning: Tuning) -> Any:
+    """The job as large as it was reckoned with."""
+    order: Order = tuning.place.order
+    return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
+
+
+def read_request(folder: str) -> Tuple[Asked, Job]:
+    path = os.path.join(folder, REQUEST)
+    plain = read_json(path)
+    if plain is None:
+        raise Problem(f"{path} is not there, or not whole")
+    try:
+        return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path)
+    except (RecordError, TypeError) as error:
+        raise Problem(f"{path}: {error}") from None
