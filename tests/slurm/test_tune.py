@@ -4,7 +4,7 @@ import json
 import sys
 
 from tests.bench.cluster import HEAD
-from tests.slurm.conftest import ROOT, output
+from tests.slurm.conftest import ROOT, said
 from tests.slurm.test_submit import nothing_left
 
 SCRIPT = """
@@ -52,11 +52,11 @@ def test_submitted_as_one_job(oar):
     sent = oar(*words, "--json")
     assert sent.returncode == 0, sent.stderr
     told = json.loads(sent.stdout)
-    oar.cluster.wait(int(told["job"]), ["COMPLETED"])
     (folder,) = oar.home.glob("runs/queue-tune-batch-*")
+    said(folder, "take       batch", 120)
+    oar.cluster.wait(int(told["job"]), ["COMPLETED"])
     script = (folder / "job.sh").read_text()
     differ = [pair for pair in zip(shown.stdout.splitlines(), script.splitlines()) if pair[0] != pair[1]]
     assert all("queue-tune-batch-" in line for pair in differ for line in pair)  # but for the time in its name
     assert tried(folder)[0] == TRIALS
-    assert "take       batch" in output(folder)
     nothing_left(oar, "oar9", "oar10", "oar11", "oar12")
