@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from drumbeat.agent.bringing import bring, filled
 from drumbeat.agent.looking import look_at_ranks
 from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.oom import oom_kills
 from drumbeat.agent.open_gate import OpenGate
 from drumbeat.agent.processes import rank_in_environment, sweep
 from drumbeat.agent.rank_logs import tail
@@ -25,6 +26,7 @@ from drumbeat.agent.tasks import Tasks
 from drumbeat.agent.watcher import Watcher
 from drumbeat.agent.watching import Sensor, Watching
 from drumbeat.diagnose.exits import explain_exit
+from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
@@ -98,6 +100,7 @@ class Node:
         self._printed: Optional[Tail] = None
         self._first_step_told = False
         self._look: Optional[Look] = None
+        self._oom_kills: Optional[int] = None  # before this attempt
         ranks = order.ranks_per_node or len(facts.gpus) or 1
         self.logs = folder
         self.shipping: Optional[Shipping] = None
@@ -121,6 +124,7 @@ class Node:
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
         self.watching.tick(time.monotonic())  # how the counters stood before
+        self._oom_kills = oom_kills(LiveHost())
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
         first = sum(peer.ranks for peer in peers.nodes[: self.node])
@@ -319,11 +323,17 @@ class Node:
         if not os.path.exists(log) or not os.path.getsize(log):
             log = self._log(rank, "err")
         ended_by_us = self.stopped_by_us and number == signal.SIGKILL
-        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us)
+        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, self._no_memory(code, number))
         kept = self.folder.merged(self.attempt) if self.shipping else log
         file = os.path.relpath(kept, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _no_memory(self, code: Optional[int], number: Optional[int]) -> bool:
+        """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
+        if signal.SIGKILL not in (number, (code or 0) - 128) or self._oom_kills is None:
+            return False
+        return (oom_kills(LiveHost()) or 0) > self._oom_kills
 
     def _check_affinity(self, look: Look) -> None:
         """Once, when the ranks are up: do they sit and see as planned? The table goes to the run folder."""

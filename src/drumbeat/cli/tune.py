@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 _NOT_OURS = ("array", "restarts")
 _HELP = {
@@ -42,6 +42,9 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--hooks", metavar="A,B", help="hooks to try. Default: all that recipes know")
     group.add_argument("--candidates", type=int, default=6, metavar="N", help="layouts to try. Default: 6")
+    group.add_argument(
+        "--parameters", metavar="N", help="layout: of the model, as 8e9, 8b or 350m; too large layouts are left out"
+    )
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
     group.add_argument(
         "--submit", action="store_true", help="one job of Slurm runs all trials; with --dry-run: show it"
@@ -128,8 +131,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
         print(json.dumps(tuning.to_plain(), indent=2))
     elif not dry:
         print("\n".join(table(tuning.asked.kind, tuning.results, tuning.plan.refused)))
-        lines = closing(tuning.judgement, tuning.words, tuning.ended, tuning.folder, tuning.tunable.recipe is not None)
-        for label, text in lines:
+        recipe, broken = tuning.tunable.recipe is not None, tuning.results[0] if tuning.broken else None
+        for label, text in closing(tuning.judgement, tuning.words, tuning.ended, tuning.folder, recipe, broken):
             print(f"{label:<10} {text}")
     return 0 if dry else outcome_code(tuning, interruption)
 
@@ -151,5 +154,17 @@ def _asked(args: Any) -> Any:
         raise Problem("--hooks names none", f"known: {', '.join(HOOKS)}")
     return Asked(
         args.what, args.seconds, args.silence, args.steps, args.start, args.largest, args.global_batch, args.data_ranks,
-        args.rate, hooks, args.candidates, given,
+        args.rate, hooks, args.candidates, _parameters(args.parameters), given,
     )  # fmt: skip
+
+
+def _parameters(text: Optional[str]) -> Optional[float]:
+    from drumbeat.problem import Problem
+
+    if text is None:
+        return None
+    times = {"m": 1e6, "b": 1e9}.get(text[-1:].lower(), 1.0)
+    try:
+        return float(text if times == 1.0 else text[:-1]) * times
+    except ValueError:
+        raise Problem(f"--parameters {text}: a number is needed", "such as 8e9, 8b or 350m") from None

@@ -29,12 +29,23 @@ class Asked:
     rate: str = ""
     hooks: Tuple[str, ...] = HOOKS
     candidates: int = 6
+    parameters: Optional[float] = None  # of the model
     given: Dict[str, str] = field(default_factory=dict)  # --with NAME=VALUE
 
     def check(self) -> None:
-        for name in ("seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "candidates"):
+        for name in (
+            "seconds",
+            "silence",
+            "steps",
+            "start",
+            "largest",
+            "global_batch",
+            "data_ranks",
+            "candidates",
+            "parameters",
+        ):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 10**9:
+            if value is not None and not 0 < value < 10**15:
                 raise Problem(f"--{name.replace('_', '-')} {value:g}: it must be above 0")
         if self.start and self.largest and self.start > self.largest:
             raise Problem(f"--start {self.start} is above --largest {self.largest}")

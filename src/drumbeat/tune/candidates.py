@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from drumbeat.train.layout import Layout
 from drumbeat.tune.search import divisors
+
+# Of one parameter, whatever the precision: weights and gradients of 4 bytes (or 2 + 2 and a master copy of 4) and Adam's
+# two moments of 4. Activations come on top.
+STATE_BYTES = 16
 
 # As the recipes name them; the first one is what the others are compared with.
 HOOKS = ("all-reduce", "fp16", "bf16", "powersgd:1", "powersgd:4")
@@ -36,3 +40,14 @@ def _order(layout: Layout, ranks_per_node: int) -> Tuple[object, ...]:
     kinds = sum(degree > 1 for degree in (layout.tp, layout.cp, layout.pp))
     # Within the same cut: replicas talk once a step, shards in every layer; then tp, pp, cp.
     return (crosses, odd, kinds, cut, layout.cp, layout.pp, layout.tp, layout.dp_shard)
+
+
+def too_large(layout: Layout, parameters: Optional[float], gpu_gib: Optional[float]) -> str:
+    """Why this layout cannot fit, by its parameters alone; '' where it may, or where nobody says how many they are."""
+    if parameters is None or gpu_gib is None:
+        return ""
+    pieces = layout.dp_shard * layout.tp * layout.pp
+    need = STATE_BYTES * parameters / pieces / 2**30
+    if need <= gpu_gib:
+        return ""
+    return f"{STATE_BYTES} bytes x {parameters:.3g} parameters / {pieces} = {need:.0f} GiB, and a GPU has {gpu_gib:.0f}"

@@ -21,6 +21,7 @@ class Observed:
     """`warm_up` steps count for nothing: they compile, allocate and open the first file."""
 
     warm_up: int
+    by_rate: bool = False  # the speed that the program prints is the one that is asked for
     reports: Dict[int, List[Report]] = field(default_factory=dict)  # rank -> its reports of steps
     rates: List[float] = field(default_factory=list)  # where the program prints its own
     rate_unit: str = ""
@@ -81,14 +82,14 @@ class Observed:
     @property
     def steps(self) -> int:
         """How many steps were seen: of the rank that has come least far."""
-        if not self.reports:
+        if self.by_rate or not self.reports:
             return len(self.rates)
         return min(seen[-1].step - seen[0].step + 1 for seen in self.reports.values())
 
     @property
     def measured(self) -> int:
         """Steps after the warm-up."""
-        if not self.reports:
+        if self.by_rate or not self.reports:
             return max(0, len(self.rates) - self.warm_up)
         return min(self._measured(seen) for seen in self.reports.values())
 
@@ -97,19 +98,18 @@ class Observed:
 
     def speed(self, samples_a_step: Optional[float] = None) -> Optional[Tuple[float, str]]:
         """Of all ranks together; none where too little was seen. `samples_a_step` is used where nothing is counted."""
-        rates = self.rates[min(self.warm_up, len(self.rates) // 2) :]
-        if not self.reports:
-            return (sorted(rates)[len(rates) // 2], self.rate_unit or "as printed") if rates else None
+        rates = sorted(self.rates[min(self.warm_up, len(self.rates) // 2) :])
+        printed = (rates[len(rates) // 2], self.rate_unit or "as printed") if rates else None
         parts = [self._after_warm_up(seen) for seen in self.reports.values()]
-        if any(part is None for part in parts):
-            return (sorted(rates)[len(rates) // 2], self.rate_unit or "as printed") if rates else None
+        if self.by_rate or not parts or any(part is None for part in parts):
+            return printed
         whole = [part for part in parts if part is not None]
         for name, unit in (("tokens", "tokens/s"), ("samples", "samples/s")):
             total = sum(sum(getattr(report, name) for report in after) / _span(ref, after) for ref, after in whole)
             if total > 0:
                 return total, unit
-        if rates:
-            return sorted(rates)[len(rates) // 2], self.rate_unit or "as printed"
+        if printed:
+            return printed
         steps = min((after[-1].step - ref.step) / _span(ref, after) for ref, after in whole)
         return (steps * samples_a_step, "samples/s") if samples_a_step else (steps, "steps/s")
 

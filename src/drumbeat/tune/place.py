@@ -9,6 +9,7 @@ from drumbeat.desk.around import look_around
 from drumbeat.desk.join import allocation_order, check_inside, gpus_given
 from drumbeat.desk.run import check_not_login
 from drumbeat.desk.where import where
+from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order
 from drumbeat.problem import Problem
@@ -21,6 +22,7 @@ from drumbeat.spec.sites import find_site
 class Place:
     order: Order  # of the job with any value in its places: its size and its folders are meant
     gpus: Optional[int]  # of all nodes; none: not known
+    gpu_gib: Optional[float] = None  # memory of one, where it is known
 
     @property
     def world(self) -> int:
@@ -38,14 +40,14 @@ def place_here(job: Job, environ: Mapping[str, str]) -> Place:
     if found.kind == "allocation":
         order = allocation_order(job, found.identity, environ)
         given = gpus_given(environ)
-        return Place(order, None if given is None else given * order.nodes)
+        return Place(order, None if given is None else given * order.nodes, _gpu_gib())
     if found.kind == "login":
         _check_not_login(job)
     here = look_around(environ)
     order = resolve(job, find_site(job.site, environ, here.hostname), here)
     check_inside(order)
     gpus = order.gpus if order.gpus is not None else here.gpus or 0
-    return Place(order, gpus if order.emulated else gpus * order.nodes)
+    return Place(order, gpus if order.emulated else gpus * order.nodes, _gpu_gib())
 
 
 def _check_not_login(job: Job) -> None:
@@ -57,6 +59,11 @@ def _check_not_login(job: Job) -> None:
             "add --submit: one job of Slurm runs all trials; salloc -N 2, then drumbeat tune there, runs them now; "
             "--site localhost starts them on this very machine",
         ) from None
+
+
+def _gpu_gib() -> Optional[float]:
+    sizes = [gpu.memory_bytes for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
+    return min(sizes) / 2**30 if sizes else None
 
 
 def place_in_queue(order: Order) -> Place:

@@ -10,7 +10,7 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.train.layout import Layout
 from drumbeat.tune.asked import Asked
-from drumbeat.tune.candidates import ranked
+from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.cost import Cost, cost
 from drumbeat.tune.point import REFUSED, Point, Result
@@ -70,13 +70,14 @@ class Plan:
         return cost(self.most, self.long, asked.seconds, order.nodes, order.world_size, gpus)
 
 
-def make_plan(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+def make_plan(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float] = None) -> Plan:
+    """`gpu_gib`: memory of a GPU, where it is known."""
     if not order.world_size:
         raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
     if asked.kind == "hooks":
         points = tuple(Point(hook=hook) for hook in asked.hooks)
         return Plan("hooks", len(points), _data_ranks(asked, tunable, order), None, points=points, wanted=len(points))
-    return _batches(asked, tunable, order) if asked.kind == "batch" else _layouts(asked, tunable, order)
+    return _batches(asked, tunable, order) if asked.kind == "batch" else _layouts(asked, tunable, order, gpu_gib)
 
 
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
@@ -141,7 +142,7 @@ def _global_batch(asked: Asked, tunable: Tunable) -> Optional[int]:
     return asked.global_batch
 
 
-def _layouts(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float]) -> Plan:
     total = asked.global_batch
     if tunable.recipe:
         total = total or tunable.recipe.number("batch")
@@ -154,10 +155,13 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order) -> Plan:
     refused: List[Result] = []
     for layout in ranked(order.world_size, order.ranks_per_node):
         point, why = _layout_point(layout, tunable, total)
+        why = why or too_large(layout, asked.parameters, gpu_gib)
         if why:
             refused.append(Result(point, REFUSED, why, 0.0))
         else:
             points.append(point)
+    if not points:
+        raise Problem(f"none of {len(refused)} layouts can be: {refused[0].point.says()}: {refused[0].why}")
     wanted = min(asked.candidates, len(points))
     most = min(2 * wanted, len(points))  # refused ones do not count, and yet must end somewhere
     return Plan("layout", most, None, total, points=tuple(points), wanted=wanted, refused=tuple(refused))

@@ -86,7 +86,11 @@ def _reasons(results: Sequence[Result]) -> List[str]:
     return ["", *said] if said else []
 
 
-def closing(judgement: Judgement, words: str, ended: str, folder: str, recipe: bool) -> List[Tuple[str, str]]:
+def closing(
+    judgement: Judgement, words: str, ended: str, folder: str, recipe: bool, broken: Optional[Result]
+) -> List[Tuple[str, str]]:
+    if broken:
+        return [("broken", ended), ("why", broken.why), ("look", f"drumbeat diagnose {broken.run}")]
     lines: List[Tuple[str, str]] = []
     if judgement.largest:
         lines.append(("largest", f"{judgement.largest.point.says()}: {ended}"))

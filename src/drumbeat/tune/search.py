@@ -42,7 +42,9 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     blocked = next((tried for tried in history if tried.outcome not in (OK, OOM)), None)
     if blocked is not None:
         if low is None or blocked.long:
-            return Done(f"the trial of batch {blocked.batch} ended with {blocked.outcome}, not for lack of memory", low)
+            return Done(
+                f"batch {blocked.batch} ended with {blocked.outcome}, and nothing says that memory ran out", low
+            )
         return _confirmed(low, history, f"batch {blocked.batch} ended with {blocked.outcome}: none above it was tried")
     if low is None:
         assert upper is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
@@ -78,7 +79,7 @@ def settle(asked: Asked, job: Job, place: Place) -> Tuning:
     asked.check()
     order = place.order
     takes = tunable(job.command, order.command, VARIED[asked.kind], asked.given, order.world_size, order.ranks_per_node)
-    plan = make_plan(asked, takes, order)
+    plan = make_plan(asked, takes, order, place.gpu_gib)
     stamp = order.run_id[len(order.name) :]
     name = f"{order.name}-tune-{asked.kind}"
     folder = os.path.join(os.path.dirname(order.folder), name + stamp)
@@ -97,15 +98,22 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
         elif interruption:
             tuning.ended = "somebody ended it"
         else:
-            result = _one(tuning, answer, shown, interruption)
-            tuning.results.append(result)
-            shown.result(result)
-            _look_at(tuning, result)
-        tuning.judgement = judge(tuning.asked.kind, tuning.results, _gpu_gib(tuning.results))
+            _try(tuning, answer, shown, interruption)
+        tuning.judgement = judge(tuning.asked.kind, tuning.results, tuning.place.gpu_gib or _gpu_gib(tuning.results))
         replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
 
 
-def _look_at(tuning: Tuning, result: Result) -> None:
+def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> None:
+    try:
+        result = _one(tuning, trial, shown, interruption)
+    except Problem as problem:
+        if not tuning.results:
+            shutil.rmtree(tuning.folder, ignore_errors=True)  # bad input leaves nothing behind
+            raise
+        tuning.ended = f"{trial.point.says()} could not be started: {problem.what}"
+        return
+    tuning.results.append(result)
+    shown.result(result)
     if result.outcome == STOPPED:
         tuning.ended = "somebody ended it"
     elif len(tuning.results) == 1 and result.outcome in _BROKEN[tuning.asked.kind]:

@@ -128,7 +128,7 @@ def run_trial(
     progress: Progress,
 ) -> Tuple[Ended, Watched]:
     """Start it, watch it, end it; a Problem where it could not be started at all."""
-    watched = Watched(Observed(limits.warm_up), rate)
+    watched = Watched(Observed(limits.warm_up, by_rate=rate is not None), rate)
     begun = watched.last_step = time.monotonic()
     pid, pipe = _fork(job, output)
     why, status, stopped = "", None, None
