@@ -35,6 +35,10 @@ TWO = ("--ranks-per-node", 2)
         (("layout", "--parameters", "many", "--", PY, "t.py", "{layout}"), "such as 8e9, 8b or 350m"),
         (("layout", "--", PY, "t.py", "{layout}", "{batch}"), "add --global-batch N, or --with batch=N"),
         (("layout", *TWO, "--global-batch", 1, "--candidates", 0, "--", PY, "{layout}"), "--candidates 0"),
+        (
+            ("batch", "--global-batch", 8, "--", "accelerate", "launch", "t.py", "{batch}", "{accumulate}"),
+            "add --data-ranks N",
+        ),
         (("batch", "--", "no-such-program", "{batch}"), "command not found: no-such-program"),
     ],
 )
@@ -73,5 +77,5 @@ def test_the_cost_comes_first_and_may_be_all(drumbeat):
     words = ("--ranks-per-node", 2, "--global-batch", 64, "--seconds", 100, "--dry-run", "--", PY, "t.py", "{batch}")
     done = drumbeat("tune", "batch", *words, "{accumulate}")
     # 1 2 4 8 16 32 and 32 once more: 7 trials, the last twice as long
-    assert done.returncode == 0 and "at most 7 trials, 905 s; 1 node, 2 ranks" in done.stderr
+    assert done.returncode == 0 and "at most 7 trials, 1010 s; 1 node, 2 ranks" in done.stderr
     assert not list(drumbeat.folder.glob("runs/*"))

@@ -197,6 +197,6 @@ def test_the_longer_trial_counts():
 
 def test_cost():
     said = cost(10, 1, 120, 2, 16, 16)
-    assert said.seconds == 10 * 135 + 120 and round(said.gpu_hours, 2) == 6.53
-    assert "6.53 GPU-hours" in said.says() and "16 GPUs" in said.says()
+    assert said.seconds == 10 * 150 + 120 and round(said.gpu_hours, 2) == 7.2
+    assert "7.20 GPU-hours" in said.says() and "16 GPUs" in said.says()
     assert "not known" in cost(1, 0, 1, 1, 1, None).says() and "no GPU" in cost(1, 0, 1, 1, 1, 0).says()

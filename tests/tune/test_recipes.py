@@ -41,5 +41,7 @@ def test_layouts_that_a_recipe_refuses_do_not_count(drumbeat):
     assert list(outcomes)[:3] == ["dp_replicate=2", "dp_shard=2", "tp=2"]
     assert outcomes["dp_replicate=2"] == outcomes["dp_shard=2"] == "ok" and outcomes["tp=2"] == "refused"
     assert len(outcomes) == 5  # all there are
-    assert "bert runs with layouts ddp" in next(each["why"] for each in answer["trials"] if each["point"]["layout"] == "tp=2")
+    assert "bert runs with layouts ddp" in next(
+        each["why"] for each in answer["trials"] if each["point"]["layout"] == "tp=2"
+    )
     assert answer["recommended"]["outcome"] == "ok" and answer["words"].startswith("--layout dp_")

@@ -116,7 +116,9 @@ def run_submitted(folder: str) -> int:
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     import json
+    import os
 
+    from drumbeat.tune.place import seconds_left
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
     from drumbeat.tune.trial import Interruption
@@ -124,6 +126,9 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     shown, interruption = Shown(), Interruption()
     shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
     shown.say("cost", tuning.cost.says())
+    left = seconds_left(os.environ)
+    if left is not None and left < tuning.cost.seconds:
+        shown.say("warning", f"this allocation ends in {left:.0f} s; what is known by then is kept")
     if not dry:
         shown.say("folder", tuning.folder)
         run_tuning(tuning, shown, interruption)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-AROUND = 15  # seconds to start and to end a trial's ranks, beside --seconds
+AROUND = 30  # seconds to start and to end a trial's ranks, beside --seconds
 
 
 @dataclass(frozen=True)

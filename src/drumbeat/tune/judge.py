@@ -31,8 +31,15 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
         unit = "no speed was reported" if not known else f"speeds in {' and '.join(sorted(units))} cannot be compared"
         return Judgement(largest, None, None, f"the fastest is unknown: {unit} (drumbeat.metrics, or --rate)")
     if largest is None or fastest.point != largest.point:
-        return Judgement(largest, fastest, fastest, "the fastest")
+        return Judgement(largest, fastest, fastest, "the fastest" + _against(fastest, results[0], kind))
     return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib))
+
+
+def _against(fastest: Result, first: Result, kind: str) -> str:
+    """A hook that sends less may train worse: its loss stands beside that of the first."""
+    if kind != "hooks" or fastest.point == first.point or fastest.loss is None or first.loss is None:
+        return ""
+    return f"; its loss is {fastest.loss:.4f} where {first.point.hook} has {first.loss:.4f} after the same steps"
 
 
 def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Mapping, Optional
 
@@ -64,6 +65,12 @@ def _check_not_login(job: Job) -> None:
 def _gpu_gib() -> Optional[float]:
     sizes = [gpu.memory_bytes for gpu in gpu_facts.read(LiveHost()) if not gpu.integrated and gpu.memory_bytes]
     return min(sizes) / 2**30 if sizes else None
+
+
+def seconds_left(environ: Mapping[str, str]) -> Optional[float]:
+    """Until the end of the allocation, where Slurm says when that is."""
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    return max(0.0, int(end) - time.time()) if end.isdigit() and len(end) < 12 else None
 
 
 def place_in_queue(order: Order) -> Place:

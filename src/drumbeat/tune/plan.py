@@ -76,14 +76,19 @@ def make_plan(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[fl
         raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
     if asked.kind == "hooks":
         points = tuple(Point(hook=hook) for hook in asked.hooks)
-        return Plan("hooks", len(points), _data_ranks(asked, tunable, order), None, points=points, wanted=len(points))
+        return Plan("hooks", len(points), None, None, points=points, wanted=len(points))
     return _batches(asked, tunable, order) if asked.kind == "batch" else _layouts(asked, tunable, order, gpu_gib)
 
 
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
     """How many ways the samples of a step are split."""
+    if order.launcher == "once" and not asked.data_ranks:
+        raise Problem(
+            "the command starts its ranks itself, so how many of them share a step's samples is not known",
+            "add --data-ranks N",
+        )
     if asked.data_ranks:
-        if order.world_size % asked.data_ranks:
+        if order.launcher != "once" and order.world_size % asked.data_ranks:
             raise Problem(f"--data-ranks {asked.data_ranks} does not divide {order.world_size} ranks")
         return asked.data_ranks
     text = tunable.recipe.settings.get("layout", "ddp") if tunable.recipe else tunable.given.get("layout")
@@ -153,6 +158,8 @@ def _layouts(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[flo
         )
     points: List[Point] = []
     refused: List[Result] = []
+    if order.launcher == "once":
+        raise Problem("the command starts its ranks itself, so which layouts they could have is not known")
     for layout in ranked(order.world_size, order.ranks_per_node):
         point, why = _layout_point(layout, tunable, total)
         why = why or too_large(layout, asked.parameters, gpu_gib)

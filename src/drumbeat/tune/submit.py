@@ -26,6 +26,11 @@ _MARGIN = 180  # seconds beside the trials' own: the allocation's start, and Slu
 
 def make_request(tuning: Tuning) -> Request:
     order = tuning.place.order
+    if order.container and order.container.runtime == "pyxis":
+        raise Problem(
+            "pyxis starts containers for srun itself, so several runs in one job are not possible with it",
+            "--container-runtime apptainer, or tune inside the container",
+        )
     asked_for = order.time_limit if tuning.job.where("time") == "--time" else None  # the file's is that of a training
     needed = float(-(-(tuning.cost.seconds + _MARGIN) // 60) * 60)
     order = dataclasses.replace(

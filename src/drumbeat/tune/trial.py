@@ -26,6 +26,7 @@ from drumbeat.tune.classify import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SI
 from drumbeat.tune.observe import Observed
 
 GRACE = 5  # seconds between the ranks' stop signal and their end: a trial has nothing to save
+_PATIENCE = GRACE + 20  # seconds after which a trial that does not end is ended by force
 _EVERY = 0.2  # seconds between two looks
 _QUIET = 10.0  # seconds without a step after which the logs are looked at for memory that ran out
 _MAX_LINE = 4000
@@ -148,14 +149,21 @@ def run_trial(
             if why:
                 stopped = now
                 os.kill(pid, signal.SIGTERM)
-        elif stopped is not None and now - stopped > GRACE + 10:
+        elif stopped is not None and now - stopped > _PATIENCE:
             os.kill(pid, signal.SIGKILL)  # its guards end the ranks; whoever comes to us is swept
         time.sleep(_EVERY)
-    sweep()
     os.close(pipe)
+    _nobody_left()
     if watched.problem:
         raise Problem(*watched.problem)
     return _ended(why or ENDED, watched, limits, time.monotonic() - begun, status), watched
+
+
+def _nobody_left() -> None:
+    try:
+        sweep()
+    except TimeoutError as error:
+        raise Problem(f"{error}: the next trial would share its devices with them", "look at this machine") from None
 
 
 def _reason(watched: Watched, limits: Limits, interruption: Interruption, now: float, begun: float) -> str:

@@ -7,7 +7,7 @@
 #SBATCH --cpus-per-task=56                       # cores of the node, for all its ranks
 #SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
 #SBATCH --mem=480G                               # of each node
-#SBATCH --time=00:19:00                          # days-hours:minutes:seconds
+#SBATCH --time=00:20:00                          # days-hours:minutes:seconds
 #SBATCH --signal=B:USR2@35                       # 35 s before the end; B: to this script alone, or every process would get it
 #SBATCH --no-requeue                             # started again it would begin with its first run
 #SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
