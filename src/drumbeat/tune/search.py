@@ -55,7 +55,7 @@ def next_batch(candidates: Sequence[int], start: int, history: Sequence[Tried]) 
     above = bisect_right(candidates, low)
     if upper is None:
         if above == len(candidates):
-            return _confirmed(low, history, f"{low} is the largest that was allowed")
+            return _confirmed(low, history, "there is no larger one to try")
         return Next(candidates[max(above, bisect_right(candidates, 2 * low) - 1)])
     end = bisect_left(candidates, upper)
     if above < end:
