@@ -4,6 +4,7 @@ import json
 import sys
 
 from tests.bench.cluster import HEAD
+from tests.conftest import wait_for
 from tests.slurm.conftest import ROOT, said
 from tests.slurm.test_submit import nothing_left
 
@@ -59,4 +60,19 @@ def test_submitted_as_one_job(oar):
     differ = [pair for pair in zip(shown.stdout.splitlines(), script.splitlines()) if pair[0] != pair[1]]
     assert all("queue-tune-batch-" in line for pair in differ for line in pair)  # but for the time in its name
     assert tried(folder)[0] == TRIALS
+    nothing_left(oar, "oar9", "oar10", "oar11", "oar12")
+
+
+def test_a_warning_before_the_end_of_the_allocation(oar):
+    """Slurm's signal reaches the batch script alone: the trial is ended in order, and what is known is kept."""
+    script = oar.ranks("late", SCRIPT.replace('os.environ["RANK"] == "3"', "False"))
+    late = oar.job("late", command=f"'python3 {script} {{batch}}'", env=f"{{PYTHONPATH: {ROOT}/src}}")
+    words = ("--start", 2, "--steps", 3, "--silence", 300, "--submit", "--json")
+    told = json.loads(oar("tune", "batch", late, *words).stdout)
+    (folder,) = oar.home.glob("runs/late-tune-batch-*")
+    wait_for(lambda: list(folder.glob("late-tune-batch-4-*/nodes/1/attempt-0/rank-3.out")), 90, "the second trial")
+    oar.cluster.run(HEAD, ["scancel", "--signal=USR2", "--batch", told["job"]])
+    said(folder, "largest    batch 2: somebody ended it", 60)
+    oar.cluster.wait(int(told["job"]), ["FAILED"])
+    assert tried(folder)[0] == [(2, "ok"), (4, "stopped")]
     nothing_left(oar, "oar9", "oar10", "oar11", "oar12")

@@ -151,3 +151,49 @@ def test_killed_it_leaves_nobody(tune):
     assert marked(run_id)
     process.kill()
     wait_for(lambda: marked(run_id) == [], 30, "the ranks to be gone")
+
+
+PLACES = """
+import os, sys, time
+from drumbeat import metrics
+assert len(sys.argv) == 5
+hook, shard, tp, batch = sys.argv[1:]
+for step in range(1, 1000):
+    time.sleep(0.005 if hook == "bf16" else 0.02)
+    metrics.report(step=step, loss=(2.0 if hook == "bf16" else 1.0) / step, tokens=int(batch))
+"""
+
+
+def test_hooks_and_layouts_of_a_script_by_its_places(drumbeat):
+    """Hooks are compared by speed and by the loss after the same steps; a layout changes what a rank takes at once."""
+    (drumbeat.folder / "places.py").write_text(PLACES)
+    command = (
+        "--ranks-per-node",
+        2,
+        "--steps",
+        4,
+        "--json",
+        "--",
+        PY,
+        "places.py",
+        "{hook}",
+        "{dp_shard}",
+        "{tp}",
+        "{batch}",
+    )
+    given = ("--with", "layout=fsdp", "--with", "batch=6")
+    done = drumbeat("tune", "hooks", "--hooks", "all-reduce,bf16", *given, *command)
+    answer = json.loads(done.stdout)
+    assert [each["outcome"] for each in answer["trials"]] == ["ok", "ok"], done.stderr
+    plain, narrow = answer["trials"]
+    assert narrow["loss"] == pytest.approx(2 * plain["loss"])  # at the same step, whenever each trial was ended
+    assert answer["recommended"]["point"]["hook"] == "bf16" and "where all-reduce has" in answer["why"]
+    assert answer["words"] == "{hook} -> bf16, {dp_shard} -> 2, {tp} -> 1, {batch} -> 6"
+
+    done = drumbeat("tune", "layout", "--candidates", 3, "--global-batch", 3, "--with", "hook=fp16", *command)
+    answer = json.loads(done.stdout)
+    assert [(each["point"]["layout"], each["point"]["batch"]) for each in answer["trials"]] == [
+        ("tp=2", 3), ("pp=2", 3), ("cp=2", 3),
+    ], done.stderr  # fmt: skip
+    assert [each["point"]["layout"] for each in answer["refused"]] == ["dp_replicate=2", "dp_shard=2"]
+    assert "3 samples a step do not divide by 2" in answer["refused"][0]["why"]
