@@ -1,7 +1,7 @@
 """The pure parts: what a command takes, which layouts come first, how an end is called, what the results mean."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.finding import ERROR, Finding
@@ -97,6 +97,7 @@ def test_what_a_command_cannot_take(text, kind, given, says):
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 256))
 def test_every_layout_once_and_each_of_them_whole(world):
     found = list(layouts(world))

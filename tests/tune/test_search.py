@@ -1,6 +1,6 @@
 """The search against made-up memory: it finds the limit, within the trials it said, and never takes a hang for one."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.tune.point import HANG, NAN, OK, OOM
@@ -25,6 +25,7 @@ def spaces():
     return st.one_of(shares, ranges).flatmap(lambda some: st.tuples(st.just(some), st.sampled_from(some)))
 
 
+@settings(deadline=None)
 @given(spaces(), st.integers(0, 6000))
 def test_the_largest_that_fits_is_found_and_tried_again(space, limit):
     candidates, start = space
@@ -36,6 +37,7 @@ def test_the_largest_that_fits_is_found_and_tried_again(space, limit):
         assert history[-1] == Tried(done.largest, OK, True)
 
 
+@settings(deadline=None)
 @given(spaces(), st.integers(0, 6000))
 def test_it_takes_no_more_trials_than_it_said(space, limit):
     candidates, start = space
@@ -43,6 +45,7 @@ def test_it_takes_no_more_trials_than_it_said(space, limit):
     assert len(history) <= most_trials(candidates, start)
 
 
+@settings(deadline=None)
 @given(spaces(), st.integers(0, 3000), st.sampled_from([HANG, NAN, "failed"]))
 def test_another_bad_end_is_never_a_memory_limit(space, limit, outcome):
     candidates, start = space
@@ -52,6 +55,7 @@ def test_another_bad_end_is_never_a_memory_limit(space, limit, outcome):
     assert done.largest is None or done.largest <= limit
 
 
+@settings(deadline=None)
 @given(spaces(), st.integers(1, 6000), st.integers(1, 6000))
 def test_a_longer_trial_may_overrule_the_short_one(space, limit, lasting):
     """Memory that creeps: above `lasting` the short trial goes well and the long one does not."""
