@@ -66,6 +66,9 @@ def test_a_recipe_gets_words_at_its_end():
     assert recipe.settings["checkpoint"] == "" and recipe.settings["steps"] == "25"
     assert takes.words(Point(batch=8, accumulate=2), 64) == "--set batch=64 accumulate=2"
     assert find_recipe(takes.filled(Point(layout="tp=2"), 25, 5, None)).settings["layout"] == "tp=2"
+    # PowerSGD begins at once in a trial, and when the recipe says in training
+    assert find_recipe(takes.filled(Point(hook="powersgd:4"), 25, 5, None)).settings["hook"] == "powersgd:4:2"
+    assert takes.words(Point(hook="powersgd:4"), None) == "--set hook=powersgd:4"
 
 
 def test_any_other_command_by_its_places():

@@ -27,21 +27,18 @@ def test_batch(drumbeat):
     assert answer["words"] in ("--set batch=4 accumulate=1", "--set batch=4 accumulate=2")
 
 
-def test_hooks_are_compared_after_the_same_steps(drumbeat):
-    answer = tune(drumbeat, "hooks", "--hooks", "all-reduce,powersgd:1", sets=("data=synthetic",))
-    plain, powersgd = answer["trials"]
-    assert [plain["outcome"], powersgd["outcome"]] == ["ok", "ok"], answer
-    assert plain["loss"] and powersgd["loss"] and plain["loss"] != powersgd["loss"]
+def test_what_a_recipe_refuses_is_told_in_its_words(drumbeat):
+    """FSDP takes no hook but its own."""
+    answer = tune(drumbeat, "hooks", "--hooks", "all-reduce,bf16", sets=("data=synthetic", "layout=fsdp"))
+    own, other = answer["trials"]
+    assert (own["outcome"], other["outcome"]) == ("ok", "refused"), answer
+    assert "DDP" in other["why"] and own["loss"] > 0
+    assert answer["words"] == "--set hook=all-reduce"
 
 
-def test_layouts_that_a_recipe_refuses_do_not_count(drumbeat):
-    """bert takes no tensor parallelism: it says so, and the next one is tried."""
-    answer = tune(drumbeat, "layout", "--candidates", 3, recipe="bert", sets=("layout=ddp",))
-    outcomes = {each["point"]["layout"]: each["outcome"] for each in answer["trials"]}
-    assert list(outcomes)[:3] == ["dp_replicate=2", "dp_shard=2", "tp=2"]
-    assert outcomes["dp_replicate=2"] == outcomes["dp_shard=2"] == "ok" and outcomes["tp=2"] == "refused"
-    assert len(outcomes) == 5  # all there are
-    assert "bert runs with layouts ddp" in next(
-        each["why"] for each in answer["trials"] if each["point"]["layout"] == "tp=2"
-    )
-    assert answer["recommended"]["outcome"] == "ok" and answer["words"].startswith("--layout dp_")
+def test_layouts(drumbeat):
+    """Those that this recipe takes come first: replicas, then shards."""
+    answer = tune(drumbeat, "layout", "--candidates", 2, recipe="bert")
+    tried = [(each["point"]["layout"], each["outcome"]) for each in answer["trials"]]
+    assert tried == [("dp_replicate=2", "ok"), ("dp_shard=2", "ok")]
+    assert answer["words"] in ("--layout dp_replicate=2", "--layout dp_shard=2")

@@ -157,10 +157,9 @@ def _asked(args: Any) -> Any:
     hooks = tuple(name for name in args.hooks.split(",") if name) if args.hooks is not None else HOOKS
     if not hooks:
         raise Problem("--hooks names none", f"known: {', '.join(HOOKS)}")
-    return Asked(
-        args.what, args.seconds, args.silence, args.steps, args.start, args.largest, args.global_batch, args.data_ranks,
-        args.rate, hooks, args.candidates, _parameters(args.parameters), given,
-    )  # fmt: skip
+    plain = ("seconds", "silence", "steps", "start", "largest", "global_batch", "data_ranks", "rate", "candidates")
+    said = {name: getattr(args, name) for name in plain}
+    return Asked(args.what, hooks=hooks, parameters=_parameters(args.parameters), given=given, **said)
 
 
 def _parameters(text: Optional[str]) -> Optional[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
@@ -13,6 +13,7 @@ from drumbeat.runfolder.read import events, read_json
 
 _TAIL = 256 << 10  # bytes of each log
 _MOST = 512  # logs
+_CLOCKS = 0.05  # seconds by which two nodes' clocks may differ after they were compared
 _SAYS = "drumbeat train: "  # how a recipe begins what it says when it refuses
 
 
@@ -40,12 +41,12 @@ def in_logs(folder: RunFolder) -> Tuple[Finding, ...]:
 
 def failed_before_stop(folder: RunFolder) -> bool:
     """Whether a rank had failed when the ranks were asked to end: one that reports may have run on without it."""
-    for event in events(folder):
-        if event.get("kind") == "stopping" and event.get("why") != "a rank failed":
-            return False
-        if event.get("kind") == "rank-exited" and (event.get("exit_code") or event.get("signal")):
-            return True
-    return False
+    found = events(folder)
+    stops = (event for event in found if event.get("kind") == "stopping" and event.get("why") != "a rank failed")
+    asked = min((float(event.get("t") or 0.0) for event in stops), default=float("inf"))
+    ends = (event for event in found if event.get("kind") == "rank-exited")
+    failed = (float(end.get("t") or 0.0) for end in ends if end.get("exit_code") or end.get("signal"))
+    return any(at < asked - _CLOCKS for at in failed)
 
 
 def refusal(folder: RunFolder) -> str:
@@ -60,7 +61,7 @@ def refusal(folder: RunFolder) -> str:
     return ""
 
 
-def logs(folder: RunFolder) -> Iterator[Tuple[str, Optional[int]]]:
+def logs(folder: RunFolder) -> List[Tuple[str, Optional[int]]]:
     """The last attempt's logs, and whose they are."""
     found: List[Tuple[str, Optional[int]]] = []
     for node in folder.nodes():
@@ -69,7 +70,7 @@ def logs(folder: RunFolder) -> Iterator[Tuple[str, Optional[int]]]:
             for rank, stem in sorted(node.ranks(attempt).items()):
                 found += [(f"{stem}.{stream}", rank) for stream in ("err", "out")]
             found += [(os.path.join(node.attempt(attempt), "torchrun.err"), None)]
-    return (each for each in found[:_MOST] if os.path.exists(each[0]))
+    return [each for each in found if os.path.exists(each[0])][:_MOST]
 
 
 def _tail(path: str) -> List[bytes]:

@@ -13,6 +13,7 @@ from drumbeat.tune.plan import Trial
 from drumbeat.tune.point import OK, Result
 
 _REDRAW = 0.5  # seconds
+_MOST_REASONS = 16  # lines
 
 
 class Shown:
@@ -83,7 +84,8 @@ def _losses(result: Result, first: Result) -> Tuple[str, ...]:
 
 def _reasons(results: Sequence[Result]) -> List[str]:
     said = [f"{each.point.says()}: {each.outcome}: {each.why}" for each in results if each.why]
-    return ["", *said] if said else []
+    more = [f"and {len(said) - _MOST_REASONS} more: tune.json has them"] if len(said) > _MOST_REASONS else []
+    return ["", *said[:_MOST_REASONS], *more] if said else []
 
 
 def closing(

@@ -100,7 +100,10 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
         else:
             _try(tuning, answer, shown, interruption)
         tuning.judgement = judge(tuning.asked.kind, tuning.results, tuning.place.gpu_gib or _gpu_gib(tuning.results))
-        replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
+        try:
+            replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
+        except OSError as error:
+            shown.say("warning", f"tune.json cannot be written: {error.strerror}")
 
 
 def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> None:
