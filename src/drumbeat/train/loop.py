@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.checkpoint import Checkpoints, Saved
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.meter import Meter
 from drumbeat.train.mfu import Utilisation
@@ -101,10 +101,10 @@ def train(
                 last = last or (finished is not None and finished(checks[-1]))
             stopped = (stop.agreed() or done == plan.stop_after) and not last
             if checkpoints is not None:
-                checkpoints.poll()
+                _saved(reporter, checkpoints.poll())
                 if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
-                    checkpoints.save(done, stream.state_dict(), wait=stopped or last)
-                    reporter.figures("checkpoint", done, {}, {"path": checkpoints.folder})
+                    for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
+                        _saved(reporter, saved)
                 meter.mark("checkpoint")
             profiler.step()
             if stopped:
@@ -117,7 +117,7 @@ def train(
         profiler.close()
         stream.close()
     if checkpoints is not None:
-        checkpoints.finish()
+        _saved(reporter, checkpoints.finish())
     meter.start()  # the last step is over
     meter.take()
     return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
@@ -175,6 +175,17 @@ def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, don
     reporter.figures("validation", done, {}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     return values
+
+
+def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
+    """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
+    if saved is None:
+        return
+    outcome: Dict[str, Any] = {"path": saved.path, "save_s": round(saved.seconds, 3)}
+    if saved.error:
+        outcome["error"] = saved.error
+        reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")
+    reporter.figures("checkpoint", saved.step, {}, outcome)
 
 
 def average(values: Tensor, group: Optional[Any]) -> Tensor:
