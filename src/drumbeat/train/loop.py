@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumbeat.train.checkpoint import Checkpoints, Saved
+from drumbeat.train.communication import Communication
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.meter import Meter
 from drumbeat.train.mfu import Utilisation
@@ -35,6 +37,7 @@ class Plan:
     stop_after: int = 0  # rehearse a stop signal after this step
     on_nan: str = "stop"  # or skip
     unit: str = "tokens"  # what is counted: tokens or samples
+    watch_communication: int = 1000  # steps between looks; 0: never
     profile: Profile = field(default_factory=Profile)
     sinks: List[str] = field(default_factory=list)
 
@@ -64,6 +67,7 @@ def train(
     reporter = Reporter(world.lead, plan.sinks)
     profiler = Profiler(plan.profile, world.rank, world.device)
     meter = Meter(world.device)
+    communication = Communication(world, plan.watch_communication)
     stop = StopTogether()
     step.mark = meter.mark
     losses: List[float] = []
@@ -87,11 +91,16 @@ def train(
             meter.mark("data")
             for group in step.optimizer.param_groups:
                 group["lr"] = plan.lr(done)
-            gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+            last = done + 1 == plan.steps
+            reporting = (done + 1) % plan.report_every == 0 or last
+            look = reporting and communication.due(done + 1) and not profiler.active
+            with communication.watch(done + 1) if look else nullcontext():
+                gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+            if look:
+                meter.leave_out()
             done += 1
-            last = done == plan.steps
-            if done % plan.report_every == 0 or last:
-                figures = _report(plan, reporter, meter, step, gathered, done, utilisation, world)
+            if reporting:
+                figures |= _report(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
                 losses.append(figures["loss"])
                 gathered.clear()
                 gc.collect(1)
@@ -132,6 +141,7 @@ def _report(
     done: int,
     utilisation: Optional[Utilisation],
     world: World,
+    communication: Communication,
 ) -> Dict[str, float]:
     """The one place where the host waits for the device."""
     phases = meter.take()
@@ -153,12 +163,13 @@ def _report(
             shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
-    reporter.figures("step", done, {plan.unit: round(targets / world.size)}, shared, plan.steps)
-    reporter.say(_line(done, plan, shared))
+    own = {plan.unit: round(targets / world.size), **communication.take()}
+    reporter.figures("step", done, own, shared, plan.steps)
+    reporter.say(_line(done, plan, {**own, **shared}))
     if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
         # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
         raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
-    return shared
+    return {**own, **shared}
 
 
 def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
@@ -167,6 +178,9 @@ def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
         parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
     if "mfu" in shared:
         parts.append(f"MFU {shared['mfu']:.1%}")
+    if "communication_ms" in shared:
+        whole, open_ = shared["communication_ms"], shared["communication_exposed_ms"]
+        parts.append(f"communication {whole:.1f} ms, {open_:.1f} not hidden")
     return "  ".join(parts)
 
 

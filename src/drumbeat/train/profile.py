@@ -31,6 +31,7 @@ class Profiler:
     def __init__(self, what: Profile, rank: int, device: torch.device) -> None:
         self.rank, self.folder, self.device = rank, what.folder, device
         self._profile: Any = None
+        self._written = False
         if rank in what.ranks:
             kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
             wait = max(0, what.start - 1)
@@ -43,6 +44,11 @@ class Profiler:
             )
             self._profile.start()
 
+    @property
+    def active(self) -> bool:
+        """Whether it looks, or may begin to at the next step: torch has one profiler a process."""
+        return self._profile is not None and not self._written
+
     def step(self) -> None:
         if self._profile is not None:
             self._profile.step()
@@ -53,6 +59,7 @@ class Profiler:
             self._profile = None
 
     def _write(self, done: Any) -> None:
+        self._written = True
         os.makedirs(self.folder, exist_ok=True)
         done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.json"))
         by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
