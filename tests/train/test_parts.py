@@ -22,7 +22,8 @@ from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.order import places
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
-from drumbeat.train.data.text import TokenWindows, token_file
+from drumbeat.train.data.text import TokenWindows
+from drumbeat.train.data.tokens import token_file
 from drumbeat.train.layout import Layout
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.meter import WARM_UP, Meter

@@ -6,9 +6,8 @@
 
 A folder without a commit marker is a save that did not finish; it is never loaded, and the next save removes it.
 
-A save in the background costs the training thread a copy of the state (state.py). The rest is a thread's: meeting the
-other ranks, torch's writing, the marker. That thread and the training thread share the interpreter's lock, so while it
-writes the lock changes hands fifty times as often as usual: training then waits for it a tenth of a millisecond at most.
+A save in the background costs the training thread a copy of the state (state.py). The rest is another thread's: meeting
+the other ranks, torch's writing, the marker.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -34,7 +32,6 @@ from drumbeat.train.refusal import Refusal
 from drumbeat.train.state import TrainingState
 
 _MARKER = "commit.json"
-_SWITCH_S = 1e-4  # Python's own is 5 ms
 
 
 class Saved(NamedTuple):
@@ -71,7 +68,13 @@ class Checkpoints:
         # One key a rank: under one common key torch would keep rank 0's generator for everybody.
         state[f"generator_{self.rank}"] = generators()
         if wait:
-            self._write(step, state)
+            try:
+                self._write(step, state)
+            except (Exception, CheckpointException) as problem:  # the latter is no Exception
+                raise Refusal(
+                    f"{self.path_of(step)} cannot be written: {_first_line(problem)}",
+                    "make room, or give another checkpoint folder",
+                ) from problem
             ended.append(Saved(step, self.path_of(step), time.monotonic() - began, ""))
         else:
             self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
@@ -93,16 +96,12 @@ class Checkpoints:
     ) -> Saved:
         """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
         error = ""
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(min(usual, _SWITCH_S))
         try:
             if arrived is not None:
                 arrived()
             self._write(step, state)
-        except (Exception, CheckpointException) as problem:  # the latter is no Exception
+        except (Exception, CheckpointException) as problem:
             error = _first_line(problem)
-        finally:
-            sys.setswitchinterval(usual)
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
 
     def _write(self, step: int, state: Dict[str, Any]) -> None:

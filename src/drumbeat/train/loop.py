@@ -120,13 +120,14 @@ def train(
                 reporter.say(f"stopped by a signal after step {done}" + ("; saved" if checkpoints is not None else ""))
             if stopped or last:
                 break
+        if checkpoints is not None:
+            _saved(reporter, checkpoints.finish())
     finally:
         gc.enable()
         stop.close()
         profiler.close()
         stream.close()
-    if checkpoints is not None:
-        _saved(reporter, checkpoints.finish())
+        reporter.close()
     meter.start()  # the last step is over
     meter.take()
     return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +29,37 @@ Statistics = Tuple[Tuple[float, ...], Tuple[float, ...]]
 
 
 class ImageFolder:
-    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip."""
+    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip.
 
-    def __init__(self, folder: str, size: int = 224, train: bool = True, seed: int = 0, threads: int = 8) -> None:
+    `classes`: those of the training images, so that a label means the same in both.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        size: int = 224,
+        train: bool = True,
+        seed: int = 0,
+        threads: int = 8,
+        classes: Optional[List[str]] = None,
+    ) -> None:
         try:
             import PIL.Image  # noqa: F401
         except ImportError:
             raise Refusal("reading image files needs Pillow", "pip install pillow") from None
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
-        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+        self.classes = found if classes is None else classes
         self.files: List[Tuple[str, int]] = []
-        for label, name in enumerate(self.classes):
+        for name in found:
+            if name not in self.classes:
+                raise Refusal(f"{folder}: class '{name}' is not among the training images' classes")
             inside = os.path.join(folder, name)
             files = sorted(file for file in os.listdir(inside) if file.lower().endswith(_ENDINGS))
+            if not files:
+                raise Refusal(f"{inside}: no images in this class", f"files ending in {', '.join(_ENDINGS)} are read")
+            label = self.classes.index(name)
             self.files += [(os.path.join(inside, file), label) for file in files]
         if not self.files:
             raise Refusal(f"{folder}: no images in it", f"one folder a class, files ending in {', '.join(_ENDINGS)}")
@@ -62,8 +79,12 @@ class ImageFolder:
     def _one(self, index: int, epoch: int) -> Pixels:
         from PIL import Image
 
-        with Image.open(self.files[index][0]) as opened:
-            image = opened.convert("RGB")
+        path = self.files[index][0]
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a PNG's is a SyntaxError
+            raise Refusal(f"{path}: cannot be read as an image: {error}", "replace it or take it away") from None
         width, height = image.size
         if self.train:
             random = np.random.default_rng((self.seed, epoch, index))
@@ -115,7 +136,7 @@ class ImageArray:
         return window[:, ::-1] if random.random() < 0.5 else window
 
 
-def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
+def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> ImageArray:
     """The 'binary version' of CIFAR-100: train.bin and test.bin, 3,074 bytes an image (two labels, then planes)."""
     path = os.path.join(folder, "train.bin" if train else "test.bin")
     if not os.path.isfile(path):
@@ -124,6 +145,8 @@ def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
     if len(raw) == 0 or len(raw) % 3074:
         raise Refusal(f"{path}: {len(raw)} bytes are no whole number of CIFAR-100 records (3,074 bytes)")
     rows = raw.reshape(-1, 3074)
+    if rows[:, 1].max() >= classes:
+        raise Refusal(f"{path}: class {rows[:, 1].max()} with classes={classes}", "CIFAR-100 has 100")
     pixels = rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
 

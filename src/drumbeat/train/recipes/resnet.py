@@ -47,7 +47,9 @@ def samples(settings: ResNetSettings) -> Tuple[Images, Images, int]:
         return made[0], made[1], settings.classes
     folder = os.path.expanduser(settings.data)
     train_set = ImageFolder(os.path.join(folder, "train"), settings.size, True, settings.seed, settings.threads)
-    kept = ImageFolder(os.path.join(folder, "val"), settings.size, False, settings.seed, settings.threads)
+    kept = ImageFolder(
+        os.path.join(folder, "val"), settings.size, False, settings.seed, settings.threads, train_set.classes
+    )
     return train_set, kept, len(train_set.classes)
 
 
