@@ -97,7 +97,9 @@ def read_megatron_index(path: str) -> MegatronIndex:
             )
         _, version, code, sequences, bounds = _HEADER.unpack(head)
         if version != 1 or code not in _CODES:
-            raise Refusal(f"{path}: version {version} with token type {code} is unknown", "version 1 with integers is read")
+            raise Refusal(
+                f"{path}: version {version} with token type {code} is unknown", "version 1 with integers is read"
+            )
         needed = _HEADER.size + sequences * 12 + bounds * 8
         if os.path.getsize(path) < needed:
             raise Refusal(f"{path}: cut short: {os.path.getsize(path):,} bytes of at least {needed:,}")
