@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from drumbeat.cli import main
+from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.images import ImageFolder, cifar100
 from drumbeat.train.data.tokens import read_megatron_index, token_file
 from drumbeat.train.refusal import Refusal
@@ -45,15 +46,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_image_folder_of_all_kinds_is_read_and_learned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    images = ImageFolder(str(folder / "train"), size=24, threads=3)
+    images = ImageFolder(str(folder / "train"), size=24, decoders=Decoders(3))
     assert images.classes == ["dark", "light"] and len(images) == 19
     everything = list(range(len(images)))
     pixels, labels = images.read(everything, [0] * 19)
-    assert pixels.shape == (19, 3, 24, 24) and torch.isfinite(pixels).all()
-    means = pixels.mean(dim=(1, 2, 3))
+    assert images.finish(pixels).shape == (19, 3, 24, 24)
+    means = images.finish(pixels).mean(dim=(1, 2, 3))
     assert means[labels == 0].max() < means[labels == 1].min(), "labels belong to their images"
-    again = ImageFolder(str(folder / "train"), size=24, threads=1).read(everything, [0] * 19)[0]
-    assert torch.equal(pixels, again), "the number of threads changes nothing"
+    again = ImageFolder(str(folder / "train"), size=24, decoders=Decoders(1)).read(everything, [0] * 19)[0]
+    assert torch.equal(pixels, again), "the number of decoders changes nothing"
     assert not torch.equal(pixels, images.read(everything, [1] * 19)[0]), "another epoch, other crops"
     kept = ImageFolder(str(folder / "val"), size=24, train=False, classes=images.classes)
     assert torch.equal(kept.read([0], [0])[0], kept.read([0], [5])[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import List, Optional, Tuple
 
 import numpy as np
@@ -17,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drumbeat.train.data.decode import Pixels
+from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.refusal import Refusal
 
 # Mean and spread of ImageNet's channels, and of CIFAR-100's.
@@ -24,14 +25,13 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
-Pixels = npt.NDArray[np.uint8]
 Statistics = Tuple[Tuple[float, ...], Tuple[float, ...]]
 
 
 class ImageFolder:
     """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip.
 
-    `classes`: those of the training images, so that a label means the same in both.
+    `classes`: those of the training images, so that a label means the same in both; they may share `decoders` too.
     """
 
     def __init__(
@@ -40,13 +40,10 @@ class ImageFolder:
         size: int = 224,
         train: bool = True,
         seed: int = 0,
-        threads: int = 8,
+        decoders: Optional[Decoders] = None,
         classes: Optional[List[str]] = None,
     ) -> None:
-        try:
-            import PIL.Image  # noqa: F401
-        except ImportError:
-            raise Refusal("reading image files needs Pillow", "pip install pillow") from None
+        self._decoders = decoders or Decoders()
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
         found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -64,48 +61,17 @@ class ImageFolder:
         if not self.files:
             raise Refusal(f"{folder}: no images in it", f"one folder a class, files ending in {', '.join(_ENDINGS)}")
         self.size, self.train, self.seed = size, train, seed
-        self._pool = ThreadPoolExecutor(threads)  # decoding happens outside the interpreter's lock
 
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
-        pixels = np.stack(list(self._pool.map(self._one, indices, epochs)))
+        draws = [(self.seed, epoch, index) if self.train else None for index, epoch in zip(indices, epochs)]
+        pixels = self._decoders.decode(self.size, [(self.files[i][0], draw) for i, draw in zip(indices, draws)])
         return torch.from_numpy(pixels), torch.tensor([self.files[i][1] for i in indices])
 
     def finish(self, pixels: Tensor) -> Tensor:
         return normalised(pixels, IMAGENET)
-
-    def _one(self, index: int, epoch: int) -> Pixels:
-        from PIL import Image
-
-        path = self.files[index][0]
-        try:
-            with Image.open(path) as opened:
-                image = opened.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a PNG's is a SyntaxError
-            raise Refusal(f"{path}: cannot be read as an image: {error}", "replace it or take it away") from None
-        width, height = image.size
-        if self.train:
-            random = np.random.default_rng((self.seed, epoch, index))
-            box = _random_box(width, height, random)
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
-            pixels = np.asarray(image)
-            return np.ascontiguousarray(pixels[:, ::-1]) if random.random() < 0.5 else pixels
-        edge = min(width, height) * 0.875  # the usual 224 of 256
-        box = ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2)
-        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
-
-
-def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[float, float, float, float]:
-    for _ in range(10):
-        area = width * height * random.uniform(0.08, 1.0)
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
-        if w <= width and h <= height:
-            x, y = random.uniform(0, width - w), random.uniform(0, height - h)
-            return (x, y, x + w, y + h)
-    return (0, 0, width, height)
 
 
 class ImageArray:
