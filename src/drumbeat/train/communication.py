@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from drumbeat.train.meter import WARM_UP
@@ -49,7 +50,7 @@ class Communication:
         began = time.perf_counter()
         if self._cuda:
             torch.cuda.synchronize(self._device)  # the step before must not be taken for this one
-        looking = profile(activities=[ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU])
+        looking: Any = profile(activities=[ProfilerActivity.CUDA if self._cuda else ProfilerActivity.CPU])
         looking.start()
         ready = time.perf_counter()
         try:
@@ -99,7 +100,7 @@ def device_spans(events: Iterable[Any]) -> Tuple[List[Span], List[Span]]:
     exchanges: List[Span] = []
     computing: List[Span] = []
     for e in events:
-        if e.device_type() == torch.autograd.DeviceType.CPU or e.is_user_annotation():
+        if e.device_type() == DeviceType.CPU or e.is_user_annotation():
             continue
         name = e.name().lower()
         (exchanges if "nccl" in name else computing).append((e.start_ns(), e.start_ns() + e.duration_ns()))

@@ -9,6 +9,8 @@ from typing import Any, Tuple
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from drumbeat.train.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -24,7 +26,11 @@ class Profile:
         """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3."""
         ranks, _, rest = text.partition(":")
         start, _, steps = rest.partition(":")
-        return Profile(tuple(int(r) for r in ranks.split("+")), int(start or 10), int(steps or 3), folder)
+        numbers = [*ranks.split("+"), start or "10", steps or "3"]
+        if not all(number.isdecimal() for number in numbers) or int(numbers[-1]) == 0:
+            raise Refusal(f"profile={text} cannot be read", "RANKS[:START[:STEPS]], such as 0, 0+3 or 0:10:3")
+        *chosen, first, count = map(int, numbers)
+        return Profile(tuple(chosen), first, count, folder)
 
 
 class Profiler:

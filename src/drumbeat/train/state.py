@@ -185,7 +185,9 @@ def _room(value: Any) -> Any:
     room = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda and local.numel() > 0)
     if not isinstance(value, DTensor):
         return room
-    shell = value.detach().to("cpu") if local.is_cuda else value.detach().clone()  # from_local would go back to the GPU
+    shell: Any = (
+        value.detach().to("cpu") if local.is_cuda else value.detach().clone()
+    )  # from_local would go back to the GPU
     shell._local_tensor = room
     return shell
 

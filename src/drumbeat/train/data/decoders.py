@@ -56,7 +56,7 @@ class Decoders:
                 raise Refusal(
                     f"{path}: cannot be read as an image: {pipe.read(size).decode()}", "replace it or take it away"
                 )
-            if pipe.readinto(memoryview(into).cast("B")) != into.nbytes:  # type: ignore[attr-defined]
+            if pipe.readinto(into.data) != into.nbytes:  # type: ignore[attr-defined]
                 raise EOFError
         except (OSError, EOFError, struct.error) as error:
             raise RuntimeError(f"the process that decoded {path} ended with {process.wait()}") from error
