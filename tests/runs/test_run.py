@@ -216,6 +216,21 @@ def test_wrap_goes_before_chosen_ranks_only(drumbeat):
     assert sorted(done.stdout.splitlines()) == ["None", "[1] w1-0"]
 
 
+def test_a_profiler_that_wraps_a_rank_writes_a_file_of_its_own(drumbeat):
+    """A stand-in for nsys and rocprofv3: options, an output file, two dashes, the command."""
+    profiler = drumbeat.folder / "profiler"
+    profiler.write_text('#!/bin/sh\nout=$2\nshift 3\n"$@"\nrc=$?\necho "$RANK ended with $rc" > "$out"\nexit $rc\n')
+    profiler.chmod(0o755)
+    (drumbeat.folder / "job.yaml").write_text(
+        f"command: [{PY}, -c, \"print('trained')\"]\nranks-per-node: 3\n"
+        f"wrap: {{ranks: [0, 2], command: '{profiler} -o {drumbeat.folder}/prof-{{rank}} --'}}\n"
+    )
+    done = drumbeat("run", "job.yaml")
+    assert done.returncode == 0 and done.stdout.count("trained") == 3, done.stderr
+    written = {path.name: path.read_text() for path in drumbeat.folder.glob("prof-*")}
+    assert written == {"prof-0": "0 ended with 0\n", "prof-2": "2 ended with 0\n"}
+
+
 def test_setup_is_shell_and_the_command_is_not(drumbeat):
     (drumbeat.folder / "job.yaml").write_text(
         'setup: |\n  export GREETING="a b"\n  cd /\n'

@@ -22,11 +22,12 @@ from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.order import places
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
-from drumbeat.train.data.text import TokenWindows, token_file
+from drumbeat.train.data.text import TokenWindows
+from drumbeat.train.data.tokens import token_file
 from drumbeat.train.layout import Layout
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.meter import WARM_UP, Meter
-from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.mfu import Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import large_modules
@@ -275,6 +276,11 @@ def test_model_flops_and_peaks() -> None:
     assert peak_of("Imaginary 9000") is None
     use = utilisation(flops, "formula", "bf16", CPU, measure=False)
     assert "mfu" not in use.of(1e4) and "no MFU" in use.describe()
+    known = Utilisation("6 N", 9e9, "bf16", "NVIDIA H200", 989.0, "data sheet", 785.0)
+    assert known.of(50_000)["mfu"] == pytest.approx(450 / 989) and known.of(50_000)["mfu_measured"] == 450 / 785
+    for word in ("6 N", "989 TFLOP/s bf16 (data sheet)", "NVIDIA H200", "measured matmul 785"):
+        assert word in known.describe()
+    assert "mfu" not in Utilisation("6 N", 9e9, "mixed fp8 and bf16", "NVIDIA H200", None, "", None).of(1e5)
 
 
 def test_the_meter_leaves_the_warm_up_out_and_adds_up() -> None:

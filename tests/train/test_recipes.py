@@ -77,11 +77,21 @@ def train_llama(texts: List[str]) -> List[float]:
     return run(fill(LlamaSettings, texts)).losses
 
 
-def test_a_nan_stops_every_rank_before_the_weights(world: GlooWorld) -> None:
-    assert world.run(nan_on_one_rank) == ["left out"] * 4
+@pytest.mark.parametrize(
+    ("layout", "precision", "ranks"),
+    [
+        ("dp_shard=4", "fp32", 4),
+        ("dp_replicate=2", "fp32", 2),
+        ("dp_replicate=2", "fp16", 2),
+        ("dp_shard=2", "bf16", 2),
+    ],
+)
+def test_a_bad_number_on_one_rank_is_left_out_on_all(world: GlooWorld, layout: str, precision: str, ranks: int) -> None:
+    for bad in ("nan", "inf"):
+        assert world.run(bad_on_one_rank, layout, precision, bad, size=ranks) == ["left out, then went on"] * ranks
 
 
-def nan_on_one_rank() -> str:
+def bad_on_one_rank(layout: str, precision: str, bad: str) -> str:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -90,25 +100,73 @@ def nan_on_one_rank() -> str:
     from drumbeat.train.meshes import Meshes
     from drumbeat.train.parallelize import parallelize
     from drumbeat.train.precision import Precision
-    from drumbeat.train.step import Step
+    from drumbeat.train.step import Step, plain
 
     torch.manual_seed(0)
-    meshes, precision, cpu = Meshes(Layout(dp_shard=4), "cpu"), Precision("fp32"), torch.device("cpu")
-    model = parallelize(nn.Linear(8, 8), meshes, device=cpu, precision=precision)
+    meshes, how, cpu = Meshes(Layout.parse(layout), "cpu"), Precision(precision), torch.device("cpu")
+    model = parallelize(nn.Linear(8, 8), meshes, device=cpu, precision=how)
     optimizer = torch.optim.AdamW(model.parameters())
-    step = Step([model], optimizer, lambda m, x, y: ((m(x) - y) ** 2).sum(), meshes, precision, cpu)
-    before = [p.full_tensor().clone() for p in model.parameters()]  # type: ignore[attr-defined]
-    bad = float("nan") if dist.get_rank() == 2 else 1.0
-    step([(torch.full((2, 8), bad), torch.ones(2, 8))])
-    same = all(torch.equal(p.full_tensor(), q) for p, q in zip(model.parameters(), before))  # type: ignore[attr-defined]
-    return "left out" if same and step.skipped == 1 else "applied"
+    step = Step([model], optimizer, lambda m, x, y: ((m(x).float() - y) ** 2).sum(), meshes, how, cpu)
+    now = lambda: [plain(p.detach()).clone() for p in model.parameters()]  # noqa: E731
+    before = now()
+    targets = torch.ones(2, 8)
+    step([(torch.full((2, 8), float(bad) if dist.get_rank() == 1 else 1.0), targets)])
+    if not all(torch.equal(p, q) for p, q in zip(now(), before)) or step.skipped != 1:
+        return "applied"
+    step([(torch.ones(2, 8), targets)])
+    moved = not any(torch.equal(p, q) for p, q in zip(now(), before))
+    return "left out, then went on" if moved and step.skipped == 1 else "stuck"
 
 
-def test_a_profile_is_written_for_the_chosen_rank_only(world: GlooWorld, tmp_path: Path) -> None:
-    small = ["steps=8", "batch=8", "validation=0", "profile=1:3:2"]
+def test_an_infinite_loss_stops_the_run_or_is_skipped(world: GlooWorld) -> None:
+    for values in world.run(train_to_infinity, "skip", size=2):
+        assert values["skipped_steps"] >= 1 and values["step"] == 4
+    for values in world.run(train_to_infinity, "stop", size=2):
+        assert "not finite at or before step 2" in values["stopped"]
+
+
+def train_to_infinity(on_nan: str) -> Dict[str, Any]:
+    """Rank 1's loss is infinite in the second step."""
+    import torch.distributed as dist
+
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+    from drumbeat.train.step import Step
+
+    loss, steps = Step._accumulated, 0
+
+    def spoiled(self: Step, batches: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        total = loss(self, batches)
+        if steps == 2 and dist.get_rank() == 1:
+            total += float("inf")
+            self.parameters[0].grad.fill_(float("inf"))  # type: ignore[union-attr]
+        return total
+
+    Step._accumulated = spoiled  # type: ignore[method-assign]
+    texts = ["steps=4", "batch=4", "report_every=1", "validation=0", "layout=fsdp", f"on_nan={on_nan}"]
+    try:
+        result = run(fill(LlamaSettings, texts))
+        return {"step": result.step, **result.figures}
+    except FloatingPointError as error:
+        return {"stopped": str(error)}
+    finally:
+        Step._accumulated = loss  # type: ignore[method-assign]
+
+
+def test_profiles_are_written_for_the_chosen_ranks_only(world: GlooWorld, tmp_path: Path) -> None:
+    small = ["steps=8", "batch=8", "validation=0", "profile=0+2:3:2", "report_every=4"]
     world.run(profiled, str(tmp_path), small)
-    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["rank-1.json", "rank-1.txt"]
-    assert json.loads((tmp_path / "profile" / "rank-1.json").read_text())["traceEvents"]
+    names = ["rank-0.json", "rank-0.txt", "rank-2.json", "rank-2.txt"]
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == names
+    for rank in (0, 2):
+        trace = json.loads((tmp_path / "profile" / f"rank-{rank}.json").read_text())
+        spans = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
+        assert spans.count("forward") == 2 and any(name.startswith("ProfilerStep#") for name in spans), "two steps"
+        table = (tmp_path / "profile" / f"rank-{rank}.txt").read_text().splitlines()
+        lines = [i for i, line in enumerate(table) if line and not line.strip("- ")]
+        assert lines[2] - lines[1] - 1 == 10, "ten rows between the head and the end of the table"
 
 
 def profiled(folder: str, texts: List[str]) -> None:

@@ -32,6 +32,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "recompute=some"], ["recompute 'some' is unknown"]),
         (["llama", "--set", "batch=3", "accumulate=2"], ["batch of 3", "1 data-parallel ranks x 2 micro-batches"]),
         (["llama", "--set", "on_nan=hope"], ["on_nan 'hope' is unknown"]),
+        (["llama", "--set", "profile=0:soon"], ["profile=0:soon cannot be read", "0:10:3"]),
         (["llama", "--set", "figures=paper"], ["'paper' is no place for figures"]),
         (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such folder"]),
         (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such token file"]),

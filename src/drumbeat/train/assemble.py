@@ -151,6 +151,7 @@ def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
         stop_after=settings.stop_after,
         on_nan=settings.on_nan,
         unit=unit,
+        watch_communication=settings.watch_communication,
         profile=profile,
         sinks=sinks,
     )

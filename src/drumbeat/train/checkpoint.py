@@ -5,6 +5,9 @@
     FOLDER/latest             the name of the newest committed one
 
 A folder without a commit marker is a save that did not finish; it is never loaded, and the next save removes it.
+
+A save in the background costs the training thread a copy of the state (state.py). The rest is another thread's: meeting
+the other ranks, torch's writing, the marker.
 """
 
 from __future__ import annotations
@@ -13,118 +16,139 @@ import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import Future
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
-from torch.utils._pytree import tree_map_only
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.state import TrainingState
 
 _MARKER = "commit.json"
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by parameter name: stages of a pipeline then just merge
+
+
+class Saved(NamedTuple):
+    """How a save ended."""
+
+    step: int
+    path: str
+    seconds: float  # from the call until it was durable
+    error: str  # one line; empty: it is durable
 
 
 class Checkpoints:
     def __init__(
         self, folder: str, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, keep: int = 2
     ) -> None:
-        self.folder, self.parts, self.optimizer, self.keep = folder, list(parts), optimizer, keep
+        self.folder, self.parts, self.keep = folder, list(parts), keep
+        self.state = TrainingState(parts, optimizer)
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         # The saving thread's collectives must not mix with training's.
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
-        self._saving: Optional[Tuple[int, Any]] = None
+        self._saving: Optional[Future[Saved]] = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
 
-    def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> None:
-        """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first."""
-        self.finish()  # at most one save at a time
-        path = os.path.join(self.folder, name_of(step))
-        if self.rank == 0:
-            os.makedirs(self.folder, exist_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
-        self._meet()
-        state = {**self._state(), "extra": dict(more)}
+    def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> List[Saved]:
+        """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first, or raises.
+
+        At most one save is under way. Returned are those that have ended and were not known yet: the one before, this.
+        """
+        ended = [self.finish()]
+        began = time.monotonic()
+        state, arrived = (self.state.now(), None) if wait else self.state.copied()
+        state["extra"] = dict(more)
         # One key a rank: under one common key torch would keep rank 0's generator for everybody.
         state[f"generator_{self.rank}"] = generators()
         if wait:
-            save(state, checkpoint_id=path, process_group=self.group)
-            self._commit(step)
-            self._meet()
-            return
-        still = tree_map_only(Tensor, _copied, state)
-        self._saving = (step, async_save(still, checkpoint_id=path, process_group=self.group))
+            try:
+                self._write(step, state)
+            except (Exception, CheckpointException) as problem:  # the latter is no Exception
+                raise Refusal(
+                    f"{self.path_of(step)} cannot be written: {_first_line(problem)}",
+                    "make room, or give another checkpoint folder",
+                ) from problem
+            ended.append(Saved(step, self.path_of(step), time.monotonic() - began, ""))
+        else:
+            self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
+        return [saved for saved in ended if saved is not None]
 
-    def poll(self) -> None:
-        """Commit a background save that is done. Costs nothing while it is not."""
-        if self._saving is not None and _future(self._saving[1]).done():
-            self.finish()
+    def poll(self) -> Optional[Saved]:
+        """How the background save ended, once; None while it has not. Costs nothing."""
+        return self.finish() if self._saving is not None and self._saving.done() else None
 
-    def finish(self) -> None:
+    def finish(self) -> Optional[Saved]:
         """Wait for the background save, if there is one."""
         if self._saving is None:
-            return
-        step, pending = self._saving
-        self._saving = None
-        _future(pending).result()
-        self._commit(step)
+            return None
+        pending, self._saving = self._saving, None
+        return pending.result()
+
+    def _in_background(
+        self, step: int, state: Dict[str, Any], arrived: Optional[Callable[[], None]], began: float
+    ) -> Saved:
+        """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
+        error = ""
+        try:
+            if arrived is not None:
+                arrived()
+            self._write(step, state)
+        except (Exception, CheckpointException) as problem:
+            error = _first_line(problem)
+        return Saved(step, self.path_of(step), time.monotonic() - began, error)
+
+    def _write(self, step: int, state: Dict[str, Any]) -> None:
+        path = self.path_of(step)
+        if self.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+        self._meet()
+        save(state, checkpoint_id=path, process_group=self.group)
+        error = ""
+        if self.rank == 0:
+            try:
+                self._commit(step)
+            except OSError as problem:
+                error = str(problem)
+        if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
+            raise OSError(error)
 
     def load(self, wanted: Sequence[str]) -> Optional[Tuple[int, Dict[str, Any]]]:
         """Load the newest committed checkpoint: (step, the `wanted` extras), or None where there is none."""
-        step = self._agree_on(newest(self.folder) if self.rank == 0 else None)
+        step = self._told_by_rank_0(newest(self.folder) if self.rank == 0 else None)
         if step is None:
             return None
-        path = os.path.join(self.folder, name_of(step))
+        path = self.path_of(step)
         marker = read_marker(path)
         if marker["model"] != self.fingerprint:
             raise Refusal(
                 f"{path} was saved from another model ({marker['parameters']:,} parameters)",
                 "give another checkpoint folder, or the settings it was made with",
             )
-        state = self._state()
+        state = self.state.now()
         state["extra"] = dict.fromkeys(wanted, 0)
         if self.rank < marker["ranks"]:
             state[f"generator_{self.rank}"] = generators()
         try:
             load(state, checkpoint_id=path, process_group=self.group)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception; all mean: unusable files
+        except (Exception, CheckpointException) as error:  # all mean: unusable files
             raise Refusal(
                 f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used"
             ) from error
-        for part in self.parts:
-            set_model_state_dict(part, {key: state["model"][key] for key in get_model_state_dict(part)})
-        set_optimizer_state_dict(_joined(self.parts), self.optimizer, state["optimizer"], options=_FLAT)
+        self.state.restore(state)
         if self.rank < marker["ranks"]:
             restore_generators(state[f"generator_{self.rank}"])
         return step, state["extra"]
 
-    def _state(self) -> Dict[str, Any]:
-        """Nested: torch logs every top-level entry, which with hundreds of them costs more than copying the state."""
-        model: Dict[str, Any] = {}
-        for part in self.parts:
-            model.update(get_model_state_dict(part))
-        return {
-            "model": model,
-            "optimizer": get_optimizer_state_dict(_joined(self.parts), self.optimizer, options=_FLAT),
-        }
-
     def _commit(self, step: int) -> None:
-        """Rank 0's save ends after every rank's: torch writes .metadata only when all have reported."""
-        if self.rank != 0:
-            return
-        path = os.path.join(self.folder, name_of(step))
+        """On rank 0, whose save ends after every rank's: torch writes .metadata only when all have reported."""
+        path = self.path_of(step)
         count = sum(p.numel() for part in self.parts for p in part.parameters())
         marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
         _write(os.path.join(path, _MARKER), json.dumps(marker))
@@ -136,33 +160,19 @@ class Checkpoints:
             if name.startswith("step-") and name < name_of(step) and _step(name) not in done:
                 shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
+    def path_of(self, step: int) -> str:
+        return os.path.join(self.folder, name_of(step))
+
     def _meet(self) -> None:
         if self.group is not None:
             dist.barrier(group=self.group)
 
-    def _agree_on(self, step: Optional[int]) -> Optional[int]:
+    def _told_by_rank_0(self, value: Any) -> Any:
         if self.group is None:
-            return step
-        box = [step]
+            return value
+        box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
-
-
-def _joined(parts: Sequence[nn.Module]) -> nn.Module:
-    """The pipeline stages of one rank as one model: the same parameters under the same names."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = nn.Module()
-    for part in parts:
-        for path, parameter in part.named_parameters():
-            *places, name = path.split(".")
-            holder = whole
-            for place in places:
-                if not hasattr(holder, place):
-                    holder.add_module(place, nn.Module())
-                holder = holder.get_submodule(place)
-            holder.register_parameter(name, parameter)
-    return whole
 
 
 def name_of(step: int) -> str:
@@ -218,15 +228,6 @@ def restore_generators(state: Dict[str, Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def _copied(x: Tensor) -> Tensor:
-    """torch copies GPU tensors to the host before it returns; CPU tensors it would write while they change."""
-    return x.detach().clone() if x.device.type == "cpu" else x
-
-
-def _future(pending: Any) -> Future[Any]:
-    return getattr(pending, "upload_completion", pending)  # type: ignore[no-any-return]
 
 
 def _first_line(error: BaseException) -> str:

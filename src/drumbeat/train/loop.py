@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.checkpoint import Checkpoints, Saved
+from drumbeat.train.communication import Communication
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.meter import Meter
 from drumbeat.train.mfu import Utilisation
@@ -35,6 +37,7 @@ class Plan:
     stop_after: int = 0  # rehearse a stop signal after this step
     on_nan: str = "stop"  # or skip
     unit: str = "tokens"  # what is counted: tokens or samples
+    watch_communication: int = 1000  # steps between looks; 0: never
     profile: Profile = field(default_factory=Profile)
     sinks: List[str] = field(default_factory=list)
 
@@ -64,6 +67,7 @@ def train(
     reporter = Reporter(world.lead, plan.sinks)
     profiler = Profiler(plan.profile, world.rank, world.device)
     meter = Meter(world.device)
+    communication = Communication(world, plan.watch_communication)
     stop = StopTogether()
     step.mark = meter.mark
     losses: List[float] = []
@@ -87,11 +91,16 @@ def train(
             meter.mark("data")
             for group in step.optimizer.param_groups:
                 group["lr"] = plan.lr(done)
-            gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+            last = done + 1 == plan.steps
+            reporting = (done + 1) % plan.report_every == 0 or last
+            look = reporting and communication.due(done + 1) and not profiler.active
+            with communication.watch(done + 1) if look else nullcontext():
+                gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+            if look:
+                meter.leave_out()
             done += 1
-            last = done == plan.steps
-            if done % plan.report_every == 0 or last:
-                figures = _report(plan, reporter, meter, step, gathered, done, utilisation, world)
+            if reporting:
+                figures |= _report(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
                 losses.append(figures["loss"])
                 gathered.clear()
                 gc.collect(1)
@@ -101,23 +110,24 @@ def train(
                 last = last or (finished is not None and finished(checks[-1]))
             stopped = (stop.agreed() or done == plan.stop_after) and not last
             if checkpoints is not None:
-                checkpoints.poll()
+                _saved(reporter, checkpoints.poll())
                 if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
-                    checkpoints.save(done, stream.state_dict(), wait=stopped or last)
-                    reporter.figures("checkpoint", done, {}, {"path": checkpoints.folder})
+                    for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
+                        _saved(reporter, saved)
                 meter.mark("checkpoint")
             profiler.step()
             if stopped:
                 reporter.say(f"stopped by a signal after step {done}" + ("; saved" if checkpoints is not None else ""))
             if stopped or last:
                 break
+        if checkpoints is not None:
+            _saved(reporter, checkpoints.finish())
     finally:
         gc.enable()
         stop.close()
         profiler.close()
         stream.close()
-    if checkpoints is not None:
-        checkpoints.finish()
+        reporter.close()
     meter.start()  # the last step is over
     meter.take()
     return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
@@ -132,6 +142,7 @@ def _report(
     done: int,
     utilisation: Optional[Utilisation],
     world: World,
+    communication: Communication,
 ) -> Dict[str, float]:
     """The one place where the host waits for the device."""
     phases = meter.take()
@@ -153,12 +164,13 @@ def _report(
             shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
-    reporter.figures("step", done, {plan.unit: round(targets / world.size)}, shared, plan.steps)
-    reporter.say(_line(done, plan, shared))
+    own = {plan.unit: round(targets / world.size), **communication.take()}
+    reporter.figures("step", done, own, shared, plan.steps)
+    reporter.say(_line(done, plan, {**own, **shared}))
     if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
         # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
         raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
-    return shared
+    return {**own, **shared}
 
 
 def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
@@ -167,6 +179,9 @@ def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
         parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
     if "mfu" in shared:
         parts.append(f"MFU {shared['mfu']:.1%}")
+    if "communication_ms" in shared:
+        whole, open_ = shared["communication_ms"], shared["communication_exposed_ms"]
+        parts.append(f"communication {whole:.1f} ms, {open_:.1f} not hidden")
     return "  ".join(parts)
 
 
@@ -175,6 +190,17 @@ def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, don
     reporter.figures("validation", done, {}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     return values
+
+
+def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
+    """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
+    if saved is None:
+        return
+    outcome: Dict[str, Any] = {"path": saved.path, "save_s": round(saved.seconds, 3)}
+    if saved.error:
+        outcome["error"] = saved.error
+        reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")
+    reporter.figures("checkpoint", saved.step, {}, outcome)
 
 
 def average(values: Tensor, group: Optional[Any]) -> Tensor:

@@ -32,16 +32,21 @@ class Meter:
         self._open: List[Mark] = []
         self._done: List[List[Mark]] = []
         self._seen = 0
+        self._unusual = False
         self.step_ms: List[float] = []  # every step after the warm-up
 
     def start(self) -> None:
         mark = self._now("")
-        if self._open:
+        if self._open and not self._unusual:
             self._done.append([*self._open, mark])
-        self._open = [mark]
+        self._open, self._unusual = [mark], False
 
     def mark(self, phase: str) -> None:
         self._open.append(self._now(phase))
+
+    def leave_out(self) -> None:
+        """The step that is under way was slowed down by looking at it."""
+        self._unusual = True
 
     def _now(self, phase: str) -> Mark:
         event = None

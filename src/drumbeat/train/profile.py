@@ -9,6 +9,8 @@ from typing import Any, Tuple
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from drumbeat.train.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -24,13 +26,18 @@ class Profile:
         """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3."""
         ranks, _, rest = text.partition(":")
         start, _, steps = rest.partition(":")
-        return Profile(tuple(int(r) for r in ranks.split("+")), int(start or 10), int(steps or 3), folder)
+        numbers = [*ranks.split("+"), start or "10", steps or "3"]
+        if not all(number.isdecimal() for number in numbers) or int(numbers[-1]) == 0:
+            raise Refusal(f"profile={text} cannot be read", "RANKS[:START[:STEPS]], such as 0, 0+3 or 0:10:3")
+        *chosen, first, count = map(int, numbers)
+        return Profile(tuple(chosen), first, count, folder)
 
 
 class Profiler:
     def __init__(self, what: Profile, rank: int, device: torch.device) -> None:
         self.rank, self.folder, self.device = rank, what.folder, device
         self._profile: Any = None
+        self._written = False
         if rank in what.ranks:
             kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
             wait = max(0, what.start - 1)
@@ -43,6 +50,11 @@ class Profiler:
             )
             self._profile.start()
 
+    @property
+    def active(self) -> bool:
+        """Whether it looks, or may begin to at the next step: torch has one profiler a process."""
+        return self._profile is not None and not self._written
+
     def step(self) -> None:
         if self._profile is not None:
             self._profile.step()
@@ -53,6 +65,7 @@ class Profiler:
             self._profile = None
 
     def _write(self, done: Any) -> None:
+        self._written = True
         os.makedirs(self.folder, exist_ok=True)
         done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.json"))
         by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from drumbeat.train.data.decode import Pixels
+from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.refusal import Refusal
 
 # Mean and spread of ImageNet's channels, and of CIFAR-100's.
@@ -24,67 +25,53 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
-Pixels = npt.NDArray[np.uint8]
 Statistics = Tuple[Tuple[float, ...], Tuple[float, ...]]
 
 
 class ImageFolder:
-    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip."""
+    """folder/CLASS/*.jpg, as ImageNet lies on disk. Training: a random crop of 8 to 100 % of the area, and a flip.
 
-    def __init__(self, folder: str, size: int = 224, train: bool = True, seed: int = 0, threads: int = 8) -> None:
-        try:
-            import PIL.Image  # noqa: F401
-        except ImportError:
-            raise Refusal("reading image files needs Pillow", "pip install pillow") from None
+    `classes`: those of the training images, so that a label means the same in both; they may share `decoders` too.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        size: int = 224,
+        train: bool = True,
+        seed: int = 0,
+        decoders: Optional[Decoders] = None,
+        classes: Optional[List[str]] = None,
+    ) -> None:
+        self._decoders = decoders or Decoders()
         if not os.path.isdir(folder):
             raise Refusal(f"{folder}: no such folder of images")
-        self.classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+        self.classes = found if classes is None else classes
         self.files: List[Tuple[str, int]] = []
-        for label, name in enumerate(self.classes):
+        for name in found:
+            if name not in self.classes:
+                raise Refusal(f"{folder}: class '{name}' is not among the training images' classes")
             inside = os.path.join(folder, name)
             files = sorted(file for file in os.listdir(inside) if file.lower().endswith(_ENDINGS))
+            if not files:
+                raise Refusal(f"{inside}: no images in this class", f"files ending in {', '.join(_ENDINGS)} are read")
+            label = self.classes.index(name)
             self.files += [(os.path.join(inside, file), label) for file in files]
         if not self.files:
             raise Refusal(f"{folder}: no images in it", f"one folder a class, files ending in {', '.join(_ENDINGS)}")
         self.size, self.train, self.seed = size, train, seed
-        self._pool = ThreadPoolExecutor(threads)  # decoding happens outside the interpreter's lock
 
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
-        pixels = np.stack(list(self._pool.map(self._one, indices, epochs)))
+        draws = [(self.seed, epoch, index) if self.train else None for index, epoch in zip(indices, epochs)]
+        pixels = self._decoders.decode(self.size, [(self.files[i][0], draw) for i, draw in zip(indices, draws)])
         return torch.from_numpy(pixels), torch.tensor([self.files[i][1] for i in indices])
 
     def finish(self, pixels: Tensor) -> Tensor:
         return normalised(pixels, IMAGENET)
-
-    def _one(self, index: int, epoch: int) -> Pixels:
-        from PIL import Image
-
-        with Image.open(self.files[index][0]) as opened:
-            image = opened.convert("RGB")
-        width, height = image.size
-        if self.train:
-            random = np.random.default_rng((self.seed, epoch, index))
-            box = _random_box(width, height, random)
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
-            pixels = np.asarray(image)
-            return np.ascontiguousarray(pixels[:, ::-1]) if random.random() < 0.5 else pixels
-        edge = min(width, height) * 0.875  # the usual 224 of 256
-        box = ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2)
-        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
-
-
-def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[float, float, float, float]:
-    for _ in range(10):
-        area = width * height * random.uniform(0.08, 1.0)
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
-        if w <= width and h <= height:
-            x, y = random.uniform(0, width - w), random.uniform(0, height - h)
-            return (x, y, x + w, y + h)
-    return (0, 0, width, height)
 
 
 class ImageArray:
@@ -115,7 +102,7 @@ class ImageArray:
         return window[:, ::-1] if random.random() < 0.5 else window
 
 
-def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
+def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> ImageArray:
     """The 'binary version' of CIFAR-100: train.bin and test.bin, 3,074 bytes an image (two labels, then planes)."""
     path = os.path.join(folder, "train.bin" if train else "test.bin")
     if not os.path.isfile(path):
@@ -124,6 +111,8 @@ def cifar100(folder: str, train: bool, seed: int = 0) -> ImageArray:
     if len(raw) == 0 or len(raw) % 3074:
         raise Refusal(f"{path}: {len(raw)} bytes are no whole number of CIFAR-100 records (3,074 bytes)")
     rows = raw.reshape(-1, 3074)
+    if rows[:, 1].max() >= classes:
+        raise Refusal(f"{path}: class {rows[:, 1].max()} with classes={classes}", "CIFAR-100 has 100")
     pixels = rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
 

@@ -23,8 +23,10 @@ class TokenWindows:
     """Windows over arrays of tokens that lie end to end. One in ten is kept for validation, all over the text: the end
     of a collection is often of another kind than the rest."""
 
-    def __init__(self, arrays: List[npt.NDArray[np.generic]], length: int, part: str = "train") -> None:
-        self.arrays, self.length, self.part = arrays, length, part
+    def __init__(
+        self, arrays: List[npt.NDArray[np.generic]], length: int, part: str = "train", vocabulary: Optional[int] = None
+    ) -> None:
+        self.arrays, self.length, self.part, self.vocabulary = arrays, length, part, vocabulary
         self.starts = np.cumsum([0] + [len(array) for array in arrays])
         self.windows = max(0, int(self.starts[-1]) - 1) // length
         if len(self) == 0:
@@ -38,6 +40,12 @@ class TokenWindows:
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         rows = np.stack([self._window(self._number(i) * self.length) for i in indices])
+        if self.vocabulary is not None and (rows.min() < 0 or rows.max() >= self.vocabulary):
+            wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
+            raise Refusal(
+                f"the data holds token {wrong}, and the model's vocabulary has {self.vocabulary:,}",
+                "another model, another tokenizer, or (for a .bin file) another token_type",
+            )
         tokens = torch.from_numpy(rows)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -70,27 +78,6 @@ def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int
     if not arrays:
         raise Refusal(f"{folder}: no text in it", f"files ending in {', '.join(_TEXT_ENDINGS)} are read")
     return TokenWindows(arrays, length, part)
-
-
-def token_file(path: str, length: int, part: str = "train", dtype: str = "uint16") -> TokenWindows:
-    """`.npy`, or `.bin` as nanoGPT and Megatron write them: bare integers of `dtype`."""
-    if not os.path.isfile(path):
-        raise Refusal(f"{path}: no such token file")
-    if path.endswith(".npy"):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise Refusal(
-                f"{path}: an array of shape {array.shape} and type {array.dtype}", "a row of integers is needed"
-            )
-    elif path.endswith(".bin"):
-        if dtype not in ("uint16", "int32", "uint32", "int64"):
-            raise Refusal(f"token type '{dtype}' is unknown", "known: uint16, int32, uint32, int64")
-        if os.path.getsize(path) % np.dtype(dtype).itemsize:
-            raise Refusal(f"{path}: {os.path.getsize(path)} bytes are no whole number of {dtype} tokens")
-        array = np.memmap(path, dtype=dtype, mode="r")
-    else:
-        raise Refusal(f"{path}: a token file ends in .bin or .npy")
-    return TokenWindows([array], length, part)
 
 
 def standard_library() -> str:

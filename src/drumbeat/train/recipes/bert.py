@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.stream import Samples, Stream
-from drumbeat.train.data.text import byte_text, standard_library, token_file
+from drumbeat.train.data.text import byte_text, standard_library
+from drumbeat.train.data.tokens import token_file
 from drumbeat.train.loop import Result, average, train
 from drumbeat.train.loss import IGNORE
 from drumbeat.train.mfu import transformer_flops, utilisation
@@ -29,7 +30,7 @@ from drumbeat.train.world import join
 class BertSettings(Settings):
     model: str = option("byte-tiny", "shape: byte-tiny, base, large")
     data: str = option("python", "python (its own source), a folder of text (bytes), or a .bin or .npy token file")
-    token_type: str = option("uint16", "integers in a .bin file: uint16, int32, uint32, int64")
+    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     lr: float = option(2e-3, "highest learning rate")
@@ -43,7 +44,7 @@ SettingsClass = BertSettings
 def samples(settings: BertSettings, length: int, part: str) -> Samples:
     shape = SHAPES[settings.model]
     if settings.data.endswith((".bin", ".npy")):
-        text = token_file(settings.data, length, part, settings.token_type)
+        text = token_file(settings.data, length, part, settings.token_type, shape.vocabulary)
     elif settings.data == "python":
         text = byte_text(standard_library(), length, part, limit=4_000_000)
     else:

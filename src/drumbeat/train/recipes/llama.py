@@ -25,7 +25,8 @@ from drumbeat.train import context
 from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
-from drumbeat.train.data.text import byte_text, standard_library, token_file
+from drumbeat.train.data.text import byte_text, standard_library
+from drumbeat.train.data.tokens import token_file
 from drumbeat.train.loop import Result, average, train
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
@@ -40,7 +41,7 @@ from drumbeat.train.world import join
 class LlamaSettings(Settings):
     model: str = option("byte-tiny", "shape: byte-tiny, 1b, 3b, 8b, 70b")
     data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
-    token_type: str = option("uint16", "integers in a .bin file: uint16, int32, uint32, int64")
+    token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     steps: int = option(600, "optimizer steps")
@@ -96,7 +97,7 @@ def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) 
     if settings.data == "synthetic":
         return SyntheticTokens(100_000, length, shape.vocabulary, seed=settings.seed + int(part == "validation"))
     if settings.data.endswith((".bin", ".npy")):
-        return token_file(settings.data, length, part, settings.token_type)
+        return token_file(settings.data, length, part, settings.token_type, shape.vocabulary)
     if settings.data == "python":
         return byte_text(standard_library(), length, part, limit=4_000_000)
     return byte_text(os.path.expanduser(settings.data), length, part)

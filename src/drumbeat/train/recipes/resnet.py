@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Tuple
 
 from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
@@ -33,21 +34,22 @@ class ResNetSettings(Settings):
     lr: float = option(0.1, "first learning rate, for 256 images a step: it grows with the batch")
     decay: float = option(1e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
-    threads: int = option(8, "threads that decode images")
+    workers: int = option(0, "processes a rank that decode images; 0: one a core, at most 8")
     validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
 
 
 SettingsClass = ResNetSettings
 
 
-def samples(settings: ResNetSettings) -> Tuple[Images, Images, int]:
+def samples(settings: ResNetSettings, local_ranks: int) -> Tuple[Images, Images, int]:
     """Training images, validation images, classes."""
     if settings.data == "synthetic":
         made = [SyntheticImages(n, settings.size, settings.classes, seed) for n, seed in ((100_000, 0), (512, 0))]
         return made[0], made[1], settings.classes
     folder = os.path.expanduser(settings.data)
-    train_set = ImageFolder(os.path.join(folder, "train"), settings.size, True, settings.seed, settings.threads)
-    kept = ImageFolder(os.path.join(folder, "val"), settings.size, False, settings.seed, settings.threads)
+    decoders = Decoders(settings.workers, local_ranks)
+    train_set = ImageFolder(os.path.join(folder, "train"), settings.size, True, settings.seed, decoders)
+    kept = ImageFolder(os.path.join(folder, "val"), settings.size, False, settings.seed, decoders, train_set.classes)
     return train_set, kept, len(train_set.classes)
 
 
@@ -56,7 +58,7 @@ def run(settings: ResNetSettings) -> Result:
         raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
     world = join()
     meshes = meshes_for(settings, world)
-    images, kept, classes = samples(settings)
+    images, kept, classes = samples(settings, world.local_size)
     an_epoch = max(1, len(images) // settings.batch)
     if settings.epochs:
         settings = replace(settings, steps=settings.epochs * an_epoch)

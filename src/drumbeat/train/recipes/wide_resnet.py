@@ -48,7 +48,8 @@ def samples(settings: WideResNetSettings) -> Tuple[Images, Images]:
         kept = max(64, settings.images // 10)
         return tuple(SyntheticImages(n, 32, settings.classes) for n in (settings.images, kept))  # type: ignore[return-value]
     folder = os.path.expanduser(settings.data)
-    return cifar100(folder, True, settings.seed), cifar100(folder, False, settings.seed)
+    both = [cifar100(folder, part, settings.seed, settings.classes) for part in (True, False)]
+    return both[0], both[1]
 
 
 def run(settings: WideResNetSettings) -> Result:

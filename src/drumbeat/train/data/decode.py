@@ -1,0 +1,72 @@
+"""One image file -> bytes of a crop of it. Also a program: the decoders of decoders.py run this file as it is.
+
+It imports NumPy and Pillow and nothing of ours, so that a decoder starts fast and stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import sys
+from typing import Any, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+REPLY = struct.Struct("<BI")  # 0: pixels, 1: what is wrong; how many bytes follow
+
+
+def decoded(path: str, size: int, draw: Any) -> Pixels:
+    """(size, size, 3) bytes. `draw`: three numbers from which a random crop and a flip are drawn, or None: the middle.
+
+    A file that is no image raises ValueError.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a broken PNG's is a SyntaxError
+        raise ValueError(str(error)) from None
+    width, height = image.size
+    if draw is None:
+        edge = min(width, height) * 0.875  # the usual 224 of 256
+        box = ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2)
+        return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    random = np.random.default_rng(draw)
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=_random_box(width, height, random)))
+    return np.ascontiguousarray(pixels[:, ::-1]) if random.random() < 0.5 else pixels
+
+
+def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[float, float, float, float]:
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1.0)
+        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
+        if w <= width and h <= height:
+            x, y = random.uniform(0, width - w), random.uniform(0, height - h)
+            return (x, y, x + w, y + h)
+    return (0, 0, width, height)
+
+
+def main() -> None:
+    """A line of JSON in, a reply out, until the input ends: also when the rank that asks was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the rank's to handle; this ends when the rank does
+    for line in sys.stdin:
+        try:
+            pixels = decoded(*json.loads(line))
+            reply = REPLY.pack(0, pixels.nbytes) + pixels.tobytes()
+        except ValueError as error:
+            text = str(error).encode()
+            reply = REPLY.pack(1, len(text)) + text
+        try:
+            sys.stdout.buffer.write(reply)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            return
+
+
+if __name__ == "__main__":
+    main()

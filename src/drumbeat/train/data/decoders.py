@@ -1,0 +1,69 @@
+"""Several processes that decode image files. Threads do not help: Pillow holds the interpreter's lock while it decodes
+(measured: four threads together use no more than one core), and would take it from the training thread.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from drumbeat.train.data import decode
+from drumbeat.train.data.decode import REPLY, Pixels
+from drumbeat.train.refusal import Refusal
+
+Draw = Optional[Tuple[int, int, int]]
+
+
+class Decoders:
+    """`workers` processes, each asked by a thread of its own, which only waits. They start when the first image is
+    wanted and end with this process, however it ends: their input is closed then.
+    """
+
+    def __init__(self, workers: int = 0, local_ranks: int = 1) -> None:
+        """0: as many as this rank has cores, at most 8."""
+        if importlib.util.find_spec("PIL") is None:
+            raise Refusal("reading image files needs Pillow", "pip install pillow")
+        self.workers = workers or min(8, max(1, len(os.sched_getaffinity(0)) // local_ranks))
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="drumbeat-decoder")
+        self._own = threading.local()
+
+    def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Pixels:
+        """(count, size, size, 3) bytes, in the order asked."""
+        out = np.empty((len(images), size, size, 3), dtype=np.uint8)
+        jobs: List[Any] = [self._threads.submit(self._one, path, draw, out[i]) for i, (path, draw) in enumerate(images)]
+        for job in jobs:
+            job.result()
+        return out
+
+    def _one(self, path: str, draw: Draw, into: Pixels) -> None:
+        process = self._process()
+        pipe = process.stdout
+        assert process.stdin is not None and pipe is not None
+        try:
+            process.stdin.write(json.dumps([path, len(into), draw]).encode() + b"\n")
+            process.stdin.flush()
+            wrong, size = REPLY.unpack(pipe.read(REPLY.size))
+            if wrong:
+                raise Refusal(
+                    f"{path}: cannot be read as an image: {pipe.read(size).decode()}", "replace it or take it away"
+                )
+            if pipe.readinto(into.data) != into.nbytes:  # type: ignore[attr-defined]
+                raise EOFError
+        except (OSError, EOFError, struct.error) as error:
+            raise RuntimeError(f"the process that decoded {path} ended with {process.wait()}") from error
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        process: Optional[subprocess.Popen[bytes]] = getattr(self._own, "process", None)
+        if process is None:
+            argv = [sys.executable, decode.__file__]
+            process = self._own.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return process

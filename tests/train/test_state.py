@@ -1,0 +1,126 @@
+"""A save copies what is there now, whatever happened since the last one; and one that fails costs only itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+import torch
+from gloo_world import GlooWorld
+from torch import nn
+
+from drumbeat.cli import main
+from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.state import TrainingState
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def made(kind: Any = torch.optim.AdamW) -> Tuple[nn.Module, Any, TrainingState]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    groups = [{"params": list(model[0].parameters()), "weight_decay": 0.5}, {"params": list(model[1].parameters())}]
+    optimizer = kind(groups, lr=0.1)
+    stepped(optimizer)
+    return model, optimizer, TrainingState([model], optimizer)
+
+
+def same(a: Dict[str, Any], b: Dict[str, Any]) -> bool:
+    pairs = [(a[kind][key], b[kind][key]) for kind in ("model", "optimizer") for key in b[kind]]
+    return all(torch.equal(x, y) for x, y in pairs) and a["groups"] == b["groups"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, MasterAdamW])
+def test_a_copy_is_of_now_and_does_not_move(kind: Any) -> None:
+    model, optimizer, state = made(kind)
+    first, arrived = state.copied()
+    arrived()
+    assert same(first, state.now())
+    kept = {key: value.clone() for key, value in first["model"].items()}
+    room = first["model"]["0.weight"].data_ptr()
+    optimizer.param_groups[0]["lr"] = 0.025
+    model(torch.randn(8, 4))  # moves the running means
+    stepped(optimizer)
+    assert all(torch.equal(first["model"][key], value) for key, value in kept.items()), "training does not reach it"
+    assert not same(first, state.now())
+    second, _ = state.copied()
+    assert same(second, state.now()) and second["model"]["0.weight"].data_ptr() == room, "into the same memory"
+    values = {name: dict(second["groups"][name]) for name in ("0.weight", "1.bias")}
+    assert (values["0.weight"]["lr"], values["1.bias"]["lr"]) == (0.025, 0.1)
+    assert values["0.weight"]["weight_decay"] == 0.5 != values["1.bias"]["weight_decay"]
+    assert set(optimizer.param_groups[0]) == {*values["0.weight"], "params"}, "nothing of ours stays in the groups"
+
+
+def test_tensors_that_were_replaced_are_found_again() -> None:
+    model, optimizer, state = made()
+    state.copied()
+    model[0].weight.data = torch.full((4, 4), 7.0)  # other memory under the same parameter
+    assert torch.equal(state.copied()[0]["model"]["0.weight"], torch.full((4, 4), 7.0))
+    optimizer.load_state_dict(optimizer.state_dict())  # other tensors for the same parameters
+    stepped(optimizer)
+    copy, _ = state.copied()
+    assert same(copy, state.now())
+    assert float(copy["optimizer"]["state.0.weight.step"]) == 2
+    model[1].running_mean = torch.full((4,), 3.0)
+    assert torch.equal(state.copied()[0]["model"]["1.running_mean"], torch.full((4,), 3.0))
+
+
+def test_what_was_copied_can_be_restored() -> None:
+    _, optimizer, state = made()
+    optimizer.param_groups[1]["lr"] = 0.7
+    copy, _ = state.copied()
+    kept = {**copy, "model": {k: v.clone() for k, v in copy["model"].items()}}
+    kept["optimizer"] = {k: v.clone() for k, v in copy["optimizer"].items()}
+    stepped(optimizer)
+    optimizer.param_groups[1]["lr"] = 0.0
+    assert not same(state.now(), kept)
+    state.restore(kept)
+    assert same(state.now(), kept) and optimizer.param_groups[1]["betas"] == (0.9, 0.999)
+
+
+SMALL = ["steps=6", "batch=2", "validation=0", "report_every=1", "save_every=2"]
+
+
+def test_a_failed_background_save_is_said_and_latest_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "step-00000004").write_text("a file where a folder should be")
+    assert main(["train", "llama", "--set", *SMALL, f"checkpoint={tmp_path}", f"figures=jsonl={tmp_path}/f"]) == 0
+    said = capsys.readouterr().out
+    assert "the checkpoint of step 4 FAILED: " in said and "step 6/6" in said
+    ends = [json.loads(line) for line in (tmp_path / "f").read_text().splitlines()]
+    saves = {line["step"]: line.get("error") for line in ends if line["kind"] == "checkpoint"}
+    assert saves[2] is None and "File exists" in saves[4] and saves[6] is None
+    assert (tmp_path / "latest").read_text() == "step-00000006"
+
+
+def test_a_failed_last_save_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "step-00000006").write_text("a file where a folder should be")
+    assert main(["train", "llama", "--set", *SMALL, f"checkpoint={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "step-00000006 cannot be written" in said and "make room" in said
+    assert (tmp_path / "latest").read_text() == "step-00000004"
+
+
+def failing(folder: str) -> List[str]:
+    """Rank 0 cannot move `latest`: every rank hears of it."""
+    from drumbeat.train.checkpoint import Checkpoints
+
+    model = nn.Linear(4, 4)
+    saves = Checkpoints(folder, [model], torch.optim.SGD(model.parameters(), lr=0.1))
+    saves.save(3, {})
+    ended = saves.finish()
+    assert ended is not None
+    return [ended.error]
+
+
+def test_every_rank_hears_of_a_failed_commit(world: GlooWorld, tmp_path: Path) -> None:
+    (tmp_path / "latest.part").mkdir()
+    for (error,) in world.run(failing, str(tmp_path), size=2):
+        assert "Is a directory" in error
+    assert not (tmp_path / "latest").exists()
