@@ -16,7 +16,7 @@ def far(got: Tensor, want: Tensor) -> float:
 
 
 def attention() -> Dict[str, float]:
-    from drumbeat.train.attention import _repeat, causal_attention
+    from drumbeat.train.attention import causal_attention, repeat_heads
 
     q = torch.randn(2, 512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 512, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
@@ -24,7 +24,7 @@ def attention() -> Dict[str, float]:
     got = torch.autograd.grad((causal_attention(q, k, v) * up).sum(), (q, k, v))
     wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
     plain = F.scaled_dot_product_attention(
-        wide[0].transpose(1, 2), *(_repeat(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
+        wide[0].transpose(1, 2), *(repeat_heads(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
     )
     want = torch.autograd.grad((plain.transpose(1, 2) * up).sum(), wide)
     return {f"attention d{name}": far(a, b) for name, a, b in zip("qkv", got, want)}

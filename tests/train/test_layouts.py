@@ -27,8 +27,15 @@ LAYOUTS = [
 # Compositions of the above: the same code on other meshes. DRUMBEAT_ALL_LAYOUTS=1 runs them too.
 MORE_LAYOUTS = [
     ("tp=2,dp_replicate=2", (), 4),
-    ("cp=2,dp_shard=2", (), 4),
-    ("cp=2,tp=2", (), 4),
+    ("cp=2,dp_shard=2", ("context=ulysses",), 4),
+    ("cp=2,dp_shard=2", ("context=ring",), 4),
+    ("cp=2,dp_replicate=2", ("context=ring", "recompute=selective"), 4),
+    ("cp=2,tp=2", ("context=ring",), 4),  # one key-value head a rank: Ulysses has none to cut
+    ("pp=2,cp=2", ("accumulate=4", "schedule=interleaved", "context=ring"), 4),
+    ("pp=2,cp=2", ("accumulate=4", "schedule=zero-bubble", "context=ring"), 4),
+    ("pp=2,cp=2", ("accumulate=4", "schedule=1f1b", "context=ulysses"), 4),
+    ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=zero-bubble"), 4),
+    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zero-bubble"), 4),
     ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=1f1b"), 4),
     ("fsdp", ("offload=yes",), 4),
     ("ddp", ("hook=fp16",), 4),

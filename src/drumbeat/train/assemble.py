@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.context import Context
 from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
@@ -59,6 +60,7 @@ def assemble(
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     anatomy: Anatomy,
     large: bool = False,
+    context: Optional[Context] = None,
 ) -> Assembly:
     """`large`: make the weights only after they are cut, each rank its own part (the model needs `reset()`)."""
     precision = Precision(settings.precision)
@@ -68,17 +70,9 @@ def assemble(
     if layout.pp > 1:
         if not anatomy.blocks:
             raise Refusal("this model has no pipeline stages", "use another layout")
-        if layout.cp > 1:
-            raise Refusal("pipeline with context parallelism is not built", "use one of them")
         if settings.precision == "fp16":
             raise Refusal(
                 "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
-            )
-        if settings.schedule == "zero-bubble" and shards(meshes):
-            raise Refusal(
-                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks "
-                "that exchange gradients (measured: losses differ from the second step on)",
-                "use interleaved",
             )
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
         stages = layout.pp * SCHEDULES[settings.schedule][1]
@@ -87,6 +81,8 @@ def assemble(
         torch.manual_seed(settings.seed)  # the same first weights on every rank and for every layout
         with torch.device("meta" if large else world.device):
             part = build()
+        if context is not None:
+            context.apply(part)
         if stages > 1:
             part = cut(part, number, stages, anatomy.blocks, anatomy.first, anatomy.last)
         part = parallelize(
@@ -109,6 +105,8 @@ def assemble(
     torch.manual_seed(settings.seed + 1 + meshes.data_rank)  # from here on each data-parallel rank draws its own
     adam = optimizer([p for part in parts for p in part.parameters()])
     step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
+    if context is not None:
+        step.share = context.share
     pipe = meshes.one("pp")
     if pipe is not None:
         step.pipeline = Pipeline(

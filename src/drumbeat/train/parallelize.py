@@ -29,6 +29,7 @@ from drumbeat.train import hooks
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.ring import RING_ATTENTION
 
 _BUFFERS = next(
     name
@@ -82,11 +83,11 @@ def parallelize(
 
 
 def shards(meshes: Meshes) -> bool:
-    """DDP carries plain data and context parallelism; FSDP2 everything else, with a shard dimension of 1 if need be:
-    DDP takes no DTensors (tensor parallelism), and its buckets fail under a pipeline's schedule."""
+    """FSDP2 carries shards, and replicas under tensor parallelism with a shard dimension of 1: DDP takes no DTensors.
+    DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
     layout = meshes.layout
     copies = layout.dp_replicate > 1 or layout.cp > 1
-    return layout.dp_shard > 1 or (copies and (layout.tp > 1 or layout.pp > 1))
+    return layout.dp_shard > 1 or (copies and layout.tp > 1 and layout.pp == 1)
 
 
 def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
@@ -125,6 +126,7 @@ def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
 # Selective recomputation keeps the results of products and attention (dear to make) and remakes the rest (cheap).
 _DEAR = {
     torch.ops.aten.mm.default,
+    RING_ATTENTION,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -193,9 +195,12 @@ def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
 
 def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str) -> nn.Module:
     group = meshes.tokens
-    if group is None:
+    if group is None or meshes.layout.pp > 1:
         if hook != "all-reduce":
-            raise Refusal(f"communication hook {hook}: this layout has no data-parallel ranks", "leave the hook out")
+            why = (
+                "this layout has no data-parallel ranks" if group is None else "hooks belong to DDP, this is a pipeline"
+            )
+            raise Refusal(f"communication hook {hook}: {why}", "leave the hook out")
         return model
     wrapped = DistributedDataParallel(
         model,

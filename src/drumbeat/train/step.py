@@ -26,6 +26,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline
 from drumbeat.train.precision import Precision
+from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses
@@ -58,9 +59,11 @@ class Step:
         self.parameters = [p for part in parts for p in part.parameters()]
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.divisor = torch.ones((), device=device)  # targets of all ranks in this step; the pipeline's loss reads it
+        self.share: Callable[[Tensor], Tensor] = lambda x: x  # context parallelism: this rank's part of a sequence
         self.mark: Callable[[str], None] = lambda phase: None  # a loop that measures puts its meter here
 
     def __call__(self, batches: Sequence[Batch]) -> Outcome:
+        batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         self.divisor = self._count(batches)
         loss = self._pipelined(batches) if self.pipeline else self._accumulated(batches)
         self.mark("forward+backward")
@@ -75,7 +78,7 @@ class Step:
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
         count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
-        ranks = self.meshes.joined("dp_replicate", "dp_shard")  # context-parallel ranks were given the same targets
+        ranks = self.meshes.tokens
         if ranks is not None:
             dist.all_reduce(count, group=ranks.get_group())
         return count.clamp(min=1)
@@ -101,6 +104,8 @@ class Step:
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
         with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
             losses = self.pipeline.run(inputs, targets)
+        if self.meshes.tokens is not None and not self.sharded:
+            add_gradients(self.parameters, self.meshes.tokens)
         return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)
 
     def _update(self, norm: Tensor) -> None:
