@@ -17,7 +17,7 @@ from drumbeat.train.loss import cross_entropy_sum
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import Sharding, parallelize, shards
-from drumbeat.train.pipeline import SCHEDULES, Pipeline, cut, stage_numbers
+from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
@@ -73,6 +73,12 @@ def assemble(
         if settings.precision == "fp16":
             raise Refusal(
                 "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
+            )
+        if settings.schedule in SPLIT_BACKWARD and settings.recompute == "selective":
+            raise Refusal(
+                f"pipeline schedule {settings.schedule} with selective recomputation: torch recomputes such a block once, "
+                "and a split backward pass asks for it twice",
+                "use recompute=full or none, or schedule interleaved",
             )
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
         stages = layout.pp * SCHEDULES[settings.schedule][1]

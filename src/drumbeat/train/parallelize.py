@@ -155,12 +155,16 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
 
 
 def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: str, how: Sharding) -> nn.Module:
+    keep = how.keep_after_forward
+    if meshes.layout.pp > 1 and keep is None:
+        # Gathered once a step, not once a micro-batch; and a split backward pass (zero-bubble) looks for whole parameters.
+        keep = True
     offload = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if how.offload else OffloadPolicy()
     options: Dict[str, Any] = {
         "mesh": meshes.sharding(),
         "mp_policy": precision.sharded_policy(),
         "offload_policy": offload,
-        "reshard_after_forward": how.keep_after_forward is not True if how.keep_after_forward is not None else None,
+        "reshard_after_forward": None if keep is None else not keep,
     }
     units = [block for _, block in block_list(model, blocks)] if blocks else large_modules(model, how.smallest)
     for unit in units:

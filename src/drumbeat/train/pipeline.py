@@ -5,7 +5,8 @@ Plain model parallelism over two devices is a pipeline with one micro-batch.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from drumbeat.train.parallelize import tied_parameters
@@ -27,13 +29,19 @@ SCHEDULES: Dict[str, Tuple[Any, int]] = {
     "1f1b": (Schedule1F1B, 1),
     "interleaved": (ScheduleInterleaved1F1B, 2),
     "zero-bubble": (ScheduleInterleavedZeroBubble, 2),
+    "zbv": (ScheduleZBVZeroBubble, 2),
 }
+_FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+SPLIT_BACKWARD = ("zero-bubble", "zbv")  # first the gradients that the stage before waits for, the weights' later
 
 
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
-    """Which stages a rank holds: every ranks-th one."""
+    """Which stages a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage stands on
+    the first rank and its backward pass can start at once."""
     if schedule not in SCHEDULES:
         raise Refusal(f"pipeline schedule '{schedule}' is unknown", f"known: {', '.join(SCHEDULES)}")
+    if schedule == "zbv":
+        return [rank, 2 * ranks - 1 - rank]
     return [rank + i * ranks for i in range(SCHEDULES[schedule][1])]
 
 
@@ -101,8 +109,24 @@ class Pipeline:
     def evaluate(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
-        if self.last:
-            self.schedule.eval(*given, target=targets, losses=losses)
-        else:
-            self.schedule.eval(*given)
+        with self._forward_only():
+            if self.last:
+                self.schedule.eval(*given, target=targets, losses=losses)
+            else:
+                self.schedule.eval(*given)
         return losses
+
+    @contextmanager
+    def _forward_only(self) -> Iterator[None]:
+        """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
+        whole = getattr(self.schedule, "pipeline_order_with_comms", {})
+        try:
+            if isinstance(self.schedule, ScheduleZBVZeroBubble):
+                self.schedule.pipeline_order_with_comms = {
+                    rank: [action for action in actions if action.computation_type.name in _FORWARD]
+                    for rank, actions in whole.items()
+                }
+            yield
+        finally:
+            if isinstance(self.schedule, ScheduleZBVZeroBubble):
+                self.schedule.pipeline_order_with_comms = whole

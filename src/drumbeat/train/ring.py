@@ -13,7 +13,7 @@ from typing import Any, List, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
 
 from drumbeat.train.block_attention import block_attention, block_attention_backward
 
@@ -35,6 +35,13 @@ class Ring:
         return ring_attention(q, k, v, self.group_name)[0].transpose(1, 2)
 
 
+def _group(name: str) -> dist.ProcessGroup:
+    find: Any = (
+        _resolve_process_group  # an operator's arguments are tensors, numbers and texts, so it is given the name
+    )
+    return find(name)
+
+
 def _round(number: int, rank: int, ranks: int, half: int) -> Tuple[slice, slice, bool]:
     """Which queries meet which keys in a round, and whether causally."""
     if number == 0:
@@ -48,7 +55,7 @@ def _round(number: int, rank: int, ranks: int, half: int) -> Tuple[slice, slice,
 @torch.library.custom_op("drumbeat::ring_attention", mutates_args=())
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> Tuple[Tensor, Tensor]:
     """q, k, v (batch, heads, own time, width) -> the result and its log-sum-exp (batch, heads, own time)."""
-    group = _resolve_process_group(group_name)
+    group = _group(group_name)
     rank, ranks, half = group.rank(), group.size(), q.shape[2] // 2
     held = torch.stack((k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -75,7 +82,7 @@ def ring_attention_backward(
 ) -> Tuple[Tensor, Tensor]:
     """The gradients of q, and of k and v as one tensor. With the log-sum-exp of the whole row, each block's share of them
     is exact by itself."""
-    group = _resolve_process_group(group_name)
+    group = _group(group_name)
     rank, ranks, half = group.rank(), group.size(), q.shape[2] // 2
     held = torch.stack((k, v))
     d_q = torch.zeros_like(q, dtype=weight.dtype)
@@ -83,12 +90,9 @@ def ring_attention_backward(
     for number in range(ranks):
         coming = _Passing(held, group, tag=0) if number < ranks - 1 else None
         rows, columns, causal = _round(number, rank, ranks, half)
-        d_rows, d_k, d_v = block_attention_backward(
-            *(x[:, :, rows] for x in (d_out, q)),
-            *(x[:, :, columns] for x in held),
-            *(x[:, :, rows] for x in (out, weight)),
-            causal,
-        )
+        d_own, own_q, own_out, own_weight = (x[:, :, rows] for x in (d_out, q, out, weight))
+        its_k, its_v = held[0, :, :, columns], held[1, :, :, columns]
+        d_rows, d_k, d_v = block_attention_backward(d_own, own_q, its_k, its_v, own_out, own_weight, causal)
         d_q[:, :, rows] += d_rows
         # What earlier ranks found for this block arrives only now, when ours is ready: it was under way meanwhile.
         d_held = going.wait() if going is not None else torch.zeros_like(held, dtype=weight.dtype)
