@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import List
+from typing import Dict, List
 
 import pytest
 from gloo_world import GlooWorld
@@ -51,12 +51,21 @@ if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
     LAYOUTS = MORE_LAYOUTS + LAYOUTS
 
 
-def losses(layout: str, more: tuple[str, ...]) -> List[float]:
-    from drumbeat.train.models import llama
-    from drumbeat.train.recipes.llama import LlamaSettings, run
+BERT_LAYOUTS = [
+    ("tp=2,dp_shard=2", (), 4),
+    ("pp=2,tp=2", ("untie=yes", "accumulate=2", "schedule=interleaved"), 4),
+]
+
+
+def losses(layout: str, more: tuple[str, ...], recipe: str = "llama") -> List[float]:
+    import importlib
+
+    from drumbeat.train.models import bert, llama
     from drumbeat.train.settings import fill
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 4, 4, 2, 64, 256, 32)
+    bert.SHAPES["test"] = bert.BertShape(32, 4, 4, 64, 264, 32, dropout=0.0)
+    module = importlib.import_module(f"drumbeat.train.recipes.{recipe}")
     texts = [
         "model=test",
         f"layout={layout}",
@@ -66,21 +75,33 @@ def losses(layout: str, more: tuple[str, ...]) -> List[float]:
         "lr=1e-2",
         "validation=16",
     ]
-    result = run(fill(LlamaSettings, [*texts, *more]))
+    result = module.run(fill(module.SettingsClass, [*texts, *more]))
     return [*result.losses, result.validation[-1]["loss"]]
 
 
 @pytest.fixture(scope="module")
-def alone(world: GlooWorld) -> List[float]:
-    (values,) = world.run(losses, "ddp", (), size=1)
-    assert values[0] > values[19] + 0.5, "the reference itself must learn"
-    return values
+def alone(world: GlooWorld) -> Dict[str, List[float]]:
+    """What one process computes."""
+    kinds = {"llama": ("llama",), "bert": ("bert",), "bert, untied": ("bert", "untie=yes")}
+    made = {name: world.run(losses, "ddp", more, recipe, size=1)[0] for name, (recipe, *more) in kinds.items()}
+    for values in made.values():
+        assert values[0] > values[19] + 0.5, "the reference itself must learn"
+    return made
 
 
 @pytest.mark.parametrize(("layout", "more", "ranks"), LAYOUTS, ids=lambda value: str(value))
 def test_a_layout_computes_what_one_process_computes(
-    world: GlooWorld, alone: List[float], layout: str, more: tuple[str, ...], ranks: int
+    world: GlooWorld, alone: Dict[str, List[float]], layout: str, more: tuple[str, ...], ranks: int
 ) -> None:
     tolerance = 5e-3 if "hook=fp16" in more else TOLERANCE
     for values in world.run(losses, layout, more, size=ranks):
-        assert values == pytest.approx(alone, rel=tolerance)
+        assert values == pytest.approx(alone["llama"], rel=tolerance)
+
+
+@pytest.mark.parametrize(("layout", "more", "ranks"), BERT_LAYOUTS, ids=lambda value: str(value))
+def test_so_does_bert(
+    world: GlooWorld, alone: Dict[str, List[float]], layout: str, more: tuple[str, ...], ranks: int
+) -> None:
+    want = alone["bert, untied" if "untie=yes" in more else "bert"]
+    for values in world.run(losses, layout, more, "bert", size=ranks):
+        assert values == pytest.approx(want, rel=TOLERANCE)

@@ -108,7 +108,9 @@ def assemble(
             whole: Any = getattr(part, "module", part)
             whole.reset()
         parts.append(part)
-    torch.manual_seed(settings.seed + 1 + meshes.data_rank)  # from here on each data-parallel rank draws its own
+    torch.manual_seed(
+        settings.seed + 1 + world.rank
+    )  # from here on each rank draws its own: it holds tokens of its own
     adam = optimizer([p for part in parts for p in part.parameters()])
     step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
     if context is not None:

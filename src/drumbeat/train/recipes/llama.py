@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from typing import Dict
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -21,18 +20,18 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, warm_then_down
 from drumbeat.train.context import Context
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library, token_file
-from drumbeat.train.loop import Result, average, train
+from drumbeat.train.loop import Result, train
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
-from drumbeat.train.step import plain, vocabulary_cut
+from drumbeat.train.validation import mean_loss
 from drumbeat.train.world import join
 
 
@@ -137,29 +136,6 @@ def run(settings: LlamaSettings) -> Result:
     validate = None
     if settings.validation:
         kept = samples(settings, shape, length, "validation")
-        validate = lambda: validation_loss(settings, parts, kept)  # noqa: E731
+        validate = lambda: mean_loss(parts, kept, settings.validation, loss)  # noqa: E731
     plan = plan_for(settings, warm_then_down(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
-
-
-@torch.no_grad()
-def validation_loss(settings: LlamaSettings, parts: Assembly, kept: Samples) -> Dict[str, float]:
-    """The mean loss over the first `validation` kept sequences; each data-parallel rank takes its share of them."""
-    ranks = parts.meshes.layout.data_ranks
-    own = max(1, min(settings.validation, len(kept)) // ranks)
-    first = parts.meshes.data_rank * own
-    tokens, targets = (x.to(parts.world.device) for x in kept.read(list(range(first, first + own)), [0] * own))
-    tokens, targets = parts.step.share(tokens), parts.step.share(targets)
-    totals = torch.zeros(2, device=parts.world.device)
-    with parts.precision.computing(parts.world.device, parts.step.sharded), vocabulary_cut(parts.meshes):
-        if parts.step.pipeline is None:
-            for x, y in zip(tokens.split(8), targets.split(8)):
-                totals[0] += plain(loss(parts.parts[0], x, y))
-        else:
-            parts.step.divisor = torch.ones((), device=parts.world.device)
-            totals[0] += sum(parts.step.pipeline.evaluate(tokens, targets), torch.zeros(()))
-    totals[1] = float(targets.numel())
-    pipe = parts.meshes.one("pp")
-    if pipe is not None:
-        torch.distributed.all_reduce(totals[0], group=pipe.get_group())
-    return {"loss": float(average(totals, parts.meshes.tokens))}
