@@ -13,14 +13,14 @@ STEPS = 20
 TOLERANCE = 2e-4
 
 LAYOUTS = [
-    # layout, more settings, ranks
+    # layout, more settings, ranks; start=meta: the weights are made after cutting, as for the large shapes
     ("ddp", ("accumulate=2",), 4),
-    ("fsdp", ("accumulate=2", "recompute=selective"), 4),
+    ("fsdp", ("start=meta", "accumulate=2", "recompute=selective"), 4),
     ("hsdp", ("accumulate=2",), 4),
-    ("tp=2,dp_shard=2", ("recompute=full",), 4),
+    ("tp=2,dp_shard=2", ("start=meta", "recompute=full"), 4),
     ("cp=2,dp_replicate=2", (), 4),
     ("pp=2,dp_shard=2", ("accumulate=4", "schedule=interleaved"), 4),
-    ("pp=2,tp=2", ("accumulate=4", "schedule=1f1b"), 4),
+    ("pp=2,tp=2", ("start=meta", "accumulate=4", "schedule=1f1b"), 4),
     ("pp", ("accumulate=1", "schedule=gpipe"), 2),  # plain model parallelism
     ("pp", ("accumulate=4", "schedule=zero-bubble"), 2),
 ]
@@ -61,10 +61,12 @@ def losses(layout: str, more: tuple[str, ...], recipe: str = "llama") -> List[fl
     import importlib
 
     from drumbeat.train.models import bert, llama
+    from drumbeat.train.recipes import llama as llama_recipe
     from drumbeat.train.settings import fill
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 4, 4, 2, 64, 256, 32)
     bert.SHAPES["test"] = bert.BertShape(32, 4, 4, 64, 264, 32, dropout=0.0)
+    llama_recipe.LARGE = 0 if "start=meta" in more else 2_000_000_000
     module = importlib.import_module(f"drumbeat.train.recipes.{recipe}")
     texts = [
         "model=test",
@@ -75,7 +77,7 @@ def losses(layout: str, more: tuple[str, ...], recipe: str = "llama") -> List[fl
         "lr=1e-2",
         "validation=16",
     ]
-    result = module.run(fill(module.SettingsClass, [*texts, *more]))
+    result = module.run(fill(module.SettingsClass, [*texts, *(text for text in more if text != "start=meta")]))
     return [*result.losses, result.validation[-1]["loss"]]
 
 

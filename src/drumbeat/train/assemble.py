@@ -22,6 +22,7 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
+from drumbeat.train.start import fill_parts
 from drumbeat.train.step import Loss, Step, plain
 from drumbeat.train.world import World
 
@@ -62,7 +63,7 @@ def assemble(
     large: bool = False,
     context: Optional[Context] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (the model needs `reset()`)."""
+    """`large`: make the weights only after they are cut, each rank its own part (start.py)."""
     precision = Precision(settings.precision)
     layout = meshes.layout
     numbers = [0]
@@ -104,9 +105,7 @@ def assemble(
             hook=settings.hook,
         )
         if large:
-            part.to_empty(device="cpu" if settings.offload else world.device)
-            whole: Any = getattr(part, "module", part)
-            whole.reset()
+            fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
     torch.manual_seed(
         settings.seed + 1 + world.rank

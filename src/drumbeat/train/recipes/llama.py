@@ -49,6 +49,7 @@ class LlamaSettings(Settings):
 
 
 SettingsClass = LlamaSettings
+LARGE = 2_000_000_000  # parameters: from here on a rank never holds the whole model, not even at the start
 
 
 def tensor_plan() -> Dict[str, ParallelStyle]:
@@ -111,7 +112,7 @@ def run(settings: LlamaSettings) -> Result:
     if split is not None:
         context = Context(split, settings.context, length, shape.heads // tp, shape.kv_heads // tp)
     anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan())
-    large = shape.matmul_parameters > 2e9
+    large = shape.matmul_parameters > LARGE
     make = lambda: Llama(shape)  # noqa: E731
     parts = assemble(settings, world, meshes, make, loss, adamw(settings, meshes), anatomy, large, context)
     stream = Stream(
