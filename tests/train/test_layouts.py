@@ -9,8 +9,8 @@ import pytest
 from gloo_world import GlooWorld
 
 STEPS = 20
-# fp32 sums in another order differ in the last bits, and training magnifies that; a wrong gradient is off by far more.
-TOLERANCE = 2e-4
+# fp32 sums in another order differ in the last bits (measured: up to 3e-7); a wrong gradient is off by far more.
+TOLERANCE = 5e-6
 
 LAYOUTS = [
     # layout, more settings, ranks; start=meta: the weights are made after cutting, as for the large shapes

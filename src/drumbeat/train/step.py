@@ -70,6 +70,8 @@ class Step:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
+            if self.meshes.layout.tp > 1:
+                settle(self.parameters)
             norm = gradient_norm(self.parameters, self.meshes)
             self._update(norm)
         self.optimizer.zero_grad(set_to_none=True)
@@ -153,6 +155,14 @@ def vocabulary_cut(meshes: Meshes) -> ContextManager[Any]:
 
 def plain(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def settle(parameters: Sequence[Tensor]) -> None:
+    """Under sequence parallelism a rank's gradient of a norm's weight is its own tokens' share only; FSDP adds the shares up
+    while it reduces, without it they are added here. A norm of unfinished sums would be wrong."""
+    for p in parameters:
+        if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+            p.grad = p.grad.redistribute(placements=p.placements)
 
 
 def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
