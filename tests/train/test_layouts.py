@@ -107,3 +107,25 @@ def test_so_does_bert(
     want = alone["bert, untied" if "untie=yes" in more else "bert"]
     for values in world.run(losses, layout, more, "bert", size=ranks):
         assert values == pytest.approx(want, rel=TOLERANCE)
+
+
+def image_losses(recipe: str, *texts: str) -> List[float]:
+    import importlib
+
+    from drumbeat.train.settings import fill
+
+    module = importlib.import_module(f"drumbeat.train.recipes.{recipe}")
+    result = module.run(fill(module.SettingsClass, ["classes=4", "report_every=1", *texts]))
+    return [*result.losses, result.validation[-1]["loss"], result.validation[-1]["accuracy"]]
+
+
+WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=5", "warmup=1", "base_lr=0.2")
+SMALL = ("resnet", "depth=18", "size=32", "batch=4", "steps=3", "validation=8", "lr=0.01")
+
+
+@pytest.mark.parametrize("recipe", [WIDE, SMALL], ids=lambda recipe: recipe[0])
+def test_images_over_two_devices(world: GlooWorld, recipe: tuple[str, ...]) -> None:
+    """Plain model parallelism: the first half of the layers on one device, the second on another."""
+    (want,) = world.run(image_losses, *recipe, size=1)
+    for values in world.run(image_losses, *recipe, "layout=pp", "schedule=gpipe", size=2):
+        assert values == pytest.approx(want, rel=1e-4)

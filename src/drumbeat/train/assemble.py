@@ -34,6 +34,7 @@ class Anatomy:
     blocks: str = ""  # the module whose children are the repeated blocks
     first: Tuple[str, ...] = ()  # what belongs to the first pipeline stage
     last: Tuple[str, ...] = ()  # ... to the last one
+    stages: Tuple[str, ...] = ()  # modules whose children a pipeline spreads; none given: those of `blocks`
     tensor_plan: Optional[Dict[str, ParallelStyle]] = None
 
 
@@ -68,8 +69,9 @@ def assemble(
     layout = meshes.layout
     numbers = [0]
     stages = 1
+    spread = anatomy.stages or ((anatomy.blocks,) if anatomy.blocks else ())
     if layout.pp > 1:
-        if not anatomy.blocks:
+        if not spread:
             raise Refusal("this model has no pipeline stages", "use another layout")
         if settings.precision == "fp16":
             raise Refusal(
@@ -91,7 +93,7 @@ def assemble(
         if context is not None:
             context.apply(part)
         if stages > 1:
-            part = cut(part, number, stages, anatomy.blocks, anatomy.first, anatomy.last)
+            part = cut(part, number, stages, spread, anatomy.first, anatomy.last)
         part = parallelize(
             part,
             meshes,

@@ -6,7 +6,7 @@ Plain model parallelism over two devices is a pipeline with one micro-batch.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -45,26 +45,39 @@ def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
     return [rank + i * ranks for i in range(SCHEDULES[schedule][1])]
 
 
-def cut(model: nn.Module, stage: int, stages: int, blocks: str, first: Sequence[str], last: Sequence[str]) -> nn.Module:
-    """Keep one stage of `model`: its share of the blocks, `first` (the embedding) on stage 0 and `last` (norm and head)
-    on the last stage. What is not kept becomes None, or is missing from the blocks; the model's forward skips it.
+def cut(
+    model: nn.Module, stage: int, stages: int, holders: Sequence[str], first: Sequence[str], last: Sequence[str]
+) -> nn.Module:
+    """Keep one stage of `model`: its share of the blocks (the children of `holders`), `first` (the embedding) on stage 0
+    and `last` (norm and head) on the last stage. What is not kept becomes None, or is missing from the blocks; the
+    model's forward skips it.
     """
     if tied_parameters(model):
         raise Refusal(
             "pipeline: the embedding and the head share one matrix but stand on different stages", "untie them"
         )
-    holder = model.get_submodule(blocks)
-    names = [name for name, _ in holder.named_children()]
+    places = [model.get_submodule(holder) for holder in holders]
+    names = [(holder, name) for holder in places for name, _ in holder.named_children()]
     if len(names) < stages:
         raise Refusal(f"pipeline: {len(names)} blocks for {stages} stages", "use fewer stages")
     low, high = (len(names) * i // stages for i in (stage, stage + 1))
-    for name in names[:low] + names[high:]:
+    for holder, name in names[:low] + names[high:]:
         delattr(holder, name) if not isinstance(holder, nn.ModuleDict) else holder.pop(name)
     for name in () if stage == 0 else first:
         setattr(model, name, None)
     for name in () if stage == stages - 1 else last:
         setattr(model, name, None)
     return model
+
+
+class _Stage(PipelineStage):
+    def _compute_outputs(self, *args: Tensor, module: nn.Module, **more: Any) -> Any:
+        """torch learns the shapes between stages from a pass over tensors it never filled: running statistics must not."""
+        kept = [buffer.clone() for buffer in module.buffers()]
+        outputs = module(*args, **more)
+        for buffer, before in zip(module.buffers(), kept):
+            buffer.data.copy_(before)
+        return outputs
 
 
 class Pipeline:
@@ -80,6 +93,7 @@ class Pipeline:
         loss: Callable[[Any, Tensor], Tensor],
     ) -> None:
         kind, each = SCHEDULES[schedule]
+        self.micro_batches = micro_batches
         rank, ranks = mesh.get_local_rank(), mesh.size()
         total = each * ranks
         if micro_batches < ranks and each > 1:
@@ -88,9 +102,7 @@ class Pipeline:
                 f"set accumulate to a multiple of {ranks}, or use gpipe",
             )
         numbers = stage_numbers(schedule, rank, ranks)
-        stages = [
-            PipelineStage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)
-        ]
+        stages = [_Stage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)]
         self.first = 0 in numbers
         self.last = total - 1 in numbers
         # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
@@ -106,15 +118,15 @@ class Pipeline:
             self.schedule.step(*given)
         return losses
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tuple[Optional[Tensor], List[Tensor]]:
+        """Outputs and losses of the micro-batches, on the last stage. Always as many samples, a multiple of them."""
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
         with self._forward_only():
             if self.last:
-                self.schedule.eval(*given, target=targets, losses=losses)
-            else:
-                self.schedule.eval(*given)
-        return losses
+                return self.schedule.eval(*given, target=targets, losses=losses), losses
+            self.schedule.eval(*given)
+        return None, losses
 
     @contextmanager
     def _forward_only(self) -> Iterator[None]:

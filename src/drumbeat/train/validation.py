@@ -17,9 +17,12 @@ from drumbeat.train.step import Loss, plain, vocabulary_cut
 def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss) -> Dict[str, float]:
     """Over the first `count` kept sequences; each data-parallel rank takes its share of them."""
     own = max(1, min(count, len(kept)) // parts.meshes.layout.data_ranks)
-    first = parts.meshes.data_rank * own
     device, step = parts.world.device, parts.step
-    tokens, targets = (step.share(x.to(device)) for x in kept.read(list(range(first, first + own)), [0] * own))
+    if step.pipeline is not None:  # its micro-batches are equally long
+        own = own - own % step.pipeline.micro_batches or step.pipeline.micro_batches
+    first = parts.meshes.data_rank * own
+    indices = [i % len(kept) for i in range(first, first + own)]
+    tokens, targets = (step.share(x.to(device)) for x in kept.read(indices, [0] * own))
     totals = torch.zeros(2, device=device)
     for part in parts.parts:
         part.eval()
@@ -29,7 +32,7 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss) -> Dict[st
                 totals[0] += plain(loss(parts.parts[0], x, y))
         else:
             step.divisor = torch.ones((), device=device)
-            totals[0] += sum(step.pipeline.evaluate(tokens, targets), torch.zeros((), device=device))
+            totals[0] += sum(step.pipeline.evaluate(tokens, targets)[1], torch.zeros((), device=device))
     for part in parts.parts:
         part.train()
     totals[1] = (targets != IGNORE).sum()

@@ -104,7 +104,7 @@ def run(settings: BertSettings) -> Result:
     length = settings.length or shape.context
     check(shape, meshes, length)
     first, last = ("words", "places", "kinds", "norm"), ("transform", "transform_norm", "head")
-    anatomy = Anatomy("blocks", first, last, tensor_plan())
+    anatomy = Anatomy("blocks", first, last, tensor_plan=tensor_plan())
     parts = assemble(settings, world, meshes, lambda: Bert(shape), loss, adamw(settings, meshes), anatomy)
     stream = Stream(
         samples(settings, length, "train"),

@@ -111,7 +111,7 @@ def run(settings: LlamaSettings) -> Result:
     context = None
     if split is not None:
         context = Context(split, settings.context, length, shape.heads // tp, shape.kv_heads // tp)
-    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan())
+    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan=tensor_plan())
     large = shape.matmul_parameters > LARGE
     make = lambda: Llama(shape)  # noqa: E731
     parts = assemble(settings, world, meshes, make, loss, adamw(settings, meshes), anatomy, large, context)
