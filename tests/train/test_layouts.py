@@ -19,12 +19,11 @@ LAYOUTS = [
     ("hsdp", ("accumulate=2",), 4),
     ("tp=2,dp_shard=2", ("start=meta", "recompute=full"), 4),
     ("cp=2,dp_replicate=2", (), 4),
-    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=interleaved"), 4),
-    ("pp=2,tp=2", ("start=meta", "accumulate=4", "schedule=1f1b"), 4),
-    ("pp", ("accumulate=1", "schedule=gpipe"), 2),  # plain model parallelism
-    ("pp", ("accumulate=4", "schedule=zero-bubble"), 2),
+    ("pp=2,cp=2", ("accumulate=2", "schedule=zero-bubble", "context=ring"), 4),
+    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zbv"), 4),
+    ("pp=2,tp=2", ("start=meta", "accumulate=2", "schedule=1f1b"), 4),
 ]
-# Compositions of the above: the same code on other meshes. DRUMBEAT_ALL_LAYOUTS=1 runs them too.
+# The same code on other meshes. DRUMBEAT_ALL_LAYOUTS=1 runs them too.
 MORE_LAYOUTS = [
     ("tp=2,dp_replicate=2", (), 4),
     ("cp=2,dp_shard=2", ("context=ulysses",), 4),
@@ -32,12 +31,11 @@ MORE_LAYOUTS = [
     ("cp=2,dp_replicate=2", ("context=ring", "recompute=selective"), 4),
     ("cp=2,tp=2", ("context=ring",), 4),  # one key-value head a rank: Ulysses has none to cut
     ("pp=2,cp=2", ("accumulate=4", "schedule=interleaved", "context=ring"), 4),
-    ("pp=2,cp=2", ("accumulate=4", "schedule=zero-bubble", "context=ring"), 4),
     ("pp=2,cp=2", ("accumulate=4", "schedule=1f1b", "context=ulysses"), 4),
     ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=zero-bubble"), 4),
     ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zero-bubble"), 4),
     ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=zbv"), 4),
-    ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zbv"), 4),
+    ("pp=2,dp_shard=2", ("start=meta", "accumulate=4", "schedule=interleaved"), 4),
     ("pp=2,tp=2", ("accumulate=4", "schedule=zbv"), 4),
     ("pp=2,cp=2", ("accumulate=4", "schedule=zbv", "context=ring", "recompute=full"), 4),
     ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zero-bubble", "recompute=full"), 4),
@@ -46,15 +44,30 @@ MORE_LAYOUTS = [
     ("pp=2,dp_replicate=2", ("accumulate=4", "schedule=1f1b"), 4),
     ("fsdp", ("offload=yes",), 4),
     ("ddp", ("hook=fp16",), 4),
+    ("pp", ("accumulate=1", "schedule=gpipe"), 2),
+    ("pp", ("accumulate=4", "schedule=zero-bubble"), 2),
+]
+# Three degrees at once, on eight ranks.
+EIGHT_RANKS = [
+    ("pp=2,tp=2,dp_shard=2", ("accumulate=2", "schedule=interleaved"), 8),
+    ("pp=2,tp=2,dp_replicate=2", ("accumulate=2", "schedule=zero-bubble"), 8),
+    ("pp=2,tp=2,cp=2", ("accumulate=2", "schedule=1f1b", "context=ring"), 8),
+    ("pp=2,cp=2,dp_shard=2", ("accumulate=2", "schedule=zbv", "context=ulysses"), 8),
+    ("cp=2,dp_replicate=2,dp_shard=2", ("context=ring",), 8),
+    ("cp=2,dp_replicate=2,tp=2", ("context=ring",), 8),
+    ("cp=4,dp_shard=2", (), 8),
 ]
 if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
-    LAYOUTS = MORE_LAYOUTS + LAYOUTS
+    LAYOUTS = MORE_LAYOUTS + LAYOUTS + EIGHT_RANKS
 
 
-BERT_LAYOUTS = [
-    ("tp=2,dp_shard=2", (), 4),
-    ("pp=2,tp=2", ("untie=yes", "accumulate=2", "schedule=interleaved"), 4),
-]
+BERT_LAYOUTS = [("pp=2,tp=2", ("untie=yes", "accumulate=2", "schedule=interleaved"), 4)]
+WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=5", "warmup=1", "base_lr=0.2")
+SMALL = ("resnet", "depth=18", "size=32", "batch=4", "steps=3", "validation=8", "lr=0.01")
+IMAGES = [WIDE]
+if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
+    BERT_LAYOUTS += [("tp=2,dp_shard=2", (), 4), ("pp=2,dp_replicate=2", ("untie=yes", "accumulate=2"), 4)]
+    IMAGES += [SMALL]
 
 
 def losses(layout: str, more: tuple[str, ...], recipe: str = "llama") -> List[float]:
@@ -119,11 +132,7 @@ def image_losses(recipe: str, *texts: str) -> List[float]:
     return [*result.losses, result.validation[-1]["loss"], result.validation[-1]["accuracy"]]
 
 
-WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=5", "warmup=1", "base_lr=0.2")
-SMALL = ("resnet", "depth=18", "size=32", "batch=4", "steps=3", "validation=8", "lr=0.01")
-
-
-@pytest.mark.parametrize("recipe", [WIDE, SMALL], ids=lambda recipe: recipe[0])
+@pytest.mark.parametrize("recipe", IMAGES, ids=lambda recipe: recipe[0])
 def test_images_over_two_devices(world: GlooWorld, recipe: tuple[str, ...]) -> None:
     """Plain model parallelism: the first half of the layers on one device, the second on another."""
     (want,) = world.run(image_losses, *recipe, size=1)
