@@ -30,6 +30,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "precision=fp4"], ["precision 'fp4' is unknown", "bf16"]),
         (["llama", "--set", "precision=fp8"], ["fp8 products need a GPU"]),
         (["llama", "--set", "hook=bf16"], ["no data-parallel ranks"]),
+        (["llama", "--set", "offload=yes"], ["only shards can live in CPU memory"]),
         (["llama", "--set", "recompute=some"], ["recompute 'some' is unknown"]),
         (["llama", "--set", "batch=3", "accumulate=2"], ["batch of 3", "1 data-parallel ranks x 2 micro-batches"]),
         (["llama", "--set", "on_nan=hope"], ["on_nan 'hope' is unknown"]),

@@ -70,6 +70,10 @@ def parallelize(
     if layout.tp > 1:
         apply_tensor_plan(model, meshes, tensor_plan)
     precision.prepare(model, sharded, blocks)
+    if sharding is not None and sharding.offload and not sharded:
+        raise Refusal(
+            "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
+        )
     repeated = block_list(model, blocks)
     apply_recompute(model, repeated, recompute)
     if compile:

@@ -36,9 +36,8 @@ class Ring:
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    find: Any = (
-        _resolve_process_group  # an operator's arguments are tensors, numbers and texts, so it is given the name
-    )
+    """An operator's arguments are tensors, numbers and texts, so it is given a group by its name."""
+    find: Any = _resolve_process_group
     return find(name)
 
 
@@ -65,7 +64,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, group_name: str) -> Tuple[Te
         rows, columns, causal = _round(number, rank, ranks, half)
         part, lse = block_attention(q[:, :, rows], held[0, :, :, columns], held[1, :, :, columns], causal)
         if number == 0:
-            total.copy_(part), weight.copy_(lse)
+            total.copy_(part)
+            weight.copy_(lse)
         else:
             both = torch.logaddexp(weight[:, :, rows], lse)
             keep, add = (weight[:, :, rows] - both).exp()[..., None], (lse - both).exp()[..., None]

@@ -106,7 +106,8 @@ class Llama(nn.Module):
                     self.first_weights(name, parameter)
 
     def first_weights(self, name: str, out: Tensor) -> None:
-        """Fill one parameter. Each has random numbers of its own, so it does not matter which others are filled here.
+        """Fill one parameter. Its random numbers come from torch's seed and its name, so it does not matter which others
+        are filled here, or before.
         The last product of each block is scaled down by depth, so the residual sum keeps its size."""
         if name.endswith("norm.weight"):
             out.fill_(1.0)
