@@ -16,7 +16,7 @@ def far(got: Tensor, want: Tensor) -> float:
 
 
 def attention() -> Dict[str, float]:
-    from drumbeat.train.attention import _repeat, causal_attention
+    from drumbeat.train.attention import causal_attention, repeat_heads
 
     q = torch.randn(2, 512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 512, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
@@ -24,10 +24,30 @@ def attention() -> Dict[str, float]:
     got = torch.autograd.grad((causal_attention(q, k, v) * up).sum(), (q, k, v))
     wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
     plain = F.scaled_dot_product_attention(
-        wide[0].transpose(1, 2), *(_repeat(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
+        wide[0].transpose(1, 2), *(repeat_heads(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
     )
     want = torch.autograd.grad((plain.transpose(1, 2) * up).sum(), wide)
     return {f"attention d{name}": far(a, b) for name, a, b in zip("qkv", got, want)}
+
+
+def ring_blocks() -> Dict[str, float]:
+    """One block of ring attention by the fused kernels: cuDNN's, and FlashAttention as where cuDNN's does not run."""
+    from drumbeat.train import block_attention as blocks
+
+    q, up = (torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(2, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    found, best = {}, blocks.has_cudnn
+    for kernel, chosen in (("cudnn", best), ("flash", lambda _q: False)):
+        blocks.has_cudnn = chosen
+        for causal in (True, False):
+            want = blocks.block_attention(q.float(), k.float(), v.float(), causal)
+            got = blocks.block_attention(q, k, v, causal)
+            slopes = blocks.block_attention_backward(up, q, k, v, *got, causal)
+            plain = blocks.block_attention_backward(up.float(), q.float(), k.float(), v.float(), *want, causal)
+            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), (*got, *slopes), (*want, *plain)):
+                found[f"ring {kernel} {'causal ' if causal else ''}{name}"] = far(a, b)
+    blocks.has_cudnn = best
+    return found
 
 
 def gate() -> Dict[str, float]:
@@ -112,6 +132,6 @@ def all_checks() -> Dict[str, Any]:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    found = {**attention(), **gate(), **cross_entropy(), **float8(), **models()}
+    found = {**attention(), **ring_blocks(), **gate(), **cross_entropy(), **float8(), **models()}
     wrong = [name for name, value in found.items() if not value < LIMITS.get(name, 0.012)]
     return {**found, **({"error": f"too far off: {', '.join(wrong)}"} if wrong else {})}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import Iterator
 
 import pytest
@@ -11,6 +12,6 @@ from gloo_world import GlooWorld  # noqa: E402
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[GlooWorld]:
-    made = GlooWorld()
+    made = GlooWorld(8 if os.environ.get("DRUMBEAT_ALL_LAYOUTS") else 4)
     yield made
     made.close()

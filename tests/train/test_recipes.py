@@ -77,6 +77,26 @@ def train_llama(texts: List[str]) -> List[float]:
     return run(fill(LlamaSettings, texts)).losses
 
 
+def in_fp8(texts: List[str]) -> List[float]:
+    """fp8 on the CPU is slow and otherwise right, so what is around it can be tried here."""
+    from drumbeat.train import float8
+
+    refusing, float8.supported = float8.supported, lambda _device: None  # type: ignore[assignment]
+    try:
+        return train_llama([*texts, "precision=fp8"])
+    finally:
+        float8.supported = refusing
+
+
+def test_fp8_trains_alike_with_ddp_fsdp_and_a_pipeline(world: GlooWorld) -> None:
+    small = ["model=byte-tiny", "steps=6", "batch=4", "length=16", "report_every=6", "validation=0", "lr=1e-2"]
+    exact = world.run(train_llama, small)[0][-1]
+    for layout, accumulate in (("ddp", 1), ("fsdp", 1), ("pp=2,dp_replicate=2", 2)):
+        for got in world.run(in_fp8, [*small, f"layout={layout}", f"accumulate={accumulate}"]):
+            assert got[-1] == pytest.approx(exact, rel=2e-2), layout
+            assert got[-1] != pytest.approx(exact, rel=1e-5), f"{layout}: this was not fp8"
+
+
 @pytest.mark.parametrize(
     ("layout", "precision", "ranks"),
     [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
 import pytest
+from gloo_world import GlooWorld
 
 from drumbeat.cli import main
 from drumbeat.train.layout import Layout
@@ -29,6 +30,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "precision=fp4"], ["precision 'fp4' is unknown", "bf16"]),
         (["llama", "--set", "precision=fp8"], ["fp8 products need a GPU"]),
         (["llama", "--set", "hook=bf16"], ["no data-parallel ranks"]),
+        (["llama", "--set", "offload=yes"], ["only shards can live in CPU memory"]),
         (["llama", "--set", "recompute=some"], ["recompute 'some' is unknown"]),
         (["llama", "--set", "batch=3", "accumulate=2"], ["batch of 3", "1 data-parallel ranks x 2 micro-batches"]),
         (["llama", "--set", "on_nan=hope"], ["on_nan 'hope' is unknown"]),
@@ -79,3 +81,39 @@ def test_layout_equations() -> None:
         Layout.parse("tp=2,tp=2")
     with pytest.raises(Refusal, match="tp is 0"):
         Layout(tp=0).for_world(4)
+
+
+LAYOUTS = [
+    ("llama", ["layout=cp=2,tp=2", "context=ulysses"], "1 key-value heads do not divide by 2"),
+    ("llama", ["layout=cp=4", "length=36", "context=ring"], "36 tokens do not divide into 8 pieces"),
+    ("llama", ["layout=cp=2,tp=2", "length=34"], "17 tokens"),
+    ("llama", ["layout=cp", "context=circle"], "context 'circle' is unknown"),
+    ("llama", ["layout=pp=2,dp_shard=2", "schedule=zbv", "recompute=selective"], "asks for it twice"),
+    ("llama", ["layout=pp=2,dp_replicate=2", "schedule=1f1b", "hook=fp16"], "this is a pipeline"),
+    ("llama", ["layout=tp=4"], "tensor parallelism 4: it must divide 2 key-value heads"),
+    ("bert", ["layout=pp=2,dp_shard=2"], "share one matrix"),
+    ("bert", ["layout=cp"], "too few to be worth cutting"),
+    ("bert", ["layout=tp=4", "length=30"], "30 tokens"),
+    ("resnet", ["layout=tp"], "the filters of an image model are small"),
+    ("wide_resnet", ["layout=cp"], "an image is none"),
+]
+
+
+def refused(cases: List[Tuple[str, List[str], str]]) -> List[str]:
+    import importlib
+
+    from drumbeat.train.settings import fill
+
+    said = []
+    for recipe, texts, _ in cases:
+        module = importlib.import_module(f"drumbeat.train.recipes.{recipe}")
+        with pytest.raises(Refusal) as caught:
+            module.run(fill(module.SettingsClass, texts))
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_layout_that_cannot_work_is_refused_on_every_rank_with_the_reason(world: GlooWorld) -> None:
+    for said in world.run(refused, LAYOUTS):
+        for sentence, (_, _, words) in zip(said, LAYOUTS):
+            assert words in sentence, sentence

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.context import Context
 from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import Sharding, parallelize, shards
-from drumbeat.train.pipeline import SCHEDULES, Pipeline, cut, stage_numbers
+from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
+from drumbeat.train.start import fill_parts
 from drumbeat.train.step import Loss, Step, plain
 from drumbeat.train.world import World
 
@@ -32,6 +34,7 @@ class Anatomy:
     blocks: str = ""  # the module whose children are the repeated blocks
     first: Tuple[str, ...] = ()  # what belongs to the first pipeline stage
     last: Tuple[str, ...] = ()  # ... to the last one
+    stages: Tuple[str, ...] = ()  # modules whose children a pipeline spreads; none given: those of `blocks`
     tensor_plan: Optional[Dict[str, ParallelStyle]] = None
 
 
@@ -59,26 +62,26 @@ def assemble(
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     anatomy: Anatomy,
     large: bool = False,
+    context: Optional[Context] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (the model needs `reset()`)."""
+    """`large`: make the weights only after they are cut, each rank its own part (start.py)."""
     precision = Precision(settings.precision)
     layout = meshes.layout
     numbers = [0]
     stages = 1
+    spread = anatomy.stages or ((anatomy.blocks,) if anatomy.blocks else ())
     if layout.pp > 1:
-        if not anatomy.blocks:
+        if not spread:
             raise Refusal("this model has no pipeline stages", "use another layout")
-        if layout.cp > 1:
-            raise Refusal("pipeline with context parallelism is not built", "use one of them")
         if settings.precision == "fp16":
             raise Refusal(
                 "pipeline with fp16: the schedule owns the backward pass, so the loss cannot be scaled", "use bf16"
             )
-        if settings.schedule == "zero-bubble" and shards(meshes):
+        if settings.schedule in SPLIT_BACKWARD and settings.recompute == "selective":
             raise Refusal(
-                "pipeline schedule zero-bubble with data parallelism: its split backward pass goes round the hooks "
-                "that exchange gradients (measured: losses differ from the second step on)",
-                "use interleaved",
+                f"pipeline schedule {settings.schedule} with selective recomputation: torch recomputes such a block once, "
+                "and a split backward pass asks for it twice",
+                "use recompute=full or none, or schedule interleaved",
             )
         numbers = stage_numbers(settings.schedule, meshes.coordinate("pp"), layout.pp)
         stages = layout.pp * SCHEDULES[settings.schedule][1]
@@ -87,8 +90,10 @@ def assemble(
         torch.manual_seed(settings.seed)  # the same first weights on every rank and for every layout
         with torch.device("meta" if large else world.device):
             part = build()
+        if context is not None:
+            context.apply(part)
         if stages > 1:
-            part = cut(part, number, stages, anatomy.blocks, anatomy.first, anatomy.last)
+            part = cut(part, number, stages, spread, anatomy.first, anatomy.last)
         part = parallelize(
             part,
             meshes,
@@ -102,13 +107,15 @@ def assemble(
             hook=settings.hook,
         )
         if large:
-            part.to_empty(device="cpu" if settings.offload else world.device)
-            whole: Any = getattr(part, "module", part)
-            whole.reset()
+            fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
-    torch.manual_seed(settings.seed + 1 + meshes.data_rank)  # from here on each data-parallel rank draws its own
+    torch.manual_seed(
+        settings.seed + 1 + world.rank
+    )  # from here on each rank draws its own: it holds tokens of its own
     adam = optimizer([p for part in parts for p in part.parameters()])
     step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
+    if context is not None:
+        step.share = context.share
     pipe = meshes.one("pp")
     if pipe is not None:
         step.pipeline = Pipeline(

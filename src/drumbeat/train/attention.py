@@ -15,20 +15,20 @@ from torch import Tensor
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q (batch, time, heads, head width), k and v with as many heads or a divisor of it; returns q's shape."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if _cudnn(q):
+    if has_cudnn(q):
         y = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, torch.is_grad_enabled(), 0.0, True)[0]
     else:
-        y = F.scaled_dot_product_attention(q, _repeat(k, q.shape[1]), _repeat(v, q.shape[1]), is_causal=True)
+        y = F.scaled_dot_product_attention(q, repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), is_causal=True)
     return y.transpose(1, 2)
 
 
-def _repeat(x: Tensor, heads: int) -> Tensor:
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Each key-value head stands beside its group of queries."""
     groups = heads // x.shape[1]
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
-def _cudnn(q: Tensor) -> bool:
+def has_cudnn(q: Tensor) -> bool:
     if not q.is_cuda or torch.version.hip or q.dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.cuda.get_device_capability(q.device) >= (9, 0)

@@ -1,10 +1,13 @@
-"""Context parallelism after Ulysses: each rank holds a part of every sequence; for attention, ranks exchange parts of
-the sequence for parts of the heads, so each attends over the whole sequence with some of the heads, and back.
+"""Context parallelism: each rank holds a part of every sequence. Only attention looks across parts, in one of two ways.
+
+Ulysses: ranks exchange parts of the sequence for parts of the heads, so each attends over the whole sequence with some
+of the heads, and back. Four exchanges a layer; the heads must divide by the number of ranks.
+Ring: keys and values go round the ranks (ring.py). As many rounds as ranks; any number of heads.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +16,50 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from drumbeat.train.attention import causal_attention
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.ring import Ring, zigzag
+
+KINDS = ("auto", "ulysses", "ring")
 
 
-def apply_context(model: nn.Module, mesh: DeviceMesh, heads: int, kv_heads: int) -> None:
-    """Let every attention layer (a module with an `attend` attribute) attend across the ranks of `mesh`."""
-    if kv_heads % mesh.size() or heads % mesh.size():
-        raise Refusal(
-            f"context parallelism {mesh.size()}: {heads} heads and {kv_heads} key-value heads do not divide by it",
-            "each rank takes whole heads: choose a degree that divides both",
-        )
-    for module in model.modules():
-        if hasattr(module, "attend"):
-            module.attend = Ulysses(mesh)  # type: ignore[assignment]
+class Context:
+    """How sequences of one length are cut over the ranks of a mesh, and how attention sees them whole."""
+
+    def __init__(self, mesh: DeviceMesh, kind: str, length: int, heads: int, kv_heads: int) -> None:
+        """`heads` and `kv_heads`: those that one rank holds, after tensor parallelism."""
+        ranks = mesh.size()
+        divide = not (heads % ranks or kv_heads % ranks)
+        counted = f"{heads} heads and {kv_heads} key-value heads {'' if divide else 'do not '}divide by {ranks}"
+        if kind not in KINDS:
+            raise Refusal(f"context '{kind}' is unknown", f"known: {', '.join(KINDS)}")
+        if kind == "ulysses" and not divide:
+            raise Refusal(f"context=ulysses: {counted}, and each rank takes whole heads", "use context=ring")
+        self.kind = ("ulysses" if divide else "ring") if kind == "auto" else kind
+        self.why = counted if kind == "auto" else "as asked"
+        pieces = ranks if self.kind == "ulysses" else 2 * ranks
+        if length % pieces:
+            raise Refusal(f"context={self.kind} over {ranks} ranks: {length} tokens do not divide into {pieces} pieces")
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+        if self.kind == "ulysses":
+            places, self.attend = torch.arange(length).chunk(ranks)[mesh.get_local_rank()], Ulysses(mesh)
+        else:
+            places, self.attend = zigzag(length, mesh.get_local_rank(), ranks), Ring(mesh.get_group())
+        self.places = places.to(mesh.device_type)  # there once, not sent in every step
+
+    def share(self, x: Tensor) -> Tensor:
+        """This rank's part of (batch, time)."""
+        return x[:, self.places]
+
+    def apply(self, model: nn.Module) -> None:
+        """Every attention layer (a module with an `attend` attribute) attends across the ranks, and the model is told
+        at which places of the sequence its tokens stand (its `positions` argument)."""
+
+        def tell(_model: nn.Module, args: Tuple[Any, ...], more: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
+            return args, {**more, "positions": self.places}
+
+        model.register_forward_pre_hook(tell, with_kwargs=True)
+        for module in model.modules():
+            if hasattr(module, "attend"):
+                module.attend = self.attend  # type: ignore[assignment]
 
 
 class Ulysses:
@@ -52,15 +87,3 @@ class Ulysses:
 
 def _waits(x: Any) -> bool:
     return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)
-
-
-def time_slice(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's part of (batch, time, ...)."""
-    if x.shape[1] % mesh.size():
-        raise Refusal(f"context parallelism {mesh.size()} does not divide a sequence of {x.shape[1]}")
-    return x.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
-
-
-def positions(length: int, mesh: DeviceMesh, device: torch.device) -> Tensor:
-    own = length // mesh.size()
-    return torch.arange(mesh.get_local_rank() * own, (mesh.get_local_rank() + 1) * own, device=device)

@@ -19,6 +19,18 @@ from drumbeat.train.settings import Settings
 from drumbeat.train.world import World
 
 
+class _Rows(torch.autograd.Function):
+    """What goes from stage to stage, and its gradient on the way back, in plain row order: else it cannot be sent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return grads[0].contiguous()
+
+
 def classes_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images).float(), labels, reduction="sum")
 
@@ -36,42 +48,66 @@ def sgd(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], torc
     return make
 
 
-def assemble_images(settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module]) -> Assembly:
+def assemble_images(
+    settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module], anatomy: Anatomy
+) -> Assembly:
     layout = meshes.layout
-    if layout.tp > 1 or layout.pp > 1 or layout.cp > 1:
-        raise Refusal("image recipes run with layouts ddp, fsdp and hsdp", "the others cut transformers")
+    if layout.cp > 1:
+        raise Refusal("context parallelism cuts sequences, and an image is none", "use ddp, fsdp, hsdp or pp")
+    if layout.tp > 1:
+        raise Refusal(
+            "tensor parallelism cuts wide matrices; the filters of an image model are small, and cutting them would cost "
+            "an exchange of activations in every layer to save little",
+            "use ddp, fsdp, hsdp or pp",
+        )
     if settings.precision in ("bf16-master", "fp8"):
         raise Refusal(f"precision {settings.precision} is for transformers trained with AdamW", "use bf16")
     torch.backends.cudnn.benchmark = True  # images have one size: the fastest algorithm is found once
 
     def made() -> nn.Module:
         model = build()
-        if not shards(meshes):  # FSDP cuts plain rows only
+        if layout.pp > 1:
+            model.register_forward_pre_hook(lambda _model, args: (_Rows.apply(args[0]),))
+            model.register_forward_hook(lambda _model, _args, x: _Rows.apply(x))
+        elif not shards(meshes):  # FSDP cuts plain rows only
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
-    return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), Anatomy())
+    return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy)
 
 
 @torch.no_grad()
 def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str, float]:
     """Mean loss and share of right answers over `limit` kept images (0: all), each rank its share."""
-    model = parts.parts[0]
-    average_statistics(model, parts.meshes)
+    for part in parts.parts:
+        average_statistics(part, parts.meshes)
+        part.eval()
+    pipeline = parts.step.pipeline
     count = min(limit or len(kept), len(kept))
     rank, ranks = parts.meshes.data_rank, parts.meshes.layout.data_ranks
     own = list(range(rank, count - count % ranks, ranks))
     totals = torch.zeros(3, device=parts.world.device)
-    model.eval()
+    if pipeline is not None:  # always as many images, in equal micro-batches
+        batch = min(batch, len(own)) // pipeline.micro_batches * pipeline.micro_batches or pipeline.micro_batches
+        own = [own[i % len(own)] for i in range(max(batch, len(own) - len(own) % batch))]
+        parts.step.divisor = torch.ones((), device=parts.world.device)
     for at in range(0, len(own), batch):
         indices = own[at : at + batch]
         images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
         with parts.precision.computing(parts.world.device, parts.step.sharded):
-            logits = model(kept.finish(images)).float()
+            images = kept.finish(images)
+            logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
+        if logits is None:  # not the last stage
+            continue
+        logits = logits.float()
         totals[0] += F.cross_entropy(logits, labels, reduction="sum")
         totals[1] += (logits.argmax(dim=1) == labels).sum()
         totals[2] += len(indices)
-    model.train()
+    for part in parts.parts:
+        part.train()
+    pipe = parts.meshes.one("pp")
+    if pipe is not None:
+        dist.all_reduce(totals, group=pipe.get_group())
     loss, right = average(torch.stack([totals[[0, 2]], totals[[1, 2]]]), parts.meshes.tokens).tolist()
     return {"loss": loss, "accuracy": right}
 

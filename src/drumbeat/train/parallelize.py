@@ -29,6 +29,7 @@ from drumbeat.train import hooks
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.ring import RING_ATTENTION
 
 _BUFFERS = next(
     name
@@ -69,6 +70,10 @@ def parallelize(
     if layout.tp > 1:
         apply_tensor_plan(model, meshes, tensor_plan)
     precision.prepare(model, sharded, blocks)
+    if sharding is not None and sharding.offload and not sharded:
+        raise Refusal(
+            "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
+        )
     repeated = block_list(model, blocks)
     apply_recompute(model, repeated, recompute)
     if compile:
@@ -82,11 +87,11 @@ def parallelize(
 
 
 def shards(meshes: Meshes) -> bool:
-    """DDP carries plain data and context parallelism; FSDP2 everything else, with a shard dimension of 1 if need be:
-    DDP takes no DTensors (tensor parallelism), and its buckets fail under a pipeline's schedule."""
+    """FSDP2 carries shards, and replicas under tensor parallelism with a shard dimension of 1: DDP takes no DTensors.
+    DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
     layout = meshes.layout
     copies = layout.dp_replicate > 1 or layout.cp > 1
-    return layout.dp_shard > 1 or (copies and (layout.tp > 1 or layout.pp > 1))
+    return layout.dp_shard > 1 or (copies and layout.tp > 1 and layout.pp == 1)
 
 
 def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
@@ -125,6 +130,7 @@ def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
 # Selective recomputation keeps the results of products and attention (dear to make) and remakes the rest (cheap).
 _DEAR = {
     torch.ops.aten.mm.default,
+    RING_ATTENTION,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -153,12 +159,16 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
 
 
 def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: str, how: Sharding) -> nn.Module:
+    keep = how.keep_after_forward
+    if meshes.layout.pp > 1 and keep is None:
+        # Gathered once a step, not once a micro-batch; and a split backward pass (zero-bubble) looks for whole parameters.
+        keep = True
     offload = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if how.offload else OffloadPolicy()
     options: Dict[str, Any] = {
         "mesh": meshes.sharding(),
         "mp_policy": precision.sharded_policy(),
         "offload_policy": offload,
-        "reshard_after_forward": how.keep_after_forward is not True if how.keep_after_forward is not None else None,
+        "reshard_after_forward": None if keep is None else not keep,
     }
     units = [block for _, block in block_list(model, blocks)] if blocks else large_modules(model, how.smallest)
     for unit in units:
@@ -193,9 +203,12 @@ def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
 
 def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str) -> nn.Module:
     group = meshes.tokens
-    if group is None:
+    if group is None or meshes.layout.pp > 1:
         if hook != "all-reduce":
-            raise Refusal(f"communication hook {hook}: this layout has no data-parallel ranks", "leave the hook out")
+            why = (
+                "this layout has no data-parallel ranks" if group is None else "hooks belong to DDP, this is a pipeline"
+            )
+            raise Refusal(f"communication hook {hook}: {why}", "leave the hook out")
         return model
     wrapped = DistributedDataParallel(
         model,

@@ -5,7 +5,8 @@ Plain model parallelism over two devices is a pipeline with one micro-batch.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from drumbeat.train.parallelize import tied_parameters
@@ -27,36 +29,55 @@ SCHEDULES: Dict[str, Tuple[Any, int]] = {
     "1f1b": (Schedule1F1B, 1),
     "interleaved": (ScheduleInterleaved1F1B, 2),
     "zero-bubble": (ScheduleInterleavedZeroBubble, 2),
+    "zbv": (ScheduleZBVZeroBubble, 2),
 }
+_FORWARD = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+SPLIT_BACKWARD = ("zero-bubble", "zbv")  # first the gradients that the stage before waits for, the weights' later
 
 
 def stage_numbers(schedule: str, rank: int, ranks: int) -> List[int]:
-    """Which stages a rank holds: every ranks-th one."""
+    """Which stages a rank holds: every ranks-th one, or there and back again (zbv: a V), so that the last stage stands on
+    the first rank and its backward pass can start at once."""
     if schedule not in SCHEDULES:
         raise Refusal(f"pipeline schedule '{schedule}' is unknown", f"known: {', '.join(SCHEDULES)}")
+    if schedule == "zbv":
+        return [rank, 2 * ranks - 1 - rank]
     return [rank + i * ranks for i in range(SCHEDULES[schedule][1])]
 
 
-def cut(model: nn.Module, stage: int, stages: int, blocks: str, first: Sequence[str], last: Sequence[str]) -> nn.Module:
-    """Keep one stage of `model`: its share of the blocks, `first` (the embedding) on stage 0 and `last` (norm and head)
-    on the last stage. What is not kept becomes None, or is missing from the blocks; the model's forward skips it.
+def cut(
+    model: nn.Module, stage: int, stages: int, holders: Sequence[str], first: Sequence[str], last: Sequence[str]
+) -> nn.Module:
+    """Keep one stage of `model`: its share of the blocks (the children of `holders`), `first` (the embedding) on stage 0
+    and `last` (norm and head) on the last stage. What is not kept becomes None, or is missing from the blocks; the
+    model's forward skips it.
     """
     if tied_parameters(model):
         raise Refusal(
             "pipeline: the embedding and the head share one matrix but stand on different stages", "untie them"
         )
-    holder = model.get_submodule(blocks)
-    names = [name for name, _ in holder.named_children()]
+    places = [model.get_submodule(holder) for holder in holders]
+    names = [(holder, name) for holder in places for name, _ in holder.named_children()]
     if len(names) < stages:
         raise Refusal(f"pipeline: {len(names)} blocks for {stages} stages", "use fewer stages")
     low, high = (len(names) * i // stages for i in (stage, stage + 1))
-    for name in names[:low] + names[high:]:
+    for holder, name in names[:low] + names[high:]:
         delattr(holder, name) if not isinstance(holder, nn.ModuleDict) else holder.pop(name)
     for name in () if stage == 0 else first:
         setattr(model, name, None)
     for name in () if stage == stages - 1 else last:
         setattr(model, name, None)
     return model
+
+
+class _Stage(PipelineStage):
+    def _compute_outputs(self, *args: Tensor, module: nn.Module, **more: Any) -> Any:
+        """torch learns the shapes between stages from a pass over tensors it never filled: running statistics must not."""
+        kept = [buffer.clone() for buffer in module.buffers()]
+        outputs = module(*args, **more)
+        for buffer, before in zip(module.buffers(), kept):
+            buffer.data.copy_(before)
+        return outputs
 
 
 class Pipeline:
@@ -72,6 +93,7 @@ class Pipeline:
         loss: Callable[[Any, Tensor], Tensor],
     ) -> None:
         kind, each = SCHEDULES[schedule]
+        self.micro_batches = micro_batches
         rank, ranks = mesh.get_local_rank(), mesh.size()
         total = each * ranks
         if micro_batches < ranks and each > 1:
@@ -80,9 +102,7 @@ class Pipeline:
                 f"set accumulate to a multiple of {ranks}, or use gpipe",
             )
         numbers = stage_numbers(schedule, rank, ranks)
-        stages = [
-            PipelineStage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)
-        ]
+        stages = [_Stage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)]
         self.first = 0 in numbers
         self.last = total - 1 in numbers
         # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
@@ -98,11 +118,27 @@ class Pipeline:
             self.schedule.step(*given)
         return losses
 
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tuple[Optional[Tensor], List[Tensor]]:
+        """Outputs and losses of the micro-batches, on the last stage. Always as many samples, a multiple of them."""
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
-        if self.last:
-            self.schedule.eval(*given, target=targets, losses=losses)
-        else:
+        with self._forward_only():
+            if self.last:
+                return self.schedule.eval(*given, target=targets, losses=losses), losses
             self.schedule.eval(*given)
-        return losses
+        return None, losses
+
+    @contextmanager
+    def _forward_only(self) -> Iterator[None]:
+        """torch's V schedule hands gradients from stage to stage of one rank in an evaluation too, and finds none."""
+        whole = getattr(self.schedule, "pipeline_order_with_comms", {})
+        try:
+            if isinstance(self.schedule, ScheduleZBVZeroBubble):
+                self.schedule.pipeline_order_with_comms = {
+                    rank: [action for action in actions if action.computation_type.name in _FORWARD]
+                    for rank, actions in whole.items()
+                }
+            yield
+        finally:
+            if isinstance(self.schedule, ScheduleZBVZeroBubble):
+                self.schedule.pipeline_order_with_comms = whole

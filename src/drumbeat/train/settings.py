@@ -37,7 +37,7 @@ class Settings:
     offload: bool = option(False, "FSDP: parameters, gradients and optimizer state in CPU memory")
     prefetch: int = option(1, "FSDP: blocks gathered ahead")
     smallest: int = option(100_000, "FSDP without named blocks: a module of so many parameters is a unit")
-    schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble")
+    schedule: str = option("1f1b", "pipeline: gpipe, 1f1b, interleaved, zero-bubble, zbv")
     checkpoint: str = option("", "folder to save to and to resume from")
     save_every: int = option(0, "steps between checkpoints; 0: only when stopped by a signal")
     keep: int = option(2, "how many checkpoints stay")

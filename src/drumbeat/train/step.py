@@ -26,6 +26,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline
 from drumbeat.train.precision import Precision
+from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses
@@ -58,15 +59,19 @@ class Step:
         self.parameters = [p for part in parts for p in part.parameters()]
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.divisor = torch.ones((), device=device)  # targets of all ranks in this step; the pipeline's loss reads it
+        self.share: Callable[[Tensor], Tensor] = lambda x: x  # context parallelism: this rank's part of a sequence
         self.mark: Callable[[str], None] = lambda phase: None  # a loop that measures puts its meter here
 
     def __call__(self, batches: Sequence[Batch]) -> Outcome:
+        batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         self.divisor = self._count(batches)
         loss = self._pipelined(batches) if self.pipeline else self._accumulated(batches)
         self.mark("forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
+            if self.meshes.layout.tp > 1:
+                settle(self.parameters)
             norm = gradient_norm(self.parameters, self.meshes)
             self._update(norm)
         self.optimizer.zero_grad(set_to_none=True)
@@ -75,7 +80,7 @@ class Step:
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
         count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
-        ranks = self.meshes.joined("dp_replicate", "dp_shard")  # context-parallel ranks were given the same targets
+        ranks = self.meshes.tokens
         if ranks is not None:
             dist.all_reduce(count, group=ranks.get_group())
         return count.clamp(min=1)
@@ -101,6 +106,8 @@ class Step:
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
         with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
             losses = self.pipeline.run(inputs, targets)
+        if self.meshes.tokens is not None and not self.sharded:
+            add_gradients(self.parameters, self.meshes.tokens)
         return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)
 
     def _update(self, norm: Tensor) -> None:
@@ -148,6 +155,14 @@ def vocabulary_cut(meshes: Meshes) -> ContextManager[Any]:
 
 def plain(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def settle(parameters: Sequence[Tensor]) -> None:
+    """Under sequence parallelism a rank's gradient of a norm's weight is its own tokens' share only; FSDP adds the shares up
+    while it reduces, without it they are added here. A norm of unfinished sums would be wrong."""
+    for p in parameters:
+        if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+            p.grad = p.grad.redistribute(placements=p.placements)
 
 
 def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:

@@ -17,9 +17,9 @@ def verify_resume(recipe: Any, settings: Settings) -> bool:
     """Runs in the ranks that are there, prints the verdict, and leaves no checkpoint behind. Bitwise: no tolerance."""
     lead = not dist.is_initialized() or dist.get_rank() == 0
     folder = _agreed_folder(settings.checkpoint)
-    half = max(1, settings.steps // 2)
     plain = replace(settings, checkpoint="", report_every=1)
     whole: List[float] = recipe.run(plain).losses
+    half = max(1, len(whole) // 2)  # a recipe may count epochs: what it did is the number of its steps
     try:
         saving = replace(plain, checkpoint=folder, save_every=half, report_every=1)
         first: List[float] = recipe.run(replace(saving, steps=settings.steps, stop_after=half)).losses

@@ -1,4 +1,7 @@
-"""BERT with its masked-language head. Like the Llama model it knows nothing of parallelism."""
+"""BERT with its masked-language head. Like the Llama model it knows nothing of parallelism.
+
+q, k and v are one matrix whose rows lie head by head (q k v, q k v, ..), so that it can be cut between heads.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class BertShape:
     vocabulary: int
     context: int = 512
     dropout: float = 0.1
+    tied: bool = True  # the head is the word embedding
 
     @property
     def matmul_parameters(self) -> int:
@@ -29,7 +33,7 @@ class BertShape:
 
 
 SHAPES: Dict[str, BertShape] = {
-    "byte-tiny": BertShape(64, 2, 4, 256, 257, 64, 0.0),  # 256 bytes and the mask
+    "byte-tiny": BertShape(64, 2, 4, 256, 264, 64, 0.0),  # 256 bytes, the mask, and what makes it divisible
     "base": BertShape(768, 12, 12, 3072, 30_522),
     "large": BertShape(1024, 24, 16, 4096, 30_522),
 }
@@ -40,14 +44,15 @@ class Block(nn.Module):
 
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, shape.dropout
+        self.head_width, self.dropout = shape.width // shape.heads, shape.dropout
         self.qkv, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
         self.up, self.down = nn.Linear(shape.width, shape.inner), nn.Linear(shape.inner, shape.width)
         self.attention_norm = nn.LayerNorm(shape.width, eps=1e-12)
         self.feed_norm = nn.LayerNorm(shape.width, eps=1e-12)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        # The number of heads is read from the tensor: under tensor parallelism a rank holds only its own.
+        q, k, v = self.qkv(x).unflatten(-1, (-1, 3, self.head_width)).transpose(1, 2).unbind(-2)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
         x = self.attention_norm(x + self._dropped(self.out(y.transpose(1, 2).flatten(2))))
         return self.feed_norm(x + self._dropped(self.down(F.gelu(self.up(x)))))
@@ -60,15 +65,16 @@ class Bert(nn.Module):
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
         self.shape = shape
-        self.words = nn.Embedding(shape.vocabulary, shape.width)
+        self.words: Optional[nn.Embedding] = nn.Embedding(shape.vocabulary, shape.width)
         self.places = nn.Embedding(shape.context, shape.width)
         self.kinds = nn.Embedding(2, shape.width)  # first or second sentence; one sentence here
         self.norm = nn.LayerNorm(shape.width, eps=1e-12)
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.transform = nn.Linear(shape.width, shape.width)
         self.transform_norm = nn.LayerNorm(shape.width, eps=1e-12)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.head.weight = self.words.weight
+        self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.words.weight
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -76,11 +82,19 @@ class Bert(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, targets: Optional[Tensor] = None) -> Tensor:
-        """Logits; or, with targets (-100 = not asked), the sum of the losses."""
-        x = self.words(tokens) + self.places.weight[: tokens.shape[1]] + self.kinds.weight[0]
-        x = F.dropout(self.norm(x), self.shape.dropout, self.training)
+        """Logits; or, with targets (-100 = not asked), the sum of the losses.
+
+        A pipeline stage lacks the embeddings, the head, or both: it then takes or gives hidden states.
+        """
+        x = tokens
+        if self.words is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            x = self.words(tokens) + self.places(places) + self.kinds(torch.zeros_like(places))
+            x = F.dropout(self.norm(x), self.shape.dropout, self.training)
         for block in self.blocks.values():
             x = block(x)
+        if self.head is None:
+            return x
         x = self.transform_norm(F.gelu(self.transform(x)))
         return self.head(x) if targets is None else linear_cross_entropy(x, self.head, targets)
 
@@ -99,7 +113,8 @@ def from_hugging_face(theirs: Dict[str, Tensor], shape: BertShape) -> Dict[str, 
         old, new = f"bert.encoder.layer.{i}.", f"blocks.{i}."
         for kind in ("weight", "bias"):
             parts = [theirs[f"{old}attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
-            ours[f"{new}qkv.{kind}"] = torch.cat(parts)
+            by_head = [t.unflatten(0, (shape.heads, -1)) for t in parts]
+            ours[f"{new}qkv.{kind}"] = torch.stack(by_head, dim=1).flatten(0, 2)
         pairs[new + "out"] = old + "attention.output.dense"
         pairs[new + "attention_norm"] = old + "attention.output.LayerNorm"
         pairs[new + "up"] = old + "intermediate.dense"

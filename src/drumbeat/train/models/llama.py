@@ -6,6 +6,7 @@ key-value head; (gate, up) for each eighth of the width), so tensor parallelism 
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Callable, Dict, Optional, Tuple
 
@@ -98,17 +99,24 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm: Optional[nn.RMSNorm] = nn.RMSNorm(shape.width, eps=1e-5)
         self.head: Optional[nn.Linear] = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.reset()
+        self.tie()
+        if self.norm.weight.device.type != "meta":
+            with torch.no_grad():
+                for name, parameter in self.named_parameters():
+                    self.first_weights(name, parameter)
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """First weights. The last product of each block is scaled down by depth, so the residual sum keeps its size."""
-        for name, parameter in self.named_parameters():
-            if name.endswith("norm.weight"):
-                nn.init.ones_(parameter)
-            else:
-                last = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * self.shape.layers) ** 0.5 if last else 0.02)
+    def first_weights(self, name: str, out: Tensor) -> None:
+        """Fill one parameter. Its random numbers come from torch's seed and its name, so it does not matter which others
+        are filled here, or before.
+        The last product of each block is scaled down by depth, so the residual sum keeps its size."""
+        if name.endswith("norm.weight"):
+            out.fill_(1.0)
+        else:
+            last = name.endswith(("out.weight", "down.weight"))
+            own = torch.Generator(out.device).manual_seed(torch.initial_seed() + zlib.crc32(name.encode()))
+            out.normal_(std=0.02 / (2 * self.shape.layers) ** 0.5 if last else 0.02, generator=own)
+
+    def tie(self) -> None:
         if self.shape.tied and self.embed is not None and self.head is not None:
             self.head.weight = self.embed.weight
 

@@ -53,7 +53,8 @@ class ResNet(nn.Module):
         super().__init__()
         kind: Type[Union[BasicBlock, Bottleneck]] = BasicBlock if depth == 18 else Bottleneck
         counts = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
-        self.conv1, self.bn1 = convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
+        self.conv1: Optional[nn.Conv2d] = convolution(3, 64, 7, 2)
+        self.bn1 = nn.BatchNorm2d(64)
         inputs = 64
         for stage, count in enumerate(counts):
             width = 64 << stage
@@ -70,21 +71,24 @@ class ResNet(nn.Module):
                 blocks.append(kind(inputs, width, stride, shortcut))
                 inputs = outputs
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.fc = nn.Linear(inputs, classes)
+        self.fc: Optional[nn.Linear] = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn1(self.stem(images))), 3, stride=2, padding=1)
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to logits. A pipeline stage lacks the first convolution, the last layer, or both."""
+        if self.conv1 is not None:
+            x = F.max_pool2d(F.relu(self.bn1(self.stem(x))), 3, stride=2, padding=1)
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
-        return self.fc(x.mean(dim=(2, 3)))
+        return x if self.fc is None else self.fc(x.mean(dim=(2, 3)))
 
     def stem(self, images: Tensor) -> Tensor:
         """The first convolution. On a GPU each 2 x 2 square of the image becomes 12 channels (16 with padding) and the
         7 x 7 filter with stride 2 a 4 x 4 one with stride 1: the same sums, but tensor cores want more than 3 channels.
         """
+        assert self.conv1 is not None
         if not images.is_cuda or images.shape[-1] % 2 or images.shape[-2] % 2:
             return self.conv1(images)
         squares = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1, 0, 4)).contiguous(memory_format=torch.channels_last)
@@ -122,7 +126,7 @@ class WideResNet(nn.Module):
         if (depth - 4) % 6:
             raise ValueError(f"depth {depth}: a wide ResNet has 6 n + 4 layers, such as 10, 16, 22, 28 or 40")
         inputs = 16
-        self.stem = convolution(3, inputs, 3)
+        self.stem: Optional[nn.Conv2d] = convolution(3, inputs, 3)
         blocks: List[nn.Module] = []
         for stage in range(3):
             outputs = (16 << stage) * widening
@@ -131,14 +135,14 @@ class WideResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(inputs)
-        self.fc = nn.Linear(inputs, classes)
+        self.fc: Optional[nn.Linear] = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.blocks(self.stem(images))))
-        return self.fc(x.mean(dim=(2, 3)))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(x if self.stem is None else self.stem(x))
+        return x if self.fc is None else self.fc(F.relu(self.norm(x)).mean(dim=(2, 3)))
 
 
 def forward_flops(model: nn.Module, size: int) -> int:

@@ -6,23 +6,25 @@ drumbeat train bert --set model=base data=tokens.bin steps=1000000 checkpoint=ck
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict
 
-import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, warm_then_down
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.loop import Result, average, train
-from drumbeat.train.loss import IGNORE
+from drumbeat.train.loop import Result, train
+from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
-from drumbeat.train.models.bert import SHAPES, Bert
+from drumbeat.train.models.bert import SHAPES, Bert, BertShape
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
+from drumbeat.train.validation import mean_loss
 from drumbeat.train.world import join
 
 
@@ -33,6 +35,7 @@ class BertSettings(Settings):
     token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
+    untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     lr: float = option(2e-3, "highest learning rate")
     steps: int = option(400, "optimizer steps")
     validation: int = option(64, "sequences to validate on; 0: none")
@@ -56,18 +59,53 @@ def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     return model(tokens, targets)  # type: ignore[no-any-return]
 
 
+def tensor_plan() -> Dict[str, ParallelStyle]:
+    """Cut along heads, inner width and vocabulary; between those the sequence is cut (sequence parallelism)."""
+    along_time = SequenceParallel(use_local_output=True)
+    return {
+        "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "places": ColwiseParallel(output_layouts=Shard(1)),
+        "kinds": ColwiseParallel(output_layouts=Shard(1)),
+        "norm": along_time,
+        "blocks.*.qkv": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.out": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.attention_norm": along_time,
+        "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.feed_norm": along_time,
+        "transform": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1)),
+        "transform_norm": along_time,
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+
+
+def check(shape: BertShape, meshes: Meshes, length: int) -> None:
+    tp = meshes.layout.tp
+    if meshes.layout.cp > 1:
+        raise Refusal(
+            f"bert with context parallelism: its sequences have {length} tokens, too few to be worth cutting",
+            "use tp, which cuts them between the layers as well, or fsdp",
+        )
+    if shape.heads % tp or shape.inner % tp or length % tp or shape.vocabulary % tp:
+        raise Refusal(
+            f"tensor parallelism {tp}: it must divide {shape.heads} heads, an inner width of {shape.inner}, {length} "
+            f"tokens and {shape.vocabulary} words",
+            "choose a smaller degree",
+        )
+    if length > shape.context:
+        raise Refusal(f"sequences of {length} tokens; this shape was made for {shape.context}")
+
+
 def run(settings: BertSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no bert shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
-    shape = SHAPES[settings.model]
+    shape = replace(SHAPES[settings.model], tied=not settings.untie)
     world = join()
     meshes = meshes_for(settings, world)
-    if meshes.layout.tp > 1 or meshes.layout.pp > 1 or meshes.layout.cp > 1:
-        raise Refusal(
-            "bert runs with layouts ddp, fsdp and hsdp", "it is small enough for them; llama takes every layout"
-        )
     length = settings.length or shape.context
-    anatomy = Anatomy(blocks="blocks")
+    check(shape, meshes, length)
+    first, last = ("words", "places", "kinds", "norm"), ("transform", "transform_norm", "head")
+    anatomy = Anatomy("blocks", first, last, tensor_plan=tensor_plan())
     parts = assemble(settings, world, meshes, lambda: Bert(shape), loss, adamw(settings, meshes), anatomy)
     stream = Stream(
         samples(settings, length, "train"),
@@ -82,19 +120,6 @@ def run(settings: BertSettings) -> Result:
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
     use = utilisation(flops, "6 N + 12 L h s FLOPs a token", settings.precision, world.device, settings.measure_peak)
     kept = samples(settings, length, "validation") if settings.validation else None
-    validate = (lambda: masked_loss(settings, parts, kept)) if kept is not None else None
+    validate = (lambda: mean_loss(parts, kept, settings.validation, loss)) if kept is not None else None
     plan = plan_for(settings, warm_then_down(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
-
-
-@torch.no_grad()
-def masked_loss(settings: BertSettings, parts: Assembly, kept: Samples) -> Dict[str, float]:
-    own = max(1, min(settings.validation, len(kept)) // parts.meshes.layout.data_ranks)
-    first = parts.meshes.data_rank * own
-    tokens, targets = (x.to(parts.world.device) for x in kept.read(list(range(first, first + own)), [0] * own))
-    model = parts.parts[0].eval()
-    with parts.precision.computing(parts.world.device, parts.step.sharded):
-        total = sum((loss(model, x, y) for x, y in zip(tokens.split(32), targets.split(32))), torch.zeros(()))
-    model.train()
-    totals = torch.stack([total.to(parts.world.device), (targets != IGNORE).sum().float()])
-    return {"loss": float(average(totals, parts.meshes.tokens))}

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from typing import Dict
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -21,19 +20,19 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train import context
-from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.context import Context
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.loop import Result, average, train
+from drumbeat.train.loop import Result, train
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
-from drumbeat.train.step import Loss, plain, vocabulary_cut
+from drumbeat.train.validation import mean_loss
 from drumbeat.train.world import join
 
 
@@ -43,6 +42,7 @@ class LlamaSettings(Settings):
     data: str = option("python", "python (its own source), synthetic, a folder of text (bytes), or a .bin or .npy file")
     token_type: str = option("uint16", "integers in a .bin file without .idx: uint16, int32, uint32, int64")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
+    context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     steps: int = option(600, "optimizer steps")
     lr: float = option(5e-3, "highest learning rate")
@@ -50,6 +50,7 @@ class LlamaSettings(Settings):
 
 
 SettingsClass = LlamaSettings
+LARGE = 2_000_000_000  # parameters: from here on a rank never holds the whole model, not even at the start
 
 
 def tensor_plan() -> Dict[str, ParallelStyle]:
@@ -72,21 +73,12 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
     }
 
 
-def build(settings: LlamaSettings, meshes: Meshes, shape: LlamaShape) -> Llama:
-    model = Llama(shape)
-    split = meshes.one("cp")
-    if split is not None:
-        tp = meshes.layout.tp
-        context.apply_context(model, split, shape.heads // tp, shape.kv_heads // tp)
-    return model
-
-
 def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
-    tp = meshes.layout.tp
-    if shape.kv_heads % tp or shape.gate_groups % tp or length % tp or shape.vocabulary % tp:
+    tp, own = meshes.layout.tp, length // meshes.layout.cp
+    if shape.kv_heads % tp or shape.gate_groups % tp or own % tp or shape.vocabulary % tp:
         raise Refusal(
             f"tensor parallelism {tp}: it must divide {shape.kv_heads} key-value heads, {shape.gate_groups} gate "
-            f"groups, {length} tokens and {shape.vocabulary} words",
+            f"groups, {own} tokens and {shape.vocabulary} words",
             "choose a smaller degree",
         )
     if length > shape.context:
@@ -103,6 +95,10 @@ def samples(settings: LlamaSettings, shape: LlamaShape, length: int, part: str) 
     return byte_text(os.path.expanduser(settings.data), length, part)
 
 
+def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return model(tokens, targets)  # type: ignore[no-any-return]
+
+
 def run(settings: LlamaSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
@@ -112,19 +108,14 @@ def run(settings: LlamaSettings) -> Result:
     shape = LlamaShape(**{**base.__dict__, "tied": base.tied and not settings.untie})
     length = settings.length or shape.context
     check(shape, meshes, length)
-    split = meshes.one("cp")
-
-    def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-        if split is None:
-            return model(tokens, targets)  # type: ignore[no-any-return]
-        places = context.positions(tokens.shape[1], split, world.device)
-        return model(context.time_slice(tokens, split), context.time_slice(targets, split), places)  # type: ignore[no-any-return]
-
-    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan())
-    large = shape.matmul_parameters > 2e9
-    parts = assemble(
-        settings, world, meshes, lambda: build(settings, meshes, shape), loss, adamw(settings, meshes), anatomy, large
-    )
+    split, tp = meshes.one("cp"), meshes.layout.tp
+    context = None
+    if split is not None:
+        context = Context(split, settings.context, length, shape.heads // tp, shape.kv_heads // tp)
+    anatomy = Anatomy("blocks", ("embed",), ("norm", "head"), tensor_plan=tensor_plan())
+    large = shape.matmul_parameters > LARGE
+    make = lambda: Llama(shape)  # noqa: E731
+    parts = assemble(settings, world, meshes, make, loss, adamw(settings, meshes), anatomy, large, context)
     stream = Stream(
         samples(settings, shape, length, "train"),
         settings.batch,
@@ -141,32 +132,12 @@ def run(settings: LlamaSettings) -> Result:
         count = sum(p.numel() for p in parts.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
         print(f"llama {settings.model}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
+        if context is not None:
+            print(f"context parallelism: {context.kind} ({context.why})", flush=True)
         print(f"MFU: {use.describe()}", flush=True)
     validate = None
     if settings.validation:
         kept = samples(settings, shape, length, "validation")
-        validate = lambda: validation_loss(settings, parts, kept, loss)  # noqa: E731
+        validate = lambda: mean_loss(parts, kept, settings.validation, loss)  # noqa: E731
     plan = plan_for(settings, warm_then_down(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)
-
-
-@torch.no_grad()
-def validation_loss(settings: LlamaSettings, parts: Assembly, kept: Samples, loss: Loss) -> Dict[str, float]:
-    """The mean loss over the first `validation` kept sequences; each data-parallel rank takes its share of them."""
-    ranks = parts.meshes.layout.data_ranks
-    own = max(1, min(settings.validation, len(kept)) // ranks)
-    first = parts.meshes.data_rank * own
-    tokens, targets = (x.to(parts.world.device) for x in kept.read(list(range(first, first + own)), [0] * own))
-    totals = torch.zeros(2, device=parts.world.device)
-    with parts.precision.computing(parts.world.device, parts.step.sharded), vocabulary_cut(parts.meshes):
-        if parts.step.pipeline is None:
-            for x, y in zip(tokens.split(8), targets.split(8)):
-                totals[0] += plain(loss(parts.parts[0], x, y))
-        else:
-            parts.step.divisor = torch.ones((), device=parts.world.device)
-            totals[0] += sum(parts.step.pipeline.evaluate(tokens, targets), torch.zeros(()))
-    totals[1] = float(targets.numel()) / parts.meshes.layout.cp
-    pipe = parts.meshes.one("pp")
-    if pipe is not None:
-        torch.distributed.all_reduce(totals[0], group=pipe.get_group())
-    return {"loss": float(average(totals, parts.meshes.tokens))}

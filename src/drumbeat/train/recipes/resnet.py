@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Tuple
 
-from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
 from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images, Stream
@@ -62,7 +62,8 @@ def run(settings: ResNetSettings) -> Result:
     an_epoch = max(1, len(images) // settings.batch)
     if settings.epochs:
         settings = replace(settings, steps=settings.epochs * an_epoch)
-    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes))
+    anatomy = Anatomy(first=("conv1", "bn1"), last=("fc",), stages=("layer1", "layer2", "layer3", "layer4"))
+    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes), anatomy)
     stream = Stream(
         images,
         settings.batch,

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Dict, Tuple
 
-from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
 from drumbeat.train.data.images import cifar100
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
@@ -60,7 +60,8 @@ def run(settings: WideResNetSettings) -> Result:
     steps = settings.epochs * an_epoch
     settings = replace(settings, steps=steps, validate_every=an_epoch)
     build = lambda: WideResNet(settings.depth, settings.widening, settings.classes)  # noqa: E731
-    parts = assemble_images(settings, world, meshes, build)
+    anatomy = Anatomy(first=("stem",), last=("norm", "fc"), stages=("blocks",))
+    parts = assemble_images(settings, world, meshes, build, anatomy)
     stream = Stream(
         images,
         settings.batch,

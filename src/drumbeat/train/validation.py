@@ -1,0 +1,42 @@
+"""The loss on sequences that were kept back, in any layout."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import torch
+
+from drumbeat.train.assemble import Assembly
+from drumbeat.train.data.stream import Samples
+from drumbeat.train.loop import average
+from drumbeat.train.loss import IGNORE
+from drumbeat.train.step import Loss, plain, vocabulary_cut
+
+
+@torch.no_grad()
+def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss) -> Dict[str, float]:
+    """Over the first `count` kept sequences; each data-parallel rank takes its share of them."""
+    own = max(1, min(count, len(kept)) // parts.meshes.layout.data_ranks)
+    device, step = parts.world.device, parts.step
+    if step.pipeline is not None:  # its micro-batches are equally long
+        own = own - own % step.pipeline.micro_batches or step.pipeline.micro_batches
+    first = parts.meshes.data_rank * own
+    indices = [i % len(kept) for i in range(first, first + own)]
+    tokens, targets = (step.share(x.to(device)) for x in kept.read(indices, [0] * own))
+    totals = torch.zeros(2, device=device)
+    for part in parts.parts:
+        part.eval()
+    with parts.precision.computing(device, step.sharded), vocabulary_cut(parts.meshes):
+        if step.pipeline is None:
+            for x, y in zip(tokens.split(8), targets.split(8)):
+                totals[0] += plain(loss(parts.parts[0], x, y))
+        else:
+            step.divisor = torch.ones((), device=device)
+            totals[0] += sum(step.pipeline.evaluate(tokens, targets)[1], torch.zeros((), device=device))
+    for part in parts.parts:
+        part.train()
+    totals[1] = (targets != IGNORE).sum()
+    pipe = parts.meshes.one("pp")
+    if pipe is not None:
+        torch.distributed.all_reduce(totals[0], group=pipe.get_group())
+    return {"loss": float(average(totals, parts.meshes.tokens))}
