@@ -82,13 +82,13 @@ def by_processes(folder: str, count: int) -> dict[str, float]:
 
 
 def a_step(folder: str, prefetch: int) -> dict[str, float]:
-    """Mean milliseconds of a step and of its wait for data; a ResNet-18 on 8 crops of 64 x 64."""
-    settings = fill(ResNetSettings, ["depth=18", "batch=8", "steps=24", "report_every=24", "watch_communication=0"])
+    """Mean milliseconds of a step and of its wait for data; a ResNet-18 on 4 crops of 64 x 64."""
+    settings = fill(ResNetSettings, ["depth=18", "batch=4", "steps=14", "report_every=14", "watch_communication=0"])
     world = join()
     torch.set_num_threads(1)
     parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4))
     images = ImageFolder(folder, size=64, decoders=Decoders(2))
-    stream = Stream(images, 8, prefetch=prefetch, finish=images.finish)
+    stream = Stream(images, 4, prefetch=prefetch, finish=images.finish)
     with contextlib.redirect_stdout(io.StringIO()):
         result = train(plan_for(settings, lambda _: 0.01, "samples"), world, parts.step, stream)
     return {"step_ms": statistics.median(result.step_ms), "data_ms": result.figures["data_ms"]}
