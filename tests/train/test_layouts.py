@@ -14,7 +14,7 @@ TOLERANCE = 5e-6
 
 LAYOUTS = [
     # layout, more settings, ranks; start=meta: the weights are made after cutting, as for the large shapes
-    ("ddp", ("accumulate=2",), 4),
+    ("ddp", ("start=meta", "accumulate=2"), 4),
     ("fsdp", ("start=meta", "accumulate=2", "recompute=selective"), 4),
     ("hsdp", ("accumulate=2",), 4),
     ("tp=2,dp_shard=2", ("start=meta", "recompute=full"), 4),
@@ -63,7 +63,7 @@ if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
 
 BERT_LAYOUTS = [("pp=2,tp=2", ("untie=yes", "accumulate=2", "schedule=interleaved"), 4)]
 WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=5", "warmup=1", "base_lr=0.2")
-SMALL = ("resnet", "depth=18", "size=32", "batch=4", "steps=3", "validation=8", "lr=0.01")
+SMALL = ("resnet", "depth=18", "size=64", "batch=16", "steps=4", "validation=8", "lr=0.01")
 IMAGES = [WIDE]
 if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
     BERT_LAYOUTS += [("tp=2,dp_shard=2", (), 4), ("pp=2,dp_replicate=2", ("untie=yes", "accumulate=2"), 4)]

@@ -69,6 +69,7 @@ def assemble(
     layout = meshes.layout
     numbers = [0]
     stages = 1
+    large = large and (shards(meshes) or layout.tp > 1 or layout.pp > 1)  # else a rank holds the whole model anyway
     spread = anatomy.stages or ((anatomy.blocks,) if anatomy.blocks else ())
     if layout.pp > 1:
         if not spread:
@@ -109,9 +110,7 @@ def assemble(
         if large:
             fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
-    torch.manual_seed(
-        settings.seed + 1 + world.rank
-    )  # from here on each rank draws its own: it holds tokens of its own
+    torch.manual_seed(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
     adam = optimizer([p for part in parts for p in part.parameters()])
     step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
     if context is not None:
