@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -124,3 +125,60 @@ def test_every_rank_hears_of_a_failed_commit(world: GlooWorld, tmp_path: Path) -
     for (error,) in world.run(failing, str(tmp_path), size=2):
         assert "Is a directory" in error
     assert not (tmp_path / "latest").exists()
+
+
+def test_room_is_made_before_it_is_needed_and_kept_while_it_fits() -> None:
+    model, optimizer, state = made()
+    state.make_room(state.now())
+    rooms = {name: room.data_ptr() for name, room in state._copies["model"].items()}
+    assert {name: copy.data_ptr() for name, copy in state.copied()[0]["model"].items()} == rooms
+    optimizer.state.pop(model[0].weight)
+    model[0].weight = nn.Parameter(torch.ones(4, 4))  # another tensor of the same shape: the state is walked anew
+    optimizer.param_groups[0]["params"][0] = model[0].weight
+    stepped(optimizer)
+    second, _ = state.copied()
+    assert same(second, state.now()) and second["model"]["0.weight"].data_ptr() == rooms["0.weight"]
+
+
+def test_saving_faster_than_the_disk_writes_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from drumbeat.train.checkpoint import Checkpoints
+
+    written = Checkpoints._write
+
+    def slowly(self: Checkpoints, step: int, state: Dict[str, Any]) -> None:
+        time.sleep(3 if step == 1 else 0)
+        written(self, step, state)
+
+    monkeypatch.setattr(Checkpoints, "_write", slowly)
+    settings = ["steps=3", "save_every=1", f"checkpoint={tmp_path}", "batch=2", "length=8", "validation=0"]
+    assert main(["train", "llama", "--set", *settings]) == 0
+    said = capfd.readouterr().out
+    assert said.count("training waited") == 1 and "checkpoint of step 1, which took 3 s" in said, said
+
+
+def statistics_of_all_ranks(folder: str) -> Tuple[float, float]:
+    """A running mean of this rank, before a save and after it."""
+    import torch.distributed as dist
+
+    from drumbeat.train.assemble import Anatomy, meshes_for
+    from drumbeat.train.images import assemble_images
+    from drumbeat.train.models.resnet import ResNet
+    from drumbeat.train.recipes.resnet import ResNetSettings
+    from drumbeat.train.world import join
+
+    world = join()
+    settings = ResNetSettings(depth=18, layout="ddp", checkpoint=folder)
+    parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
+    assert parts.checkpoints is not None
+    mean = next(value for name, value in parts.parts[0].named_buffers() if name.endswith("running_mean"))
+    mean.fill_(float(world.rank))
+    before = float(mean[0])
+    parts.checkpoints.save(1, {"sample": 0}, wait=True)
+    dist.barrier()
+    return before, float(mean[0])
+
+
+def test_a_checkpoint_holds_the_statistics_of_all_ranks(world: GlooWorld, tmp_path: Path) -> None:
+    assert world.run(statistics_of_all_ranks, str(tmp_path), size=2) == [(0.0, 0.5), (1.0, 0.5)]

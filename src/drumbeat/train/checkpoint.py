@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -33,6 +34,9 @@ from drumbeat.train.state import TrainingState
 
 _MARKER = "commit.json"
 
+# torch says so at every save and load of a world of one, where it is meant.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+
 
 class Saved(NamedTuple):
     """How a save ended."""
@@ -41,6 +45,7 @@ class Saved(NamedTuple):
     path: str
     seconds: float  # from the call until it was durable
     error: str  # one line; empty: it is durable
+    waited: float = 0.0  # seconds that training stood still for it
 
 
 class Checkpoints:
@@ -53,8 +58,13 @@ class Checkpoints:
         # The saving thread's collectives must not mix with training's.
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
+        self.before: Callable[[], None] = lambda: None  # what all ranks must do before the state is worth saving
         self._saving: Optional[Future[Saved]] = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
+
+    def prepare(self) -> None:
+        """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get."""
+        self.state.make_room(self.state.now())
 
     def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> List[Saved]:
         """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first, or raises.
@@ -62,6 +72,7 @@ class Checkpoints:
         At most one save is under way. Returned are those that have ended and were not known yet: the one before, this.
         """
         ended = [self.finish()]
+        self.before()
         began = time.monotonic()
         state, arrived = (self.state.now(), None) if wait else self.state.copied()
         state["extra"] = dict(more)
@@ -89,7 +100,9 @@ class Checkpoints:
         if self._saving is None:
             return None
         pending, self._saving = self._saving, None
-        return pending.result()
+        began = time.monotonic()
+        saved = pending.result()
+        return saved._replace(waited=time.monotonic() - began)
 
     def _in_background(
         self, step: int, state: Dict[str, Any], arrived: Optional[Callable[[], None]], began: float

@@ -73,7 +73,15 @@ def assemble_images(
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
-    return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy)
+    assembly = assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy)
+
+    def agree_on_statistics() -> None:
+        for part in assembly.parts:
+            average_statistics(part, meshes)
+
+    if assembly.checkpoints is not None:
+        assembly.checkpoints.before = agree_on_statistics  # a checkpoint holds them once, not once a rank
+    return assembly
 
 
 @torch.no_grad()

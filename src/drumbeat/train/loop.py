@@ -74,11 +74,11 @@ def train(
     checks: List[Dict[str, float]] = []
     gathered: List[Outcome] = []
     figures: Dict[str, float] = {}
-    done = 0
+    done = first = 0
     if checkpoints is not None:
         loaded = checkpoints.load(["sample"])
         if loaded is not None:
-            done = loaded[0]
+            done = first = loaded[0]
             stream.load_state_dict({"sample": loaded[1]["sample"]})
             reporter.say(f"resumed after step {done}")
     gc.collect()
@@ -99,6 +99,11 @@ def train(
             if look:
                 meter.leave_out()
             done += 1
+            if done == first + 1:
+                if checkpoints is not None and plan.save_every:
+                    checkpoints.prepare()
+                gc.collect()
+                gc.freeze()  # what compiling left behind stays: later collections need not look at it
             if reporting:
                 figures |= _report(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
                 losses.append(figures["loss"])
@@ -114,6 +119,8 @@ def train(
                 if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
                     for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
                         _saved(reporter, saved)
+                        if saved.waited > 1 and not (stopped or last):
+                            reporter.say(_too_often(saved))
                 meter.mark("checkpoint")
             profiler.step()
             if stopped:
@@ -123,6 +130,7 @@ def train(
         if checkpoints is not None:
             _saved(reporter, checkpoints.finish())
     finally:
+        gc.unfreeze()
         gc.enable()
         stop.close()
         profiler.close()
@@ -130,6 +138,8 @@ def train(
         reporter.close()
     meter.start()  # the last step is over
     meter.take()
+    if meter.step_ms:
+        reporter.say(meter.summary())
     return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
 
 
@@ -201,6 +211,13 @@ def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
         outcome["error"] = saved.error
         reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")
     reporter.figures("checkpoint", saved.step, {}, outcome)
+
+
+def _too_often(saved: Saved) -> str:
+    return (
+        f"training waited {saved.waited:.1f} s for the checkpoint of step {saved.step}, which took {saved.seconds:.0f} s "
+        "to write: save less often, or to faster storage"
+    )
 
 
 def average(values: Tensor, group: Optional[Any]) -> Tensor:

@@ -33,6 +33,7 @@ class Meter:
         self._done: List[List[Mark]] = []
         self._seen = 0
         self._unusual = False
+        self._phases: Dict[str, float] = {}  # milliseconds of all steps after the warm-up
         self.step_ms: List[float] = []  # every step after the warm-up
 
     def start(self) -> None:
@@ -68,7 +69,20 @@ class Meter:
             for before, after in zip(step, step[1:]):
                 phase = after.phase or "other"
                 totals[phase] = totals.get(phase, 0.0) + after.ms_since(before)
+        for phase, ms in totals.items():
+            self._phases[phase] = self._phases.get(phase, 0.0) + ms
         return {phase: ms / len(counted) for phase, ms in totals.items()}
+
+    def summary(self) -> str:
+        """How long steps took, and with what: the largest share first."""
+        at = self.percentiles()
+        total = sum(self._phases.values())
+        shares = {phase: ms / total for phase, ms in sorted(self._phases.items(), key=lambda item: -item[1])}
+        parts = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
+        return (
+            f"{len(self.step_ms)} steps after the warm-up: median {at['step_ms_p50']:.1f} ms, 90 % within "
+            f"{at['step_ms_p90']:.1f}, 99 % within {at['step_ms_p99']:.1f}; {parts}"
+        )
 
     def percentiles(self) -> Dict[str, float]:
         ordered = sorted(self.step_ms)

@@ -60,10 +60,8 @@ class TrainingState:
 
         The same buffers each time: the copy before must no longer be needed.
         """
-        before = self._walked
         state = self.now()
-        if self._walked is not before or not self._copies:
-            self._copies = {kind: {k: _room(v) for k, v in state[kind].items()} for kind in ("model", "optimizer")}
+        self.make_room(state)
         slow: List[Tuple[Tensor, Tensor]] = []
         here: List[Tuple[Tensor, Tensor]] = []
         for kind, copies in self._copies.items():
@@ -77,6 +75,14 @@ class TrainingState:
             torch._foreach_copy_([to for to, _ in here], [of for _, of in here])
         state.update({kind: dict(copies) for kind, copies in self._copies.items()})
         return state, self._copy_from_device(slow) if slow else _nothing
+
+    def make_room(self, state: Dict[str, Any]) -> None:
+        """Buffers for a copy of `state`; those that there are and fit are kept."""
+        for kind in ("model", "optimizer"):
+            old = self._copies.get(kind, {})
+            self._copies[kind] = {
+                name: old[name] if _fits(old.get(name), value) else _room(value) for name, value in state[kind].items()
+            }
 
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
         """On a stream of its own, beside the next forward and backward pass; the next update waits for it.
@@ -175,6 +181,15 @@ def _same(seen: List[Tuple[Tensor, int]], now: List[Tensor]) -> bool:
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # to_local() is slow, and wants autograd
+
+
+def _fits(room: Any, value: Any) -> bool:
+    if not isinstance(value, Tensor) or type(room) is not type(value.detach()):
+        return False
+    if isinstance(room, DTensor) and isinstance(value, DTensor) and room._spec != value._spec:
+        return False
+    here, there = _local(room), _local(value)
+    return here.shape == there.shape and here.dtype == there.dtype and here.stride() == there.stride()
 
 
 def _room(value: Any) -> Any:

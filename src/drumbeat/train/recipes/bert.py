@@ -36,12 +36,14 @@ class BertSettings(Settings):
     mask: int = option(0, "the mask token; 0: the shape's last one")
     length: int = option(0, "tokens a sequence; 0: the shape's context")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
-    lr: float = option(2e-3, "highest learning rate")
+    lr: float = option(0.0, "highest learning rate; 0: the shape's")
     steps: int = option(400, "optimizer steps")
     validation: int = option(64, "sequences to validate on; 0: none")
 
 
 SettingsClass = BertSettings
+
+RATES = {"byte-tiny": 2e-3, "base": 1e-4, "large": 1e-4}
 
 
 def samples(settings: BertSettings, length: int, part: str) -> Samples:
@@ -99,6 +101,7 @@ def check(shape: BertShape, meshes: Meshes, length: int) -> None:
 def run(settings: BertSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no bert shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
+    settings = replace(settings, lr=settings.lr or RATES[settings.model])
     shape = replace(SHAPES[settings.model], tied=not settings.untie)
     world = join()
     meshes = meshes_for(settings, world)

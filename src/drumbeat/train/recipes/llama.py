@@ -7,7 +7,7 @@ drumbeat run --nodes 2 -- drumbeat train llama --layout hsdp --set model=8b prec
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict
 
 from torch import Tensor, nn
@@ -45,11 +45,13 @@ class LlamaSettings(Settings):
     context: str = option("auto", "cp: ulysses, ring, or auto: ulysses where the heads divide by it, else ring")
     untie: bool = option(False, "embedding and head as two matrices (a pipeline needs it)")
     steps: int = option(600, "optimizer steps")
-    lr: float = option(5e-3, "highest learning rate")
+    lr: float = option(0.0, "highest learning rate; 0: the shape's")
     validation: int = option(64, "sequences to validate on; 0: none")
 
 
 SettingsClass = LlamaSettings
+
+RATES = {"byte-tiny": 5e-3, "1b": 3e-4, "3b": 3e-4, "8b": 3e-4, "70b": 1.5e-4}
 LARGE = 2_000_000_000  # parameters: from here on a rank never holds the whole model, not even at the start
 
 
@@ -102,10 +104,11 @@ def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 def run(settings: LlamaSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
+    settings = replace(settings, lr=settings.lr or RATES[settings.model])
     world = join()
     meshes = meshes_for(settings, world)
     base = SHAPES[settings.model]
-    shape = LlamaShape(**{**base.__dict__, "tied": base.tied and not settings.untie})
+    shape = replace(base, tied=base.tied and not settings.untie)
     length = settings.length or shape.context
     check(shape, meshes, length)
     split, tp = meshes.one("cp"), meshes.layout.tp
