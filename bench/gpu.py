@@ -163,11 +163,9 @@ CASES: Dict[str, tuple[int, Callable[[], Dict[str, Any]]]] = {
     **{f"resnet {name}": (90, lambda make=make: resnet_case(make())) for name, make in RESNET_PEERS.items()},
     **{f"llama 2 {name}": (70, lambda make=make: llama_case(make(), 2)) for name, make in LLAMA_PEERS.items()},
     "llama 2 ours": (70, lambda: llama_case(our_llama(2, "bf16-master"), 2)),
-    "llama 4 ours": (70, lambda: llama_case(our_llama(4, "bf16-master"), 4, look=True)),
-    "llama 8 ours": (80, lambda: llama_case(our_llama(8, "bf16-master"), 8)),
+    "llama 8 ours": (80, lambda: llama_case(our_llama(8, "bf16-master"), 8, look=True)),
     "llama 2 ours fp8": (70, lambda: llama_case(our_llama(2, "fp8"), 2)),
-    "llama 4 ours fp8": (70, lambda: llama_case(our_llama(4, "fp8"), 4, look=True)),
-    "llama 8 ours fp8": (80, lambda: llama_case(our_llama(8, "fp8"), 8)),
+    "llama 8 ours fp8": (80, lambda: llama_case(our_llama(8, "fp8"), 8, look=True)),
 }
 
 
