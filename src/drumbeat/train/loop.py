@@ -15,7 +15,7 @@ from torch import Tensor
 from drumbeat.train.checkpoint import Checkpoints, Saved
 from drumbeat.train.communication import Communication
 from drumbeat.train.data.stream import Stream
-from drumbeat.train.meter import Meter
+from drumbeat.train.meter import VALIDATION, Meter
 from drumbeat.train.mfu import Utilisation
 from drumbeat.train.profile import Profile, Profiler
 from drumbeat.train.refusal import Refusal
@@ -111,9 +111,11 @@ def train(
                 gc.collect(1)
             if validate is not None and (last or (plan.validate_every and done % plan.validate_every == 0)):
                 checks.append(_validated(validate, reporter, done))
-                meter.mark("validation")
+                meter.mark(VALIDATION)
                 last = last or (finished is not None and finished(checks[-1]))
             stopped = (stop.agreed() or done == plan.stop_after) and not last
+            if stopped or last:
+                meter.start()  # the last step is over: a last save is no part of it
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
@@ -136,7 +138,6 @@ def train(
         profiler.close()
         stream.close()
         reporter.close()
-    meter.start()  # the last step is over
     meter.take()
     if meter.step_ms:
         reporter.say(meter.summary())

@@ -7,6 +7,7 @@ from typing import Dict, List, NamedTuple, Optional
 
 import torch
 
+VALIDATION = "validation"  # a phase between steps, in no figure of theirs
 WARM_UP = 5  # steps that no figure counts: compiling, allocating, opening the first file
 
 
@@ -65,10 +66,11 @@ class Meter:
         self._seen += len(self._done)
         self._done = []
         for step in counted:
-            self.step_ms.append(step[-1].ms_since(step[0]))
-            for before, after in zip(step, step[1:]):
-                phase = after.phase or "other"
-                totals[phase] = totals.get(phase, 0.0) + after.ms_since(before)
+            phases = [(after.phase or "other", after.ms_since(before)) for before, after in zip(step, step[1:])]
+            phases = [(phase, ms) for phase, ms in phases if phase != VALIDATION]
+            self.step_ms.append(sum(ms for _, ms in phases))
+            for phase, ms in phases:
+                totals[phase] = totals.get(phase, 0.0) + ms
         for phase, ms in totals.items():
             self._phases[phase] = self._phases.get(phase, 0.0) + ms
         return {phase: ms / len(counted) for phase, ms in totals.items()}

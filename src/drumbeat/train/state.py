@@ -67,7 +67,7 @@ class TrainingState:
         for kind, copies in self._copies.items():
             for name, value in state[kind].items():
                 if isinstance(value, Tensor):
-                    pair = (_local(copies[name]), _local(value.detach()))
+                    pair = (own_part(copies[name]), own_part(value.detach()))
                     (slow if pair[1].is_cuda else here).append(pair)
                 else:
                     copies[name] = value
@@ -92,7 +92,7 @@ class TrainingState:
         if self._stream is None:
             self._stream = torch.cuda.Stream()
             self.optimizer.register_step_pre_hook(self._before_update)
-        changing = {_local(b).data_ptr() for part in self.parts for b in part.buffers() if b.is_cuda}
+        changing = {own_part(b).data_ptr() for part in self.parts for b in part.buffers() if b.is_cuda}
         first = [pair for pair in pairs if pair[1].data_ptr() in changing]
         rest = [pair for pair in pairs if pair[1].data_ptr() not in changing]
         for to, of in first:
@@ -137,7 +137,7 @@ class TrainingState:
             group_of = {key[len(_GROUPS) : -len(_NUMBER) - 1]: value for key, value in numbers.items()}
             optimizer = {key: value for key, value in flat.items() if key.startswith(_STATE)}
             fixed = all(isinstance(value, Tensor) for value in [*model.values(), *optimizer.values()])
-            seen = [(tensor, _local(tensor).data_ptr()) for tensor in self._tensors()]
+            seen = [(tensor, own_part(tensor).data_ptr()) for tensor in self._tensors()]
             self._walked = _Walked(model, optimizer, group_of, seen, fixed)
         return self._walked
 
@@ -175,11 +175,11 @@ def _values(group: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
 def _same(seen: List[Tuple[Tensor, int]], now: List[Tensor]) -> bool:
     """Identity, not equality: a tensor that was replaced, or given other memory, is another one."""
     return len(seen) == len(now) and all(
-        old is new and address == _local(new).data_ptr() for (old, address), new in zip(seen, now)
+        old is new and address == own_part(new).data_ptr() for (old, address), new in zip(seen, now)
     )
 
 
-def _local(tensor: Tensor) -> Tensor:
+def own_part(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # to_local() is slow, and wants autograd
 
 
@@ -188,7 +188,7 @@ def _fits(room: Any, value: Any) -> bool:
         return False
     if isinstance(room, DTensor) and isinstance(value, DTensor) and room._spec != value._spec:
         return False
-    here, there = _local(room), _local(value)
+    here, there = own_part(room), own_part(value)
     return here.shape == there.shape and here.dtype == there.dtype and here.stride() == there.stride()
 
 
@@ -196,13 +196,12 @@ def _room(value: Any) -> Any:
     """Host memory for a copy; pinned where a GPU writes into it."""
     if not isinstance(value, Tensor):
         return value
-    local = _local(value.detach())
-    room = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda and local.numel() > 0)
+    own = own_part(value.detach())
+    room = torch.empty_like(own, device="cpu", pin_memory=own.is_cuda and own.numel() > 0)
     if not isinstance(value, DTensor):
         return room
-    shell: Any = (
-        value.detach().to("cpu") if local.is_cuda else value.detach().clone()
-    )  # from_local would go back to the GPU
+    # from_local would go back to the GPU
+    shell: Any = value.detach().to("cpu") if own.is_cuda else value.detach().clone()
     shell._local_tensor = room
     return shell
 
