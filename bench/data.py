@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from drumbeat.train.assemble import meshes_for, plan_for
+from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
 from drumbeat.train.data.decode import decoded
 from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.images import ImageFolder
@@ -86,7 +86,7 @@ def a_step(folder: str, prefetch: int) -> dict[str, float]:
     settings = fill(ResNetSettings, ["depth=18", "batch=4", "steps=14", "report_every=14", "watch_communication=0"])
     world = join()
     torch.set_num_threads(1)
-    parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4))
+    parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
     images = ImageFolder(folder, size=64, decoders=Decoders(2))
     stream = Stream(images, 4, prefetch=prefetch, finish=images.finish)
     with contextlib.redirect_stdout(io.StringIO()):
