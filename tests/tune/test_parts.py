@@ -14,7 +14,9 @@ from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
 from drumbeat.tune.cost import cost
 from drumbeat.tune.judge import judge
 from drumbeat.tune.observe import Observed
+from drumbeat.tune.plan import Plan
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
+from drumbeat.tune.search import Done, divisors, most_trials
 
 
 def words(text):
@@ -204,3 +206,14 @@ def test_cost():
     assert said.seconds == 10 * 150 + 120 and round(said.gpu_hours, 2) == 7.2
     assert "7.20 GPU-hours" in said.says() and "16 GPUs" in said.says()
     assert "not known" in cost(1, 0, 1, 1, 1, None).says() and "no GPU" in cost(1, 0, 1, 1, 1, 0).says()
+
+
+def test_the_largest_batch_is_compared_with_smaller_ones_where_there_are_speeds():
+    batches = divisors(64)
+    plan = Plan("batch", most_trials(batches, 64), 1, 64, start=64, batches=batches)
+    for speed, order in ((100.0, [64, 64, 32, 16]), (None, [64, 64])):
+        results: list = []
+        while not isinstance(trial := plan.next(results), Done):
+            results.append(Result(trial.point, OK, "", 1.0, speed=speed, unit="tokens/s", long=trial.long))
+        assert [each.point.batch for each in results] == order
+        assert [each.point.accumulate for each in results][-1] == 64 // order[-1]

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.tune.point import HANG, NAN, OK, OOM
-from drumbeat.tune.search import Done, Next, Tried, divisors, most_trials, next_batch
+from drumbeat.tune.search import Done, Next, Tried, divisors, most_trials, next_batch, smaller
 
 
 def search(candidates, start, outcome):
@@ -71,3 +71,12 @@ def test_doubling_then_halving():
     _, history = search(range(1, 1025), 4, lambda asked: OK if asked.batch <= 21 else OOM)
     assert [tried.batch for tried in history] == [4, 8, 16, 32, 24, 20, 22, 21, 21]
     assert next_batch((1, 2, 3, 6), 6, [Tried(6, OOM)]) == Next(3)
+
+
+def test_a_search_that_starts_at_the_top_still_compares_smaller_ones():
+    candidates = divisors(64)
+    assert smaller(candidates, 64, [64]) == 32
+    assert smaller(candidates, 64, [64, 32]) == 16
+    assert smaller(candidates, 64, [16, 32, 64]) is None
+    assert smaller((3, 5), 5, [5]) is None, "neither half nor a quarter of it is there"
+    assert most_trials(candidates, 64) >= 4, "64, 64 for longer, 32, 16"

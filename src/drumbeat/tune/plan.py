@@ -14,7 +14,7 @@ from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.cost import Cost, cost
 from drumbeat.tune.point import REFUSED, Point, Result
-from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch
+from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch, smaller
 
 FREE_LARGEST = 1024  # where neither memory nor a number of samples a step ends the search
 
@@ -43,13 +43,20 @@ class Plan:
         if self.kind == "batch":
             tried = [Tried(each.point.batch or 0, each.outcome, each.long) for each in results]
             answer = next_batch(self.batches, self.start, tried)
-            if isinstance(answer, Done):
-                return answer
-            return self._cut(Trial(self.point(answer.batch), answer.long), results)
+            if not isinstance(answer, Done):
+                return self._cut(Trial(self.point(answer.batch), answer.long), results)
+            below = self._smaller(answer.largest, results)
+            return self._cut(Trial(self.point(below)), results) if below else answer
         counted = sum(each.outcome != REFUSED for each in results)
         if counted >= self.wanted or len(results) >= len(self.points):
             return Done("all were tried" if len(results) >= len(self.points) else f"{counted} were tried")
         return self._cut(Trial(self.points[len(results)]), results)
+
+    def _smaller(self, largest: Optional[int], results: Sequence[Result]) -> Optional[int]:
+        """Two below the largest are compared with it, where there are speeds to compare."""
+        if largest is None or not any(each.speed for each in results):
+            return None
+        return smaller(self.batches, largest, [each.point.batch or 0 for each in results])
 
     def _cut(self, trial: Trial, results: Sequence[Result]) -> Union[Trial, Done]:
         """The cost that was shown holds: a longer trial counts as two."""
