@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # Rooms whose tests share something that is dear to set up: a Slurm, a world of torch processes.
 TOGETHER = ("slurm", "train", "verify")
+LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
 
 
 def pytest_collection_modifyitems(items):
@@ -21,6 +22,7 @@ def pytest_collection_modifyitems(items):
         place = item.path.relative_to(ROOT / "tests")
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
 
 
 SOURCE = str(ROOT / "src")

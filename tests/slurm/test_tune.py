@@ -45,20 +45,20 @@ def test_in_an_salloc_shell(oar):
 
 
 def test_submitted_as_one_job(oar):
-    at_login = oar("tune", "batch", job(oar, "queue"), "--global-batch", 16)
+    at_login = oar("tune", "batch", job(oar, "tuned"), "--global-batch", 16)
     assert at_login.returncode == 2 and "add --submit" in at_login.stderr
-    words = ("tune", "batch", job(oar, "queue"), "--global-batch", 16, "--steps", 3, "--submit")
+    words = ("tune", "batch", job(oar, "tuned"), "--global-batch", 16, "--steps", 3, "--submit")
     shown = oar(*words, "--dry-run")
     assert shown.returncode == 0 and "at most" in shown.stderr
     sent = oar(*words, "--json")
     assert sent.returncode == 0, sent.stderr
     told = json.loads(sent.stdout)
-    (folder,) = oar.home.glob("runs/queue-tune-batch-*")
+    (folder,) = oar.home.glob("runs/tuned-tune-batch-*")
     said(folder, "take       batch", 120)
     oar.cluster.wait(int(told["job"]), ["COMPLETED"])
     script = (folder / "job.sh").read_text()
     differ = [pair for pair in zip(shown.stdout.splitlines(), script.splitlines()) if pair[0] != pair[1]]
-    assert all("queue-tune-batch-" in line for pair in differ for line in pair)  # but for the time in its name
+    assert all("tuned-tune-batch-" in line for pair in differ for line in pair)  # but for the time in its name
     assert tried(folder)[0] == TRIALS
     nothing_left(oar, "oar9", "oar10", "oar11", "oar12")
 
