@@ -110,8 +110,11 @@ def test_the_first_failure_is_told_from_its_consequences(drumbeat):
     code = """
 import os, sys, time
 if os.environ["RANK"] == "0":
+    while not os.path.exists("dying"):
+        time.sleep(0.01)
     print("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5", file=sys.stderr)
     sys.exit(1)
+open("dying", "w").close()
 time.sleep(0.4)
 raise ValueError("the real cause")
 """
