@@ -16,6 +16,7 @@ TOGETHER = ("slurm", "train", "verify")
 LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     """Run in parallel, a file (or one of those rooms) stays in one process."""
     for item in items:
