@@ -25,7 +25,7 @@ def refused(drumbeat, *words, says, **options):
         (b"command: x\nnodes: 0\n", "job.yaml:2"),
         (b"command: x\nnodes: two\n", "job.yaml:2"),
         (b"nodes: 1\n", "no command"),
-        (b"\xff\xfe" * 5_000_000, "job.yaml"),
+        pytest.param(b"\xff\xfe" * 5_000_000, "job.yaml", id="10 MB of no text"),
     ],
 )
 def test_job_file(drumbeat, text, says):
