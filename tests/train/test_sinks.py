@@ -19,7 +19,7 @@ from drumbeat.train.reporting import Reporter
 
 def need(package: str) -> None:
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: pip install '.[dev]' brings it")
 
 
 def written(sink: str) -> None:
