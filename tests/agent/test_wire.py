@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent.wire import Channel, WireError, free_port, listen
+from drumbeat.agent.wire.channel import Channel, WireError, free_port, listen
 
 
 def pair(token_lead="a" * 32, token_node="a" * 32):

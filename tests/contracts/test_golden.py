@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.agent.watcher import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.backends.contract import Request, Status
 from drumbeat.facts.model import (
     Container,

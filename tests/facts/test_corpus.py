@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from drumbeat.facts import amd_tools, gpus_nvidia, identity, interfaces, rdma, telemetry
-from drumbeat.facts.loader import parse_cache
+from drumbeat.facts.dynamic_loader import parse_cache
 from drumbeat.facts.model import Gpu, RdmaDevice
 from drumbeat.facts.parse import cpulist, natural, pci_address, properties
 from drumbeat.facts.topology import nearest

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumbeat.facts import elf, fabric
+from drumbeat.facts.dynamic_loader import Loader, parse_cache
 from drumbeat.facts.host import LiveHost
-from drumbeat.facts.loader import Loader, parse_cache
 from drumbeat.facts.model import CxiDevice, RdmaDevice
 from drumbeat.facts.replay import FolderHost
 from tests.trees.tree import Tree

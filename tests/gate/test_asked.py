@@ -3,8 +3,8 @@
 import pytest
 
 from drumbeat.agent.decide import FAILED, Outcome, decide
-from drumbeat.agent.watcher import Emit, Saw, Stop, Warn
-from drumbeat.agent.watching import Watching
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.feed import Watching
 from drumbeat.finding import ERROR, Finding, Verdict
 from drumbeat.order import Expect
 from drumbeat.problem import Problem

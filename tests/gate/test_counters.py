@@ -2,7 +2,7 @@
 
 import json
 
-from drumbeat.agent.counters import Counters, read_counters
+from drumbeat.agent.watchers.counters import Counters, read_counters
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.replay import FolderHost
 

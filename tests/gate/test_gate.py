@@ -2,8 +2,8 @@
 
 import pytest
 
-from drumbeat.agent.gate import Gate, Place, Wanted, named
-from drumbeat.agent.watcher import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.transport import Gate, Place, Wanted, named
 from drumbeat.order import Expect
 from tests.gate.logs import channel_lines, log
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drumbeat.diagnose.lint.autofix import mend
 from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.mend import mend
 from drumbeat.diagnose.lint.rules import rules
 
 PIECES = [

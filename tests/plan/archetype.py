@@ -8,7 +8,7 @@ from drumbeat.facts.gather import gather
 from drumbeat.facts.model import Peer, Peers
 from drumbeat.facts.replay import FolderHost
 from drumbeat.plan.interfaces import address_of, candidates
-from drumbeat.plan.node import plan_node
+from drumbeat.plan.node_plan import plan_node
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from drumbeat.plan.document import environment_page
-from drumbeat.plan.known import DEAD, DEBUGGING, OLD, SPELT
+from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT
 from drumbeat.plan.scene import FABRICS
 from drumbeat.plan.variables import COMPUTED, SETTINGS
 from drumbeat.plan.versions import fits, parse

@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.cli import main
 from drumbeat.order import HostPath
-from drumbeat.plan.known import SPELT
+from drumbeat.plan.known_variables import SPELT
 from drumbeat.spec.job import Job
 from drumbeat.spec.paths import expand_pattern, find_paths
 from drumbeat.spec.resolve import Here, resolve

@@ -14,9 +14,9 @@ from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
 from drumbeat.tune.cost import cost
 from drumbeat.tune.judge import judge
 from drumbeat.tune.observe import Observed
-from drumbeat.tune.plan import Plan
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
 from drumbeat.tune.search import Done, divisors, most_trials
+from drumbeat.tune.trial_list import Plan
 
 
 def words(text):

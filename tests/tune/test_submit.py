@@ -11,9 +11,9 @@ from drumbeat.record import from_plain, to_plain
 from drumbeat.spec.job import Job, job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site
-from drumbeat.tune.asked import Asked
-from drumbeat.tune.place import place_in_queue
+from drumbeat.tune.request import Asked
 from drumbeat.tune.session import settle, sized
+from drumbeat.tune.site_of_trials import place_in_queue
 from drumbeat.tune.submit import make_request
 
 GOLDEN = Path(__file__).parent / "golden" / "lumi.sh"

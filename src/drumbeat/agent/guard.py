@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Callable
 
-from drumbeat.agent.processes import become_subreaper, die_with_parent, sweep
+from drumbeat.processes import become_subreaper, die_with_parent, sweep
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 

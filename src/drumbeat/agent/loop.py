@@ -11,15 +11,15 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat import __version__
-from drumbeat.agent.checking import check_node
-from drumbeat.agent.dial import dial, resolve
-from drumbeat.agent.gathering import files_of, take
 from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
 from drumbeat.agent.place import restart_count, task_meeting
+from drumbeat.agent.preflight import check_node
+from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.summary import write_end
-from drumbeat.agent.tasks import Tasks
-from drumbeat.agent.wire import Channel, Message, WireError, encode, free_port, listen
+from drumbeat.agent.wire.channel import Channel, Message, WireError, encode, free_port, listen
+from drumbeat.agent.wire.dial import dial, resolve
+from drumbeat.agent.wire.files import files_of, take
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
 from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
@@ -27,7 +27,7 @@ from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import earlier_attempts, read_json
-from drumbeat.runfolder.stopping import StopFile
+from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 _TICK = 0.25

@@ -10,11 +10,11 @@ from typing import Any, Dict, List
 
 from drumbeat.agent.guard import guard
 from drumbeat.agent.place import placed
-from drumbeat.agent.processes import die_with_parent
 from drumbeat.facts import identity
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import EXIT_USAGE, load_order
 from drumbeat.problem import Problem
+from drumbeat.processes import die_with_parent
 from drumbeat.record import RecordError
 
 

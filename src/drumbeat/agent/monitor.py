@@ -10,8 +10,8 @@ import time
 from typing import Any, Dict, List
 
 from drumbeat.facts.host import LiveHost
-from drumbeat.facts.load import sample
 from drumbeat.facts.model import Facts, Gpu
+from drumbeat.facts.sample import sample
 from drumbeat.record import from_plain, to_plain
 
 EVERY = 5.0  # seconds between samples

@@ -12,19 +12,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from drumbeat.agent.bringing import bring, filled
-from drumbeat.agent.looking import look_at_ranks
 from drumbeat.agent.monitor import monitor_argv
-from drumbeat.agent.oom import oom_kills
-from drumbeat.agent.open_gate import OpenGate
-from drumbeat.agent.processes import rank_in_environment, sweep
-from drumbeat.agent.rank_logs import tail
-from drumbeat.agent.shim import shim_argv
-from drumbeat.agent.shipping import Shipping, is_large
-from drumbeat.agent.start import start
-from drumbeat.agent.tasks import Tasks
-from drumbeat.agent.watcher import Watcher
-from drumbeat.agent.watching import Sensor, Watching
+from drumbeat.agent.ranks.log_tail import tail
+from drumbeat.agent.ranks.merged_logs import Shipping, is_large
+from drumbeat.agent.ranks.own_scripts import bring, filled
+from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.agent.ranks.torchrun_shim import shim_argv
+from drumbeat.agent.watchers.affinity import look_at_ranks
+from drumbeat.agent.watchers.contract import Watcher
+from drumbeat.agent.watchers.feed import Sensor, Watching
+from drumbeat.agent.watchers.oom import oom_kills
+from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.diagnose.exits import explain_exit
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Peers
@@ -35,9 +34,10 @@ from drumbeat.plan.argv import Process, Tools, processes
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, rank_identity, trace
+from drumbeat.processes import rank_in_environment, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.printed import read_line
+from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail
 from drumbeat.runfolder.write import EventLog, replace_json
@@ -230,7 +230,7 @@ class Node:
             return Tools()
         folder = self.folder.attempt(attempt)
         cpus = [list(slot.cpus) for slot in bound.slots]
-        driver = pkgutil.get_data("drumbeat.agent", "torchrun_driver.py") or b""
+        driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
         return Tools(
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),

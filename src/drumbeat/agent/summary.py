@@ -9,7 +9,7 @@ from drumbeat.agent.lead import Lead
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.stopping import write_verdict
+from drumbeat.runfolder.stop_file import write_verdict
 from drumbeat.runfolder.write import replace_json
 
 

@@ -11,7 +11,7 @@ def main(arguments: List[str]) -> int:
 
         return run_agent(arguments[1:])
     if arguments[:1] == ["_node"]:
-        from drumbeat.desk.node import run_node
+        from drumbeat.desk.scheduled_node import run_node
 
         return run_node(arguments[1])
     if arguments[:1] == ["_monitor"]:
@@ -19,7 +19,7 @@ def main(arguments: List[str]) -> int:
 
         return run_monitor(arguments[1:])
     if arguments[:1] == ["_shim"]:
-        from drumbeat.agent.shim import run_shim
+        from drumbeat.agent.ranks.torchrun_shim import run_shim
 
         return run_shim(arguments[1:])
     if arguments[:1] == ["_tune"]:

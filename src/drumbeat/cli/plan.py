@@ -27,9 +27,9 @@ def run(args: Any) -> int:
     import os
     from dataclasses import replace
 
-    from drumbeat.desk.plan import prepare
+    from drumbeat.desk.preview import prepare
     from drumbeat.finding import ERROR, worst
-    from drumbeat.plan.node import differences, plan_node
+    from drumbeat.plan.node_plan import differences, plan_node
     from drumbeat.problem import Problem
     from drumbeat.spec.flags import load_job
     from drumbeat.spec.paths import find_paths
@@ -92,7 +92,7 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 
 
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any]) -> None:
-    from drumbeat.plan.node import differences
+    from drumbeat.plan.node_plan import differences
     from drumbeat.plan.text import difference_lines, finding_lines, plan_lines
 
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]

@@ -57,8 +57,8 @@ def run(args: Any) -> int:
     import os
 
     from drumbeat.spec.flags import load_job
-    from drumbeat.tune.place import place_here
     from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.site_of_trials import place_here
 
     job, asked = load_job(args.job, args), _asked(args)
     asked.check()
@@ -73,8 +73,8 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     import sys
 
     from drumbeat.desk.submit import make_order, notes
-    from drumbeat.tune.place import place_in_queue
     from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.site_of_trials import place_in_queue
     from drumbeat.tune.submit import make_request, submit
 
     order = make_order(sized(job, asked.given), os.environ)
@@ -100,8 +100,8 @@ def run_submitted(folder: str) -> int:
     import sys
 
     from drumbeat.problem import Problem
-    from drumbeat.tune.place import place_here
     from drumbeat.tune.session import settle, sized
+    from drumbeat.tune.site_of_trials import place_here
     from drumbeat.tune.submit import read_request
 
     try:
@@ -118,9 +118,9 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     import json
     import os
 
-    from drumbeat.tune.place import seconds_left
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
+    from drumbeat.tune.site_of_trials import seconds_left
     from drumbeat.tune.trial import Interruption
 
     shown, interruption = Shown(), Interruption()
@@ -145,8 +145,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 def _asked(args: Any) -> Any:
     from drumbeat.problem import Problem
     from drumbeat.spec.placeholders import NAMES
-    from drumbeat.tune.asked import Asked
     from drumbeat.tune.candidates import HOOKS
+    from drumbeat.tune.request import Asked
 
     given = {}
     for each in args.given:

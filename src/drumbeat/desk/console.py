@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.rank_logs import tail
+from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.runfolder.layout import NodeFolder, RunFolder

@@ -9,9 +9,9 @@ import subprocess
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from drumbeat import __version__
-from drumbeat.agent.processes import start_time
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
+from drumbeat.processes import start_time
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.write import replace, replace_json
 

@@ -18,7 +18,7 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.stopping import ask_to_stop
+from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.write import replace
 
 _STOPS = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "TERM", signal.SIGUSR2: "USR2"}

@@ -11,11 +11,11 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from drumbeat.agent.processes import become_subreaper, sweep
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
+from drumbeat.processes import become_subreaper, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.read import read_json

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.around import check_command, look_around
 from drumbeat.desk.create import Made, create_run, not_told
 from drumbeat.desk.fanout import check_srun, fan_out
 from drumbeat.desk.foreground import Foreground
-from drumbeat.desk.node import EVERY, guard_rank, joined
+from drumbeat.desk.place import check_joinable
+from drumbeat.desk.scheduled_node import EVERY, guard_rank, joined
+from drumbeat.desk.surroundings import check_command, look_around
 from drumbeat.desk.token import users_token
-from drumbeat.desk.where import check_joinable
 from drumbeat.facts import container as container_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity

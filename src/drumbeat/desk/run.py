@@ -7,12 +7,12 @@ import os
 from typing import Mapping, Optional, Tuple
 
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.around import check_command, look_around
 from drumbeat.desk.create import Made, create_run, not_told
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import check_inside, join, order_file, start_in_allocation
+from drumbeat.desk.place import where
+from drumbeat.desk.surroundings import check_command, look_around
 from drumbeat.desk.token import fresh_token, users_token
-from drumbeat.desk.where import where
 from drumbeat.facts.host import LiveHost
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job

@@ -9,17 +9,17 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.agent.processes import start_time
 from drumbeat.backends import slurm_client
 from drumbeat.backends.contract import Status
 from drumbeat.backends.slurm_client import Handle, parse_handle
 from drumbeat.desk.create import index_folder
 from drumbeat.problem import Problem
+from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import open_run, read_json, read_lines
-from drumbeat.runfolder.stopping import ask_to_stop
+from drumbeat.runfolder.stop_file import ask_to_stop
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 

@@ -10,8 +10,8 @@ from typing import List, Mapping, Optional
 from drumbeat.backends import slurm, slurm_client
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.containers.image import check_image
-from drumbeat.desk.around import check_command, look_around
 from drumbeat.desk.create import create_run
+from drumbeat.desk.surroundings import check_command, look_around
 from drumbeat.order import Order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError

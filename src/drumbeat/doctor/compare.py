@@ -9,7 +9,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from drumbeat.doctor.case import bad
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
-from drumbeat.plan.known import steers
+from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import active_ports, compute_nics
 
 CLOCK_SECONDS = 2.0  # more than this makes logs of several nodes hard to read together

@@ -10,7 +10,7 @@ from drumbeat.doctor.case import alone, bad, make_case
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import INFO, OK, SEVERITIES, Finding
 from drumbeat.order import Order
-from drumbeat.plan.node import plan_node
+from drumbeat.plan.node_plan import plan_node
 
 
 def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] = None) -> List[Finding]:

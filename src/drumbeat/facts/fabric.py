@@ -11,9 +11,9 @@ import os.path
 import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.host import Host
 from drumbeat.facts.library_folders import search_folders
-from drumbeat.facts.loader import Loader
 from drumbeat.facts.model import CxiDevice, Gpu, Library, RdmaDevice
 from drumbeat.facts.parse import natural
 

@@ -6,7 +6,7 @@ import fnmatch
 import os.path
 from typing import List, Tuple
 
-from drumbeat.facts.loader import Loader
+from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.parse import natural
 
 # When they are not on the library path. Patterns: versions age.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Dict, List, Mapping, Tuple
 
-from drumbeat.plan.known import DEAD, DEBUGGING, OLD
+from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD
 from drumbeat.plan.variables import COMPUTED, SETTINGS
 
 _INTRO = """\

@@ -10,7 +10,7 @@ from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
-from drumbeat.plan.known import steers
+from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import common_gid_index, hca_value
 from drumbeat.plan.scene import Scene, matches, scene
 from drumbeat.plan.variables import SETTINGS

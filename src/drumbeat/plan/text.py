@@ -8,8 +8,8 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.environment import EXPORTED
-from drumbeat.plan.known import steers
-from drumbeat.plan.node import Difference, NodePlan
+from drumbeat.plan.known_variables import steers
+from drumbeat.plan.node_plan import Difference, NodePlan
 from drumbeat.plan.variables import COMPUTED
 
 

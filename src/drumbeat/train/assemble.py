@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from drumbeat.train.checkpoint import Checkpoints
 from drumbeat.train.context import Context
+from drumbeat.train.init_parts import fill_parts
 from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
@@ -22,7 +23,6 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
-from drumbeat.train.start import fill_parts
 from drumbeat.train.step import Loss, Step, plain
 from drumbeat.train.world import World
 

@@ -9,8 +9,8 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.tune.judge import Judgement
 from drumbeat.tune.observe import Observed
-from drumbeat.tune.plan import Trial
 from drumbeat.tune.point import OK, Result
+from drumbeat.tune.trial_list import Trial
 
 _REDRAW = 0.5  # seconds
 _MOST_REASONS = 16  # lines

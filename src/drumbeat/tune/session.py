@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
-from drumbeat.agent.processes import become_subreaper
 from drumbeat.problem import Problem
+from drumbeat.processes import become_subreaper
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import read_json
@@ -18,17 +18,17 @@ from drumbeat.runfolder.write import replace_json
 from drumbeat.spec.expand import literal
 from drumbeat.spec.job import Job
 from drumbeat.spec.placeholders import NAMES, fill
-from drumbeat.tune.asked import VARIED, WARM_UP, Asked
 from drumbeat.tune.classify import classify
 from drumbeat.tune.command import Tunable, tunable
 from drumbeat.tune.cost import Cost
 from drumbeat.tune.judge import Judgement, judge
-from drumbeat.tune.place import Place
-from drumbeat.tune.plan import Plan, Trial, make_plan
 from drumbeat.tune.point import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Result
 from drumbeat.tune.progress import Shown
+from drumbeat.tune.request import VARIED, WARM_UP, Asked
 from drumbeat.tune.search import Done
+from drumbeat.tune.site_of_trials import Place
 from drumbeat.tune.trial import GRACE, Interruption, run_trial
+from drumbeat.tune.trial_list import Plan, Trial, make_plan
 
 SCHEMA = "1.0"
 _BROKEN = {"batch": (FAILED, HANG, NAN, REFUSED), "hooks": (FAILED, HANG, NAN, REFUSED, OOM), "layout": (FAILED, NAN)}

@@ -16,7 +16,7 @@ from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job
-from drumbeat.tune.asked import Asked
+from drumbeat.tune.request import Asked
 from drumbeat.tune.session import Tuning, make_folder
 from drumbeat.tune.trial import GRACE
 

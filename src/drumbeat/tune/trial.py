@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from drumbeat.agent.processes import die_with_parent, plain_signals, sweep
 from drumbeat.desk.run import run_job
 from drumbeat.problem import Problem
+from drumbeat.processes import die_with_parent, plain_signals, sweep
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Tail
 from drumbeat.spec.job import Job

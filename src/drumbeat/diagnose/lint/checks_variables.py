@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
 from drumbeat.diagnose.lint.redact import TOKEN
 from drumbeat.diagnose.lint.script import Assignment
-from drumbeat.plan.known import DEAD, DEBUGGING, FAMILIES, SPELT
+from drumbeat.plan.known_variables import DEAD, DEBUGGING, FAMILIES, SPELT
 from drumbeat.secret import looks_secret
 
 _NEAR = 0.92  # as in plan.question: from here an unknown name counts as a slip of the pen

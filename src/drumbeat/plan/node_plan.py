@@ -10,7 +10,7 @@ from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import Left, decide
-from drumbeat.plan.question import question
+from drumbeat.plan.exported import question
 from drumbeat.plan.rendezvous import Rendezvous, rendezvous
 from drumbeat.plan.scene import scene
 

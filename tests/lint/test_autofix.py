@@ -2,8 +2,8 @@
 
 import pytest
 
+from drumbeat.diagnose.lint.autofix import mend
 from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.mend import mend
 from drumbeat.diagnose.lint.rules import rules
 
 

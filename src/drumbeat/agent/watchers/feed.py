@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
-from drumbeat.agent.watcher import Emit, Saw, Stop, Warn, Watcher
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
 from drumbeat.record import to_plain
 
 

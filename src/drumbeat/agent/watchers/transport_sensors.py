@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Callable, Dict, List, Optional
 
-from drumbeat.agent.counters import Counters
-from drumbeat.agent.gate import Gate, Place, Wanted
-from drumbeat.agent.private_log import Asked, LogFiles, private_log
-from drumbeat.agent.watching import Sensor
+from drumbeat.agent.watchers.counters import Counters
+from drumbeat.agent.watchers.feed import Sensor
+from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
+from drumbeat.agent.watchers.transport import Gate, Place, Wanted
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts
 from drumbeat.order import EnvVar, Expect, Order

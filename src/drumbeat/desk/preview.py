@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.desk.around import look_around
+from drumbeat.desk.surroundings import look_around
 from drumbeat.facts.gather import gather
 from drumbeat.facts.host import Host, LiveHost
 from drumbeat.facts.model import Facts, Peer, Peers

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.agent.watcher import Action, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
 from drumbeat.diagnose.paths import CERTAIN, LIKELY, LOCAL, MIXED, OFI, RDMA, TCP, UNKNOWN, Path
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
 from drumbeat.order import Expect

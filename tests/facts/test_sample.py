@@ -1,8 +1,8 @@
 """What is sampled while a job runs; unknown is None."""
 
-from drumbeat.facts.load import sample
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.replay import open_host
+from drumbeat.facts.sample import sample
 
 FILES = {
     "sys/bus/pci/devices/0000:c1:00.0/gpu_busy_percent": "97",

@@ -9,7 +9,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan import masks
-from drumbeat.plan.known import DEAD, DEBUGGING, OLD, SPELT, steers
+from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT, steers
 from drumbeat.plan.nics import active_ports, usable_gids
 from drumbeat.plan.scene import Scene, matches
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Mapping, Optional
 
-from drumbeat.desk.around import look_around
 from drumbeat.desk.join import allocation_order, check_inside, gpus_given
+from drumbeat.desk.place import where
 from drumbeat.desk.run import check_not_login
-from drumbeat.desk.where import where
+from drumbeat.desk.surroundings import look_around
 from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order

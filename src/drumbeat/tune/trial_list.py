@@ -9,11 +9,11 @@ from typing import List, Optional, Sequence, Tuple, Union
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.train.layout import Layout
-from drumbeat.tune.asked import Asked
 from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.cost import Cost, cost
 from drumbeat.tune.point import REFUSED, Point, Result
+from drumbeat.tune.request import Asked
 from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch, smaller
 
 FREE_LARGEST = 1024  # where neither memory nor a number of samples a step ends the search

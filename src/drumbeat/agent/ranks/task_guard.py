@@ -13,10 +13,10 @@ import sys
 import time
 from typing import Any, Dict, Optional
 
-from drumbeat.agent.processes import become_subreaper, sweep
-from drumbeat.agent.start import start
-from drumbeat.agent.wire import Channel, WireError
+from drumbeat.agent.ranks.start import start
+from drumbeat.agent.wire.channel import Channel, WireError
 from drumbeat.order import EXIT_MUSTER
+from drumbeat.processes import become_subreaper, sweep
 
 _LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from drumbeat.agent.watcher import Saw
+from drumbeat.agent.watchers.contract import Saw
 from drumbeat.facts.host import Host
 from drumbeat.facts.parse import number
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from drumbeat.agent.wire import Channel, WireError
+from drumbeat.agent.wire.channel import Channel, WireError
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.plan.binding import Binding
 

@@ -6,7 +6,7 @@ import os
 import re
 from typing import List, Sequence
 
-from drumbeat.agent.tasks import Tasks
+from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Library
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding

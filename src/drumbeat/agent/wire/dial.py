@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Callable, Iterator, Optional
 
-from drumbeat.agent.wire import Channel, WireError
+from drumbeat.agent.wire.channel import Channel, WireError
 
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to prove that it is our lead
 

@@ -7,8 +7,8 @@ import sys
 from typing import Mapping
 
 from drumbeat.agent.place import own_node, placed, task_meeting
-from drumbeat.agent.task import run_task
-from drumbeat.agent.tasks import own_view
+from drumbeat.agent.ranks.task_guard import run_task
+from drumbeat.agent.ranks.tasks import own_view
 from drumbeat.bundle.build import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.facts import identity as identities
@@ -18,7 +18,7 @@ from drumbeat.order import EXIT_USAGE, Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.stopping import forget_end
+from drumbeat.runfolder.stop_file import forget_end
 from drumbeat.runfolder.write import replace, replace_json
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage

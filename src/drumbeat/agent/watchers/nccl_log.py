@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.agent.watcher import Saw
+from drumbeat.agent.watchers.contract import Saw
 from drumbeat.order import EnvVar
 from drumbeat.runfolder.read import Tail
 

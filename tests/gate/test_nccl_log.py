@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.agent.private_log import Asked, LogFiles, private_log
+from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.order import EnvVar
 
 WARN = "n1:7:9 [0] transport/net_ib.cc:149 NCCL WARN NET/IB : Unable to open device mlx5_0"
