@@ -119,7 +119,9 @@ class Node:
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
         shared = environment(self.order, self.facts, peers, self.node)
-        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
+        shared += node_identity(
+            self.order, peers, self.node, attempt, self._metrics.path, os.path.abspath(self.folder.attempt(attempt))
+        )
         shared = self._open_gate(shared)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})

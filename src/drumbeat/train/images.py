@@ -124,7 +124,9 @@ def average_statistics(model: nn.Module, meshes: Meshes) -> None:
     """Each rank keeps running means of its own images; before they are used, all ranks take the mean of them."""
     if meshes.tokens is None:
         return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            dist.all_reduce(buffer, group=meshes.tokens.get_group())
-            buffer /= meshes.tokens.size()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            for buffer in (module.running_mean, module.running_var):
+                if buffer is not None:
+                    dist.all_reduce(buffer, group=meshes.tokens.get_group())
+                    buffer /= meshes.tokens.size()

@@ -26,6 +26,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline
 from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
 from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
@@ -60,9 +61,17 @@ class Step:
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.divisor = torch.ones((), device=device)  # targets of all ranks in this step; the pipeline's loss reads it
         self.share: Callable[[Tensor], Tensor] = lambda x: x  # context parallelism: this rank's part of a sequence
+        self.count: Callable[[Any], Tensor] = lambda targets: (
+            targets != IGNORE
+        ).sum()  # what a batch adds to the divisor
         self.mark: Callable[[str], None] = lambda phase: None  # a loop that measures puts its meter here
 
     def __call__(self, batches: Sequence[Batch]) -> Outcome:
+        if self.meshes.layout.pp > 1 and self.pipeline is None:
+            raise Refusal(
+                "layout pp: this step has no pipeline, so every rank would train the whole model",
+                "use a recipe, or drumbeat.train.assemble with an Anatomy that names the stages; or another layout",
+            )
         batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         self.divisor = self._count(batches)
         loss = self._pipelined(batches) if self.pipeline else self._accumulated(batches)
@@ -79,7 +88,7 @@ class Step:
         return Outcome(loss, norm, self.divisor)
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
-        count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
+        count = torch.stack([self.count(targets) for _, targets in batches]).sum().float()
         ranks = self.meshes.tokens
         if ranks is not None:
             dist.all_reduce(count, group=ranks.get_group())
