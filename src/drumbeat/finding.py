@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
+from drumbeat.secret import redact
+
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands."""
+    """The line, value or reading that a finding rests on, and where it stands. Secrets in the text are replaced by `…`."""
 
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", redact(self.text))
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
+        object.__setattr__(self, "title", redact(self.title))
 
 
 @dataclass(frozen=True)
