@@ -9,8 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import Callable, Container, Iterator, List, Optional
 
-# Signals by which a run is asked to end; QUIT takes the grace away.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT)
+from drumbeat.signals import STOPS
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

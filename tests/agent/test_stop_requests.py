@@ -19,7 +19,7 @@ from drumbeat.agent.stop_requests import (
     StopRequest,
     StopRequests,
 )
-from drumbeat.order import EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
 from tests.agent.test_lead import ended, mustered
 
 ONCE = {

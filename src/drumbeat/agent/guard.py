@@ -13,7 +13,8 @@ import sys
 import time
 from typing import Callable
 
-from drumbeat.processes import STOPS, become_subreaper, die_with_parent, let_stops_in, sweep
+from drumbeat.processes import become_subreaper, die_with_parent, let_stops_in, sweep
+from drumbeat.signals import STOPS
 
 
 def guard(agent: Callable[[int], int], deadline: float) -> int:

@@ -13,8 +13,9 @@ from drumbeat.agent.decide import FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, Evidence, Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, Order
+from drumbeat.order import Order
 from drumbeat.record import from_plain, to_plain
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
 
 _STAND_FOR_ALL = 64  # nodes whose network the others are told of
 CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away

@@ -23,14 +23,15 @@ from drumbeat.agent.wire.dial import dial, resolve
 from drumbeat.agent.wire.files import files_of, take
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
+from drumbeat.order import Order, dump_order
 from drumbeat.plan.rendezvous import rendezvous
-from drumbeat.processes import STOPS, let_stops_in
+from drumbeat.processes import let_stops_in
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import earlier_attempts, read_json
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE, STOPS
 
 _TICK = 0.25
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file

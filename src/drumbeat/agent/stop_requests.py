@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from drumbeat.agent.decide import STOPPED, TIME_LIMIT
-from drumbeat.order import EXIT_TIME_LIMIT
+from drumbeat.signals import EXIT_TIME_LIMIT
 
 SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler
 NOW = "now"  # the desk was interrupted a second time

@@ -15,11 +15,12 @@ from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
-from drumbeat.processes import STOPS, become_subreaper, stops_held_back, sweep
+from drumbeat.processes import become_subreaper, stops_held_back, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace_json
+from drumbeat.signals import STOPS
 
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
 

@@ -16,8 +16,8 @@ from typing import Any, Dict, Optional
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.wire.channel import Channel, WireError
-from drumbeat.order import EXIT_MUSTER
-from drumbeat.processes import STOPS, become_subreaper, sweep
+from drumbeat.processes import become_subreaper, sweep
+from drumbeat.signals import EXIT_MUSTER, STOPS
 
 
 def run_task(meeting: str, local_id: int, token: str, seconds: float, view: Dict[str, Any]) -> int:
