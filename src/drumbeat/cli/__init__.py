@@ -41,6 +41,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _main(argv: List[str]) -> int:
@@ -90,7 +92,9 @@ def parser_for(name: str):  # type: ignore[no-untyped-def]
 
 def _call(name: str, rest: List[str]) -> int:
     from drumbeat.problem import Problem
+    from drumbeat.processes import heed_interrupts
 
+    heed_interrupts()
     parser, module = parser_for(name)
     # Cut here, because argparse would take the first word after `--` for the job file.
     own, after = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, None)
@@ -115,8 +119,6 @@ def _call(name: str, rest: List[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def _nearest(name: str) -> str:
