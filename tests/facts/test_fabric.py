@@ -107,6 +107,15 @@ def test_versions_from_wheels_folders_and_pkgconfig(tree):
     assert libraries(tree)["libfabric.so.1"].version == "1.17.0"
 
 
+def test_a_version_in_any_read_only_segment(tree):
+    """On x86_64 the segment with the symbol tables is often larger than the one with the constants."""
+    library = tree_library(
+        soname="libnccl.so.2", needed=["libc.so.6"], comment="NCCL version 2.29.1+cuda13", split=True
+    )
+    tree.file("/usr/lib64/libnccl.so.2", library)
+    assert libraries(tree)["libnccl.so.2"].version == "2.29.1"
+
+
 def test_rccls_file_name_is_no_version(tree):
     tree.library("/opt/rocm/lib/librccl.so.1.0.60204")
     tree.link("/opt/rocm/lib/librccl.so.1", "/opt/rocm/lib/librccl.so.1.0.60204")

@@ -14,7 +14,6 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Callable, List
 
-
 _LLAMA = "transformers.models.llama.modeling_llama"  # slow to import: once here instead of in every process
 
 

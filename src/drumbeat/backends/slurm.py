@@ -14,8 +14,9 @@ from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.srun import srun_options
 from drumbeat.containers.wrap import node_lines, pyxis_lines
-from drumbeat.order import EXIT_REQUEUE, Order
+from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.signals import EXIT_REQUEUE
 from drumbeat.spec.resources import flag_of
 
 SCRIPT = "job.sh"
@@ -174,8 +175,11 @@ def _batch_part(order: Order) -> List[str]:
         f'[ -s "$RUN/{VERDICT}" ] && . "$RUN/{VERDICT}"  # code, and lost: the nodes that were lost',
         "",
         f"if [ $code = {EXIT_REQUEUE} ]; then  # the ranks have saved and want to be started again",
-        "  scontrol requeue $SLURM_JOB_ID ||",
-        '    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"',
+        "  # Not a job that was cancelled, nor one that Slurm has queued again by itself: only one that is still running.",
+        '  if squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; then',
+        "    scontrol requeue $SLURM_JOB_ID ||",
+        '      echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"',
+        "  fi",
         f'elif [ -n "$lost" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {order.resources.requeues} ]; then',
         "  # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.",
         "  trap '' TERM",

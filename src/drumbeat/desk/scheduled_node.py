@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Mapping
 
@@ -14,12 +15,13 @@ from drumbeat.desk.foreground import Foreground
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.order import EXIT_USAGE, Order, dump_order, load_order
+from drumbeat.order import Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.stop_file import forget_end
 from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.signals import EXIT_USAGE
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
 
@@ -68,5 +70,6 @@ def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[st
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:
     """The lead's exit code is the job's. A node that the lead has ended says 0, or `srun --kill-on-bad-exit` would kill
     the lead while it still writes how the run went."""
+    foreground.insistent = (signal.SIGINT,)  # a scheduler sends TERM by several ways, and means one request
     code = foreground.run(environ)
     return 0 if node and foreground.ended_by_lead else code

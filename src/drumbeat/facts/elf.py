@@ -34,7 +34,7 @@ class Elf:
     soname: Optional[str]
     needed: Tuple[str, ...]
     runpath: Tuple[str, ...]
-    rodata: Tuple[int, int]  # where its constant texts are: start and size in the file
+    constants: Tuple[Tuple[int, int], ...]  # where its constant texts may be: start and size in the file, largest first
     wants: Tuple[Want, ...] = ()
     offers: Optional[Tuple[int, ...]] = None  # hashes of its symbol versions; None: it has none, or too many
 
@@ -65,23 +65,29 @@ def _parse(host: Host, path: str) -> Optional[Elf]:
         return None
     headers = host.data(path, table, min(size * count, _TABLE_LIMIT)) or b""
     loads: List[Tuple[int, int, int]] = []  # virtual address, place in the file, size
-    rodata = (0, 0)
+    constants: List[Tuple[int, int]] = []
     dynamic = b""
     for at in range(0, len(headers) - 55, size):
         kind, flags, offset, address, _, length = struct.unpack_from("<IIQQQQ", headers, at)
         if kind == _PT_LOAD:
             loads.append((address, offset, length))
-            if flags & 0b11 == 0 and length > rodata[1]:  # neither written nor executed: the largest such piece
-                rodata = (offset, length)
+            if flags & 0b11 == 0:  # neither written nor executed: linkers make several, .rodata is in one of them
+                constants.append((offset, length))
         elif kind == _PT_DYNAMIC:
             dynamic = host.data(path, offset, min(length, _DYNAMIC_LIMIT)) or b""
-    if rodata == (0, 0) and loads:  # old linkers put constants beside the code
-        rodata = loads[0][1:]
-    return _dynamic(host, path, machine, dynamic, loads, rodata)
+    if not constants and loads:  # old linkers put constants beside the code
+        constants = [loads[0][1:]]
+    constants.sort(key=lambda piece: piece[1], reverse=True)
+    return _dynamic(host, path, machine, dynamic, loads, tuple(constants))
 
 
 def _dynamic(
-    host: Host, path: str, machine: str, dynamic: bytes, loads: List[Tuple[int, int, int]], rodata: Tuple[int, int]
+    host: Host,
+    path: str,
+    machine: str,
+    dynamic: bytes,
+    loads: List[Tuple[int, int, int]],
+    constants: Tuple[Tuple[int, int], ...],
 ) -> Elf:
     entries: List[Tuple[int, int]] = []
     for at in range(0, len(dynamic) - 15, 16):
@@ -108,7 +114,7 @@ def _dynamic(
         soname=text(last[_DT_SONAME]) if _DT_SONAME in last else None,
         needed=tuple(text(value) for tag, value in entries if tag == _DT_NEEDED),
         runpath=tuple(part for path_list in paths for part in path_list.split(":") if part),
-        rodata=rodata,
+        constants=constants,
         wants=tuple(Want(libraries[need.library], need.hash, strings + need.name) for need in wants),
         offers=offers,
     )

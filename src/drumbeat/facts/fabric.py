@@ -124,8 +124,10 @@ def _version(loader: Loader, name: str, path: str) -> Optional[str]:
 def _own_version(loader: Loader, name: str, path: str) -> Optional[str]:
     for start, comment in _COMMENTS.items():
         about = loader.about(path) if name.startswith(start) else None
-        if about:
-            return loader.host.version_in(path, comment, *about.rodata)
+        for start_at, size in about.constants if about else ():
+            version = loader.host.version_in(path, comment, start_at, size)
+            if version:
+                return version
     return None
 
 
