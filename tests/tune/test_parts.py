@@ -186,6 +186,27 @@ def test_the_largest_needs_room():
     assert "unknown" in judge("batch", [result(4, 100.0)]).why
 
 
+def hook(name, speed, spread=None, loss=None):
+    return Result(Point(hook=name), OK, "", 1.0, speed=speed, unit="tokens/s", spread=spread, loss=loss)
+
+
+def test_a_difference_within_the_noise_is_none():
+    """The plain hook stays unless another is faster by more than these trials can tell apart."""
+    same = judge("hooks", [hook("all-reduce", 100.0, 0.02), hook("bf16", 104.0, 0.02)])
+    assert same.fastest.point.hook == "bf16" and same.recommended.point.hook == "all-reduce"
+    assert same.why == (
+        "no difference above the noise: bf16 was 3.8% faster, and 5.7% is what these trials can tell apart"
+    )
+    real = judge("hooks", [hook("all-reduce", 100.0, 0.01, 3.0), hook("bf16", 120.0, 0.01, 3.5)])
+    assert real.recommended.point.hook == "bf16" and "3.5000 where all-reduce has 3.0000" in real.why
+    assert judge("hooks", [hook("all-reduce", 100.0), hook("bf16", 101.9)]).recommended.point.hook == "all-reduce"
+    noisy = judge(
+        "batch",
+        [Result(Point(batch=b), OK, "", 1.0, speed=s, unit="x", spread=0.1) for b, s in ((2, 80.0), (4, 100.0))],
+    )
+    assert noisy.recommended.point.batch == 2 and "(noise 28.3%)" in noisy.why
+
+
 def test_speed_is_never_made_up():
     found = judge("batch", [result(1), result(2)])
     assert found.largest.point.batch == 2 and found.fastest is None and found.recommended is None

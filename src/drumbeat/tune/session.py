@@ -145,7 +145,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
         speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
-        watched.folder.path if watched.folder else "", trial.long,
+        watched.folder.path if watched.folder else "", trial.long, seen.spread(),
     )  # fmt: skip
 
 
