@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
@@ -118,7 +119,9 @@ class Node:
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
-        shared = environment(self.order, self.facts, peers, self.node)
+        shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
+        for finding in unsafe_caches:
+            self._tell_finding(finding)
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
         shared = self._open_gate(shared)
         bring(self.order, self.folder.attempt(attempt))
@@ -347,8 +350,11 @@ class Node:
         self.tell({"say": "verdict", "verdict": to_plain(verdict)})
         for finding in verdict.findings:
             if finding.severity in (WARNING, ERROR):
-                located = replace(finding, node=self.node, host=self.facts.host)
-                self.tell({"say": "finding", "finding": to_plain(located), "stop": level == "stop"})
+                self._tell_finding(finding, stop=level == "stop")
+
+    def _tell_finding(self, finding: Finding, stop: bool = False) -> None:
+        located = replace(finding, node=self.node, host=self.facts.host)
+        self.tell({"say": "finding", "finding": to_plain(located), "stop": stop})
 
     def _finish(self) -> None:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""
