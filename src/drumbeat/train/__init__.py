@@ -11,15 +11,17 @@ import sys
 from typing import TYPE_CHECKING, Any, List
 
 from drumbeat.problem import Problem
+from drumbeat.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from drumbeat.train.data.loaders import Batches as Batches
     from drumbeat.train.layout import Layout as Layout
     from drumbeat.train.prepare import setup as setup
     from drumbeat.train.refusal import Refusal as Refusal
-    from drumbeat.train.stopping import REQUEUE as REQUEUE
     from drumbeat.train.trainer import Result as Result
     from drumbeat.train.trainer import Trainer as Trainer
+
+REQUEUE = EXIT_REQUEUE  # the exit code that says: saved after a stop signal, start me again
 
 _HOME = {
     "setup": "prepare",
@@ -28,7 +30,6 @@ _HOME = {
     "Batches": "data.loaders",
     "Layout": "layout",
     "Refusal": "refusal",
-    "REQUEUE": "stopping",
 }
 _WITHOUT_TORCH = ("Layout", "Refusal")
 
@@ -42,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> List[str]:
-    return sorted(_HOME)
+    return sorted([*_HOME, "REQUEUE"])
 
 
 def require_torch() -> None:

@@ -15,7 +15,7 @@ from drumbeat import metrics
 from drumbeat.train.batch import micro_batches, rows_of
 from drumbeat.train.checkpoint import Checkpoints
 from drumbeat.train.data.loaders import Batches
-from drumbeat.train.images import average_statistics
+from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.loss import IGNORE
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.precision import Precision
@@ -58,8 +58,9 @@ class Trainer:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.accumulate, self.seed, self.steps = accumulate, seed, 0
-        self._step = Step([model], optimizer, self._weighted, meshes, precision, world.device, clip or None)
-        self._step.count = lambda count: count
+        self._step = Step(
+            [model], optimizer, self._weighted, meshes, precision, world.device, clip or None, count=lambda count: count
+        )
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
         self._counts = (
@@ -162,12 +163,12 @@ class Trainer:
         """Means over all samples of `source`: "loss" and what else `loss(model, batch)` returns."""
         self._loss, self._sums = loss or returned_loss, {}
         total = torch.zeros(2, device=self.world.device)
-        average_statistics(self.model, self.meshes)
         self.model.eval()
-        for batch in self._feed(source, 1, batch_size, False, split):
-            count = self._weight(batch, True)
-            with self.precision.computing(self.world.device, self._step.sharded), vocabulary_cut(self.meshes):
-                total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
+        with agreed_statistics([self.model], self.meshes):
+            for batch in self._feed(source, 1, batch_size, False, split):
+                count = self._weight(batch, True)
+                with self.precision.computing(self.world.device, self._step.sharded), vocabulary_cut(self.meshes):
+                    total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
         self.model.train()
         count = total[1].clone()
         if self.meshes.tokens is not None:
@@ -178,7 +179,6 @@ class Trainer:
     def save(self, folder: str, *, keep: int = 2, wait: bool = False) -> None:
         """Save weights, optimizer, scheduler, random numbers and the position in the data, in the background unless
         `wait`. Call it on every rank, after a step."""
-        average_statistics(self.model, self.meshes)
         state = {"steps": self.steps, "feeds": [feed.state_dict() for feed in self._feeds]}
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
@@ -203,7 +203,14 @@ class Trainer:
 
     def _saved(self, folder: str, keep: int) -> Checkpoints:
         if folder not in self._checkpoints:
-            self._checkpoints[folder] = Checkpoints(folder, [self.model], self.optimizer, keep)
+            self._checkpoints[folder] = Checkpoints(
+                folder,
+                [self.model],
+                self.optimizer,
+                keep,
+                others={"step": self._step},
+                shared=lambda: mean_statistics([self.model], self.meshes),
+            )
         self._checkpoints[folder].keep = keep
         return self._checkpoints[folder]
 
