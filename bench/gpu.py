@@ -97,9 +97,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 # --- ours -------------------------------------------------------------------------------------------------------
 
 
-def our_llama(
-    sequences: int, precision: str, shape: str = "1b", recompute: str = "none", accumulate: int = 1
-) -> Callable[[], Any]:
+def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
     from drumbeat.train.layout import Layout
     from drumbeat.train.meshes import Meshes
     from drumbeat.train.models.llama import SHAPES, Llama
@@ -109,16 +107,15 @@ def our_llama(
     from drumbeat.train.step import Step
 
     with DEVICE:
-        model = Llama(SHAPES[shape])
+        model = Llama(SHAPES["1b"])
     meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
-    options = {"device": DEVICE, "precision": kind, "blocks": "blocks", "compile": True, "recompute": recompute}
-    model = parallelize(model, meshes, **options)
+    model = parallelize(model, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True)
     optimizer = MasterAdamW(model.parameters(), lr=3e-4)
     step = Step([model], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
 
     def once() -> Any:
-        batches = [tokens(sequences) for _ in range(accumulate)]
-        return step([(batch[:, :-1], batch[:, 1:]) for batch in batches])
+        batch = tokens(sequences)
+        return step([(batch[:, :-1], batch[:, 1:])])
 
     return once
 
@@ -163,17 +160,15 @@ def ceilings() -> Dict[str, Any]:
     }
 
 
-def llama_case(
-    step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False, shape: str = "1b"
-) -> Dict[str, Any]:
+def llama_case(step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False) -> Dict[str, Any]:
     from drumbeat.train.mfu import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
-    sizes = SHAPES[shape]
+    shape = SHAPES["1b"]
     result: Dict[str, Any] = sustained(step, seconds) if seconds else measure(step, 10)
     result["tokens_per_s"] = sequences * LENGTH / result["ms"] * 1e3
-    flops = transformer_flops(sizes.matmul_parameters, sizes.layers, sizes.width, LENGTH, causal=True)
-    result["tflops"] = result["tokens_per_s"] * flops / 1e12  # of the model: what is computed twice counts once
+    flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, LENGTH, causal=True)
+    result["tflops"] = result["tokens_per_s"] * flops / 1e12
     if "watts" in result:
         result["mj_per_token"] = result["watts"] / result["tokens_per_s"] * 1e3
     return {**result, **(where(step) if look else {})}
@@ -218,7 +213,6 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
     "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
-    "llama 8b ours": (90, lambda s: llama_case(our_llama(1, "bf16-master", "8b", "full", 4), 4, s, shape="8b")),
 }
 CASES: Dict[str, tuple[int, Case]] = {
     "ceilings": (30, lambda _: ceilings()),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.batch_norm import BatchNorm2d, norm_relu_pool
+from drumbeat.train.norm_pool import norm_relu_pool
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -23,8 +23,8 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Module]) -> None:
         super().__init__()
-        self.conv1, self.bn1 = convolution(inputs, width, 3, stride), BatchNorm2d(width)
-        self.conv2, self.bn2 = convolution(width, width, 3), BatchNorm2d(width)
+        self.conv1, self.bn1 = convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3), nn.BatchNorm2d(width)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,9 +38,9 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Module]) -> None:
         super().__init__()
-        self.conv1, self.bn1 = convolution(inputs, width, 1), BatchNorm2d(width)
-        self.conv2, self.bn2 = convolution(width, width, 3, stride), BatchNorm2d(width)
-        self.conv3, self.bn3 = convolution(width, 4 * width, 1), BatchNorm2d(4 * width)
+        self.conv1, self.bn1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ResNet(nn.Module):
         kind: Type[Union[BasicBlock, Bottleneck]] = BasicBlock if depth == 18 else Bottleneck
         counts = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
         self.conv1: Optional[nn.Conv2d] = convolution(3, 64, 7, 2)
-        self.bn1 = BatchNorm2d(64)
+        self.bn1 = nn.BatchNorm2d(64)
         inputs = 64
         for stage, count in enumerate(counts):
             width = 64 << stage
@@ -66,7 +66,7 @@ class ResNet(nn.Module):
                 outputs = width * kind.widening
                 other_shape = stride != 1 or inputs != outputs
                 shortcut = (
-                    nn.Sequential(convolution(inputs, outputs, 1, stride), BatchNorm2d(outputs))
+                    nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
                     if other_shape
                     else None
                 )
@@ -108,8 +108,8 @@ class WideBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
-        self.bn1, self.conv1 = BatchNorm2d(inputs), convolution(inputs, outputs, 3, stride)
-        self.bn2, self.conv2 = BatchNorm2d(outputs), convolution(outputs, outputs, 3)
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), convolution(inputs, outputs, 3, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), convolution(outputs, outputs, 3)
         self.shortcut = convolution(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else None
         self.dropout = dropout
 
@@ -136,7 +136,7 @@ class WideResNet(nn.Module):
                 blocks.append(WideBlock(inputs, outputs, 2 if i == 0 and stage > 0 else 1, dropout))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.norm = BatchNorm2d(inputs)
+        self.norm = nn.BatchNorm2d(inputs)
         self.fc: Optional[nn.Linear] = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
