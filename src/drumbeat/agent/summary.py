@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
+from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
+from drumbeat.agent.requeue import after_end
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.stop_file import write_verdict
+from drumbeat.runfolder.verdict import requeues, write_verdict
 from drumbeat.runfolder.write import replace_json
 
 
 def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> None:
-    if lead.order.backend == "slurm":
-        lost = [lead.order.hosts[node] for node in lead.lost]
-        write_verdict(folder, lead.history[-1].exit_code, lost)
+    last = lead.history[-1]
+    after = after_end(
+        last.outcome == REQUEUE, len(lead.lost), bool(lead.stop_outcome), False, requeues(folder),
+        lead.order.resources.requeues,
+    )  # fmt: skip
+    lost = [lead.order.hosts[node] for node in lead.lost if node < len(lead.order.hosts)]
+    write_verdict(folder, last.exit_code, after.step, lost, after.counts)
     replace_json(folder.summary, summarize(lead, first_step, time.time(), time.monotonic()))
 
 
@@ -35,6 +41,7 @@ def summarize(lead: Lead, first_step: Optional[float], wall: float, now: float) 
         "exit_code": last.exit_code,
         "target_reached": progress.target_reached,
         "seconds": round(wall - order.created, 3),
+        "start": order.start,
         "nodes": order.nodes,
         "ranks": sum(peer.ranks for peer in lead.peers.values()),
         "hosts": [lead.peers[node].host for node in sorted(lead.peers)],

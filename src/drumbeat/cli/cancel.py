@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its Slurm job")
+    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its job's number")
 
 
 def run(args: Any) -> int:
@@ -24,7 +24,7 @@ def run(args: Any) -> int:
         print(f"{found.run_id} has ended")
         return 0
     if end_job(found):
-        print(f"{found.run_id} did not end by itself; Slurm ends its job", file=sys.stderr)
+        print(f"{found.run_id} did not end by itself; its scheduler ends it now", file=sys.stderr)
         return 0
     print(f"{found.run_id} has not ended yet; cancel it again to end it now", file=sys.stderr)
     return 1

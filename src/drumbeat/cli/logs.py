@@ -12,7 +12,7 @@ def add_arguments(parser: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
+        help="its id, the start of it, its folder, or its job's number; default: the newest",
     )
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
     parser.add_argument("--attempt", type=int, metavar="N", help="of this attempt only; default: the last one")

@@ -7,27 +7,28 @@ from typing import Any
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its Slurm job")
+    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its job's number")
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
 
 
 def run(args: Any) -> int:
-    from drumbeat.backends.slurm_client import parse_handle, shell_argv
+    from drumbeat import backends
     from drumbeat.desk.runs import find_run
     from drumbeat.problem import Problem
     from drumbeat.runfolder.read import read_json
 
     found = find_run(args.run, os.environ)
-    handle = parse_handle(str(found.record.get("handle", "")))
-    if handle is None:
-        raise Problem(f"{found.run_id} is no job of Slurm", "its processes run on this machine: any shell will do")
+    handle = str(found.record.get("handle", ""))
+    backend = backends.of_handle(handle)
+    if backend is None:
+        raise Problem(f"{found.run_id} belongs to no scheduler that drumbeat knows here")
     nodes = (read_json(found.folder.peers) or {}).get("nodes") or []
     hosts = {int(node["node"]): str(node["host"]) for node in nodes}
     if args.node not in hosts:
         known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"
         raise Problem(f"{found.run_id} has no node {args.node}", known)
-    argv = shell_argv(handle, hosts[args.node])
+    argv = backend.shell(handle, hosts[args.node], os.environ)
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
-        raise Problem("there is no srun here", "log in to the cluster's login node") from None
+        raise Problem(f"there is no {argv[0]} here", "log in to the cluster's login node") from None

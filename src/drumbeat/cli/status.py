@@ -12,7 +12,7 @@ def add_arguments(parser: Any) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
+        help="its id, the start of it, its folder, or its job's number; default: the newest",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 

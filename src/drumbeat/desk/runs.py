@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.backends import slurm_client
-from drumbeat.backends.contract import Status
-from drumbeat.backends.slurm_client import Handle, parse_handle
+from drumbeat import backends
+from drumbeat.backends.contract import ALIVE, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, parse_handle
 from drumbeat.desk.create import index_folder
+from drumbeat.desk.job_state import end_of, may_come_back, settled
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
@@ -20,6 +20,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import open_run, read_json, read_lines
 from drumbeat.runfolder.stop_file import ask_to_stop
+from drumbeat.runfolder.verdict import REQUEUE, next_step
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 
@@ -78,40 +79,39 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
 
 
 def status(run: Run) -> Status:
-    """The run folder is read first; only where it does not tell the end is the scheduler asked."""
-    handle = str(run.record.get("handle", run.folder.path))
-    summary = read_json(run.folder.summary)
-    slurm = parse_handle(handle)
-    if slurm and not _desk_pid(run) and (not summary or comes_back(run.folder, summary)):
-        asked = ask_slurm(slurm)
-        if asked.state in ("queued", "running") or not summary:
-            return asked
-    if summary and summary.get("outcome"):
-        states = {"finished": "finished", "stopped": "cancelled", "requeue": "cancelled"}
-        state = states.get(str(summary["outcome"]), "failed")
-        return Status(handle, state, str(summary["outcome"]), int(summary["exit_code"]))
+    """The run folder is read first; only where its job may come back is the scheduler asked."""
+    handle = str(run.record.get("handle", ""))
+    end = end_of(read_json(run.folder.summary))
+    scheduled = _scheduler(handle)
+    if scheduled and not _desk_pid(run) and may_come_back(end, next_step(run.folder) == REQUEUE):
+        return settled(handle, ask(handle), end)
+    if end:
+        return settled(handle, None, end)
     if _desk_pid(run):
-        return Status(handle, "running")
+        return Status(handle, RUNNING)
     desk = run.record.get("desk") or {}
     if desk.get("host") != socket.gethostname():
-        return Status(handle, "unknown", f"started on {desk.get('host')}: ask there")
-    return Status(handle, "failed", "its desk is gone, and it left no summary")
+        return Status(handle, UNKNOWN, f"started on {desk.get('host')}: ask there")
+    return Status(handle, FAILED, "its desk is gone, and it left no summary")
 
 
-def comes_back(folder: RunFolder, summary: Mapping[str, Any]) -> bool:
-    """Whether the batch script queues the job again after such an end."""
-    return summary.get("outcome") == "requeue" or os.path.exists(folder.lost)
+def _scheduler(handle: str) -> Optional[Backend]:
+    """The backend that can be asked about this run; None for runs of this machine."""
+    backend = backends.of_handle(handle)
+    return backend if backend and backend.name != "local" else None
 
 
 _asked: Dict[str, Tuple[float, Status]] = {}
 
 
-def ask_slurm(handle: Handle) -> Status:
-    """At most every 20 s: a controller has many users."""
-    last = _asked.get(str(handle))
+def ask(handle: str) -> Status:
+    """At most every 20 s: a scheduler has many users."""
+    last = _asked.get(handle)
     if last is None or time.monotonic() - last[0] > _ASK_EVERY:
-        last = (time.monotonic(), slurm_client.status(handle, os.environ))
-        _asked[str(handle)] = last
+        backend = _scheduler(handle)
+        assert backend
+        last = (time.monotonic(), backend.status(handle, os.environ))
+        _asked[handle] = last
     return last[1]
 
 
@@ -130,11 +130,11 @@ def cancel(run: Run) -> None:
         os.kill(pid, signal.SIGTERM)
         return
     state = status(run)
-    slurm = parse_handle(state.handle)
-    if slurm is None or state.state not in ("queued", "running"):
+    backend = _scheduler(state.handle)
+    if backend is None or state.state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state.state})")
-    if state.state == "queued":
-        slurm_client.cancel(slurm, os.environ)
+    if state.state == QUEUED:
+        backend.cancel(state.handle, os.environ)
         _asked.clear()
     else:
         ask_to_stop(run.folder.stop, "TERM", "drumbeat cancel")
@@ -142,16 +142,17 @@ def cancel(run: Run) -> None:
 
 def end_job(run: Run) -> bool:
     """What did not end when it was asked to is ended by the scheduler; false where there is none."""
-    slurm = parse_handle(str(run.record.get("handle", "")))
-    if slurm is None or not os.path.exists(run.folder.script):
+    handle = str(run.record.get("handle", ""))
+    backend = _scheduler(handle)
+    if backend is None or run.record.get("desk"):
         return False  # a job that was not submitted by us is its owner's to end
-    slurm_client.cancel(slurm, os.environ)
+    backend.cancel(handle, os.environ)
     return True
 
 
 def wait_ended(run: Run, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while _desk_pid(run) is not None or status(run).state in ("queued", "running"):
+    while _desk_pid(run) is not None or status(run).state in ALIVE:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
@@ -160,7 +161,7 @@ def wait_ended(run: Run, seconds: float) -> bool:
 
 def _job_of(run: Run) -> str:
     handle = parse_handle(str(run.record.get("handle", "")))
-    return handle.job if handle else ""
+    return handle.id if handle else ""
 
 
 def _desk_pid(run: Run) -> Optional[int]:
