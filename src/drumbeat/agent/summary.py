@@ -18,7 +18,7 @@ from drumbeat.runfolder.write import replace_json
 def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> None:
     last = lead.history[-1]
     after = after_end(
-        last.outcome == REQUEUE, len(lead.lost), bool(lead.stop_outcome), False, requeues(folder),
+        last.outcome == REQUEUE, len(lead.lost), bool(lead.requests.outcome), lead.requests.cancelled, requeues(folder),
         lead.order.resources.requeues,
     )  # fmt: skip
     lost = [lead.order.hosts[node] for node in lead.lost if node < len(lead.order.hosts)]

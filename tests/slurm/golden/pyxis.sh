@@ -58,8 +58,7 @@ step=$!
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
 ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
 trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-ending=
-trap 'ending=yes; ask TERM "Slurm ends this job"' TERM
+trap 'ask TERM "Slurm ends this job"' TERM
 # srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
@@ -78,24 +77,31 @@ verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/nul
 said=$(verdict code); lost=$(verdict lost)
 case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
 
+# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
+running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
 # a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
 leave_out() {
   trap '' TERM
-  before=$(squeue --noheader --jobs=$SLURM_JOB_ID --format=%x)  # what was excluded so far
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
   case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
+  if ! running; then  # Slurm has seen the loss too
+    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
+    return
+  fi
   echo "drumbeat  queueing the job again without $lost"
-  [ -n "$ending" ] || scontrol requeuehold $SLURM_JOB_ID
+  scontrol requeuehold $SLURM_JOB_ID
   if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
-    [ -n "$ending" ] || scontrol release $SLURM_JOB_ID
+    scontrol release $SLURM_JOB_ID
   else
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
 }
-[ "$(verdict next)" = requeue ] || exit $code
-if [ -n "$lost" ]; then
+if [ "$(verdict next)" != requeue ]; then
+  exit $code
+elif [ -n "$lost" ]; then
   leave_out
-elif [ -z "$ending" ]; then  # the ranks have saved and want to be started again
+elif running; then  # the ranks have saved and want to be started again
   scontrol requeue $SLURM_JOB_ID ||
     echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
-fi  # else Slurm ends this job, and decides itself whether it comes back
+fi
 exit $code
