@@ -1,8 +1,8 @@
 """The contract of a backend: where jobs run, and how they get there. What `render` shows is exactly what `submit` sends.
 
 A backend is a class below `Backend` in one file or one folder. What it cannot do it leaves out: the method here then says so
-in one line, with what to do instead. Handles are URIs, `NAME://CLUSTER/JOB` (`slurm://lumi/123`), and `JOB_TASK` for one job
-of an array (`slurm://lumi/123_4`).
+in one line, with what to do instead. Handles are URIs, `NAME://CLUSTER/JOB`, and `NAME://CLUSTER/JOB_TASK` for one
+job of an array.
 
 On the nodes nothing knows a backend. The agents read who they are from the scheduler's own variables, or from those of
 facts/identity/given.py; the lead leaves RUN/verdict (runfolder/verdict.py), which says whether to queue the job again.
@@ -101,11 +101,11 @@ class Backend:
     """What the desk may ask of a backend; see the module's own words."""
 
     name = ""  # in site profiles and handles
-    title = ""  # in sentences: "Slurm"
+    title = ""  # in sentences
     default_site = ""  # the profile of a cluster that has none of its own
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
-    interactive = ""  # how a user gets an allocation to type in, for messages: "salloc -N 2"
+    interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
+from drumbeat.facts.container import OCI
 from drumbeat.order import Container
 
 # What belongs to the host and would break an image.
@@ -71,12 +72,11 @@ def _docker(used: Container, inside: str) -> List[str]:
 
 
 _SIF = ("apptainer", "singularity")
-_OCI = ("docker", "podman", "kubernetes")
 
 RUNTIMES: Dict[str, Runtime] = {
     "apptainer": Runtime(_SIF, True, "--bind", False, _apptainer),
     "singularity": Runtime(_SIF, True, "--bind", False, _apptainer),
-    "docker": Runtime(_OCI, False, "-v", True, _docker),
-    "podman": Runtime(_OCI, False, "-v", True, _docker),
+    "docker": Runtime(OCI, False, "-v", True, _docker),
+    "podman": Runtime(OCI, False, "-v", True, _docker),
     "pyxis": Runtime(("enroot",), False, ",", True),
 }

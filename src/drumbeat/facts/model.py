@@ -148,7 +148,7 @@ class Identity:
     master_port: Optional[int] = None
     cluster: Optional[str] = None
     batch: str = ""  # the batch system whose job this is, also below mpirun
-    place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task, step or pod)
+    place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task or step)
     gpus: Optional[int] = None  # of this node, for this job
     array_job: str = ""  # id of the array, and which of its jobs this is
     array_task: str = ""

@@ -123,7 +123,7 @@ def _together(binding: Binding, seen: Seen, first_rank: int) -> List[Finding]:
                 "warning",
                 f"all {len(masks)} ranks share core{'s' if len(masks[0]) > 1 else ''} {ranges(masks[0])}",
                 "the task that started them was given so few",
-                "ask for all cores of the node: srun --cpus-per-task, or --exclusive",
+                "request all cores of the node (--cpus-per-task, or --exclusive)",
                 rank=ranks[0],
             )
         )

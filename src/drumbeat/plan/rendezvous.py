@@ -13,7 +13,7 @@ from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interf
 from drumbeat.plan.scene import scene
 
 DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody
-LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the node ports of Kubernetes
+LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the range that container clusters give to services
 TOP = 65535
 CANDIDATES = 8
 _ITSELF = ("localhost", "ip6-localhost", "::1", "0.0.0.0")  # noqa: S104  # names, nothing listens on them

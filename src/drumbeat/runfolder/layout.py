@@ -7,7 +7,7 @@ RUN/
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one desk, once
-  slurm-J.out          what the whole job printed          Slurm
+  NAME-J.out           what the whole job printed          the scheduler
   verdict              the end, for whatever started the agents  lead, replaced
   lost, requeues       nodes lost and requeues so far      lead, replaced
   array/N/             one job of an array: a run folder   lead

@@ -153,7 +153,7 @@ def per_task_gpus(views: Sequence[Mapping[str, Any]], node: int, host: str) -> L
             "gpus-per-task", WARNING, f"each task sees only its own GPUs: {how}",
             "--gpus-per-task or --gpu-bind gave each task its devices; peer access and NCCL's own links between the GPUs "
             "of a node need to see the others, and LOCAL_RANK no longer counts the devices a rank sees",
-            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where Slurm has it",
+            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where the scheduler has it",
             tuple(Evidence(f"task {place}: {seen or 'nothing set'} {list(pci)}") for place, (seen, pci)
                   in enumerate(zip(named, devices)))[:8],
             node=node, host=host,
