@@ -18,7 +18,9 @@ def placed(order: Order, identity: Identity) -> Order:
     order = dataclasses.replace(order, start=identity.starts)
     if order.resources.array and identity.array_task:
         folder = os.path.join(order.folder, "array", identity.array_task)
-        order = dataclasses.replace(order, run_id=f"{order.run_id}-{identity.array_task}", folder=folder)
+        alone = dataclasses.replace(order.resources, array="")
+        run_id = f"{order.run_id}-{identity.array_task}"
+        order = dataclasses.replace(order, run_id=run_id, folder=folder, resources=alone)
     if order.hosts or order.master:
         return order
     hosts = identity.hosts

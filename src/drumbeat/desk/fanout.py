@@ -18,7 +18,7 @@ from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.signals import STOP_REQUESTS
 
@@ -65,7 +65,7 @@ def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int
     for number in STOP_REQUESTS:
         signal.signal(number, on_signal)
     code = launcher.wait()
-    summary = read_json(folder.summary)
-    if summary and summary.get("outcome"):
-        return int(summary["exit_code"])
+    summary = Run.open(folder.path).summary()
+    if summary:
+        return summary.exit_code
     return 128 - code if code < 0 else code or 1

@@ -7,12 +7,16 @@ start is queued or running.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional
+from typing import List, Optional
 
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
+from drumbeat.runfolder.summary import Summary
 
 _ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+
+_MOST_TASKS = 100_000
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,20 @@ class End:
     start: int = 0
 
 
-def end_of(summary: Optional[Mapping[str, Any]]) -> Optional[End]:
-    if not summary or not summary.get("outcome"):
-        return None
-    return End(str(summary["outcome"]), int(summary.get("exit_code") or 0), int(summary.get("start") or 0))
+def end_of(summary: Optional[Summary]) -> Optional[End]:
+    return End(summary.outcome, summary.exit_code, summary.start) if summary else None
+
+
+def array_tasks(text: str) -> List[int]:
+    """The numbers in `0-3%2` or `1,5-9:2`; none where that is not understood."""
+    numbers: List[int] = []
+    for part in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?\s*", part)
+        if not match:
+            return []
+        first, last, step = int(match.group(1)), int(match.group(2) or match.group(1)), int(match.group(3) or 1)
+        numbers += range(first, min(last, first + _MOST_TASKS) + 1, max(1, step))
+    return sorted(set(numbers))[:_MOST_TASKS]
 
 
 def may_come_back(end: Optional[End], requeued: bool) -> bool:
