@@ -115,7 +115,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # apptainer, singularity, docker, podman, enroot, kubernetes
+    runtime: Optional[str] = None  # as facts/container.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 
