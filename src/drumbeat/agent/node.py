@@ -19,6 +19,7 @@ from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
 from drumbeat.agent.watchers.affinity import look_at_ranks
@@ -94,6 +95,7 @@ class Node:
         self.active = False
         self.kill_at: Optional[float] = None
         self.stopped_by_us = False
+        self.stopping = Stopping()
         self.running: Dict[int, Running] = {}
         self.gate: Optional[OpenGate] = None
         self.watching = Watching((), (), self.events.write, tell)
@@ -116,7 +118,7 @@ class Node:
 
     def start(self, attempt: int, peers: Peers) -> None:
         self.attempt = self.events.attempt = attempt
-        self.active, self.kill_at, self.stopped_by_us = True, None, False
+        self.active, self.kill_at, self.stopped_by_us, self.stopping = True, None, False, Stopping()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
@@ -138,19 +140,18 @@ class Node:
             self._printed = Tail(self.logs.log(attempt, 0, "out"))
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal each rank's main process only: its DataLoader workers are needed for the save."""
+        """Signal what trains, once; a second request can only make the grace end earlier."""
         if not self.active:
             return
-        self.stopped_by_us = True
+        ends = time.monotonic() + grace
+        if self.stopped_by_us:
+            self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+            return
+        self.stopped_by_us, self.kill_at = True, ends
         for handle in self.running:
             if handle < 0:
                 self.tasks.signal(handle, number)
-                continue
-            try:
-                os.kill(handle, number)
-            except ProcessLookupError:
-                pass
-        self.kill_at = time.monotonic() + grace
+        self.stopping.send([handle for handle in self.running if handle > 0], number)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -179,11 +180,12 @@ class Node:
             self._check_affinity(self._look)
             self._look = None
         self.watching.tick(now)
-        if self.kill_at is not None and now >= self.kill_at:
+        grace_is_over = self.kill_at is not None and now >= self.kill_at
+        if grace_is_over:
             self.tasks.kill()
             sweep(self._kept(), reaped=self.on_exit)
-        if not self.running:
-            self._finish()
+        if not self.running and (grace_is_over or not self.stopping.alive()):
+            self._finish()  # a shell may be gone while what it ran still saves
 
     def kill(self) -> None:
         """End everything now, whatever the lead thinks: it may be gone."""
