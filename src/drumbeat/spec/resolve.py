@@ -24,6 +24,7 @@ from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, resources
+from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
 
@@ -159,6 +160,9 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
             "the job has no command",
             "write 'command: python train.py' in the job file, or '-- python train.py' at the end",
         )
+    for word in job.command:
+        if word in ("&&", "||"):
+            refuse_shell(word, job.where("command"))
     open_places = places(job.command)
     if open_places:
         raise Problem(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import NoReturn, Optional
+
+from drumbeat.problem import Problem
 
 _OPERATOR = re.compile(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
 
@@ -37,6 +39,15 @@ def shell_syntax(text: str) -> Optional[str]:
         word += char
         index += 1
     return _operator(word, whole)
+
+
+def refuse_shell(found: str, place: str) -> NoReturn:
+    what = "a line break ends a command in a shell" if found == "a line break" else f"{found} is for a shell"
+    raise Problem(
+        f"{place}: {what}, and no shell reads this: all that follows would be arguments",
+        "what comes before the command belongs into setup; or write a shell line: bash -c 'first && second'"
+        + ("; one command over several lines is written with >- instead of |" if found == "a line break" else ""),
+    )
 
 
 def _operator(word: str, whole: bool) -> Optional[str]:
