@@ -19,6 +19,7 @@ ALLOWED = {
     "facts/environment.py": "which variables of a job are worth keeping among the facts",
     "diagnose/": "logs and scripts that people wrote for a scheduler",
     "cli/diagnose.py": "its example of a log",
+    "plan/launchers/": "launch commands that people write, srun among them",
     "plan/masks.py": "reads SLURM_CPU_BIND, which a user may have exported",
     "plan/binding.py": "the binding in the form that srun takes",
     "plan/text.py": "shows that form",

@@ -13,7 +13,7 @@ from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
 from drumbeat.order import Order
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.torchrun import find_launcher
+from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job, job_from_file
 from drumbeat.spec.presets import laid_over

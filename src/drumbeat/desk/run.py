@@ -11,6 +11,7 @@ from drumbeat.desk.fanout import start_in_allocation
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import check_inside, join, order_file
 from drumbeat.desk.make_order import make_order, site_of
+from drumbeat.desk.named_in_command import named_in_command
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_not_login, find_place
 from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token, users_token
@@ -35,7 +36,10 @@ def run_job(
     site = site_of(job, place, environ)
     check_not_login(place, site)
     if place.kind not in (ALLOCATION, INSIDE):
-        place = Place(HERE, place.identity, "", place.node_rank, place.master, place.nodes)
+        by_hand = place.node_rank, place.master, place.nodes
+        if place.node_rank is None:
+            by_hand = named_in_command(job, environ, nodes)
+        place = Place(HERE, place.identity, "", *by_hand)
     if place.kind == INSIDE:
         return join(job, job_file, site, place, environ, on_created)
     order = make_order(job, site, place, environ)
