@@ -1,4 +1,9 @@
-"""What a check says: one observation is a Finding, the answer of a whole check is a Verdict."""
+"""What a check says: one observation is a Finding, the answer of a whole check is a Verdict.
+
+Both say how sure they are and what that rests on. `certain`: what was looked at names it. `likely`: it fits, but other
+explanations fit too. `unknown`: it was not or could not be looked at. A verdict that names nothing it looked at is
+never certain.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from typing import Iterable, Optional, Tuple
 
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)
+CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
+CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -16,6 +23,11 @@ class Evidence:
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
+
+    @property
+    def place(self) -> str:
+        """`slurm-7.out:12`; empty where the evidence is not from a file."""
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file or ""
 
 
 @dataclass(frozen=True)
@@ -31,10 +43,14 @@ class Finding:
     node: Optional[int] = None  # node rank
     host: Optional[str] = None
     rank: Optional[int] = None
-    support: str = ""  # words for the support desk, where only root can mend it
+    support: str = ""  # words for the support desk, where only root can fix it
+    confidence: str = CERTAIN  # one of CONFIDENCES: that this is what happened
+    seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
+    unseen: Tuple[str, ...] = ()  # what could not be looked at
 
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
+        assert self.confidence in CONFIDENCES, self.confidence
 
 
 @dataclass(frozen=True)
@@ -43,9 +59,18 @@ class Verdict:
 
     check: str
     answer: str
-    confidence: str = "certain"  # certain, likely, unknown
+    confidence: str = UNKNOWN  # one of CONFIDENCES; certain falls to likely where `seen` is empty
     summary: str = ""
     findings: Tuple[Finding, ...] = ()
+    seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
+    unseen: Tuple[str, ...] = ()  # what could not be looked at
+
+    def __post_init__(self) -> None:
+        assert self.confidence in CONFIDENCES, self.confidence
+        if self.answer == UNKNOWN:
+            object.__setattr__(self, "confidence", UNKNOWN)
+        elif self.confidence == CERTAIN and not self.seen:
+            object.__setattr__(self, "confidence", LIKELY)
 
 
 def worst(findings: Iterable[Finding]) -> str:

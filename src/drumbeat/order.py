@@ -1,33 +1,16 @@
-"""The Order: one complete, frozen request. Nothing in it is left to guess; every node gets the same one.
-
-Also here, because every room shares them: exit codes, the signals we use, and EnvVar.
-"""
+"""The Order: one complete, frozen request. Nothing in it is left to guess; every node gets the same one."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import signal
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple
 
 from drumbeat.record import check_schema, from_json, to_json, to_plain
+from drumbeat.signals import STOP_SIGNAL
 
 SCHEMA = "1.0"
-
-# Exit codes of drumbeat itself. A job's own code passes through unchanged; a rank killed by signal N gives 128+N.
-EXIT_OK = 0
-EXIT_USAGE = 2  # bad input: nothing was started
-EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved after a stop signal, start me again
-EXIT_MUSTER = 69  # EX_UNAVAILABLE: the nodes did not come together
-EXIT_STORAGE = 74  # EX_IOERR: the run folder cannot be written
-EXIT_PREFLIGHT = 78  # EX_CONFIG: a node would have failed
-EXIT_TIME_LIMIT = 124  # as timeout(1)
-EXIT_NOT_FOUND = 127
-
-# What a rank's main process is sent when it should save and end. USR1 belongs to NCCL.
-STOP_SIGNAL = signal.SIGTERM
-PREEMPT_SIGNAL = signal.SIGUSR2
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")

@@ -8,8 +8,9 @@ from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Outcome
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import ERROR, Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT, Order
+from drumbeat.order import Order
 from drumbeat.record import to_plain
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
 
 def order(**changes):

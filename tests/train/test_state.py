@@ -86,6 +86,77 @@ def test_what_was_copied_can_be_restored() -> None:
     assert same(state.now(), kept) and optimizer.param_groups[1]["betas"] == (0.9, 0.999)
 
 
+class Nested(torch.optim.SGD):
+    """An optimizer whose state is nested, has numbers in it, and is in dtypes of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            inner = self.state[p].setdefault("inner", {"sums": [torch.zeros(3, dtype=torch.float64)], "calls": 0})
+            inner["sums"][0] += p.detach().double().sum() / 3
+            inner["calls"] += 1
+
+
+OPTIMIZERS: Dict[str, Any] = {
+    "adamw": torch.optim.AdamW,
+    "fused": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True),
+    "master": MasterAdamW,
+    "sgd": lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9),
+    "plain sgd": torch.optim.SGD,
+    "adafactor": torch.optim.Adafactor,
+    "nested": Nested,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_tensor_comes_back_bit_by_bit_in_its_dtype(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    from drumbeat.train.checkpoint import Checkpoints
+
+    def fresh() -> Tuple[nn.Module, Any, Checkpoints]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(dtype)
+        used = list(model.parameters())[:-1]
+        optimizer = OPTIMIZERS[kind]([{"params": used[:2]}, {"params": used[2:]}], lr=0.1)
+        return model, optimizer, Checkpoints(str(tmp_path), [model], optimizer)
+
+    model, optimizer, saves = fresh()
+    for _ in range(3):
+        model(torch.randn(8, 4, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+    optimizer.param_groups[1]["lr"] = 0.3
+    saves.save(3, {"sample": 7}, wait=True)
+    want = saves.state.now()
+    _, again, loads = fresh()
+    assert loads.load(["sample"]) == (3, {"sample": 7})
+    got = loads.state.now()
+    for part in ("model", "optimizer"):
+        assert set(got[part]) == set(want[part])
+        for name, value in want[part].items():
+            if isinstance(value, torch.Tensor):
+                assert got[part][name].dtype == value.dtype, name
+                assert torch.equal(got[part][name], value), name
+            else:
+                assert got[part][name] == value
+    assert got["groups"] == want["groups"] and again.param_groups[1]["lr"] == 0.3
+
+
+def test_a_checkpoint_in_another_precision_is_refused_by_name(tmp_path: Path) -> None:
+    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.refusal import Refusal
+
+    def of(dtype: torch.dtype, kind: Any) -> Checkpoints:
+        model = nn.Linear(4, 4).to(dtype)
+        optimizer = kind(model.parameters())
+        stepped(optimizer)
+        return Checkpoints(str(tmp_path), [model], optimizer)
+
+    of(torch.bfloat16, MasterAdamW).save(1, {}, wait=True)
+    with pytest.raises(Refusal, match=r"step-00000001: model.\w+ was saved as torch.bfloat16 and is torch.float32"):
+        of(torch.float32, MasterAdamW).load([])
+    with pytest.raises(Refusal, match=r"optimizer.state.bias.master is in the checkpoint only; resume with the optim"):
+        of(torch.bfloat16, torch.optim.AdamW).load([])
+
+
 SMALL = ["steps=6", "batch=2", "validation=0", "report_every=1", "save_every=2"]
 
 

@@ -14,8 +14,7 @@ import time
 from typing import Callable
 
 from drumbeat.processes import become_subreaper, die_with_parent, sweep
-
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+from drumbeat.signals import STOP_REQUESTS
 
 
 def guard(agent: Callable[[int], int], deadline: float) -> int:
@@ -29,7 +28,7 @@ def guard(agent: Callable[[int], int], deadline: float) -> int:
         die_with_parent(me, signal.SIGTERM)
         os._exit(_run(agent, beat_write))
     os.close(beat_write)
-    for number in _PASSED_ON:
+    for number in STOP_REQUESTS:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     status = _watch(child, beat_read, deadline)
     sweep()

@@ -12,8 +12,9 @@ from typing import Any, Callable, Dict, List, Optional, Union
 from drumbeat.agent.decide import FAILED, FINISHED, REQUEUE, STOPPED, TIME_LIMIT, Outcome, decide
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, Evidence, Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT, Order
+from drumbeat.order import Order
 from drumbeat.record import from_plain, to_plain
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
 _STAND_FOR_ALL = 64  # nodes whose network the others are told of
 CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away

@@ -22,16 +22,16 @@ from drumbeat.agent.wire.dial import dial, resolve
 from drumbeat.agent.wire.files import files_of, take
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
-from drumbeat.order import EXIT_MUSTER, EXIT_STORAGE, Order, dump_order
+from drumbeat.order import Order, dump_order
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import earlier_attempts, read_json
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE, STOP_REQUESTS
 
 _TICK = 0.25
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 class Stopped(Exception):
@@ -241,7 +241,7 @@ class Agent:
         write.setblocking(False)
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._wake_write = write
-        for number in (*_STOPS, signal.SIGCHLD):
+        for number in (*STOP_REQUESTS, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: None)
         self.selector.register(self.wake, selectors.EVENT_READ)
 
@@ -274,7 +274,7 @@ class Agent:
 
     def _stop_signals(self) -> List[int]:
         try:
-            return [byte for byte in self.wake.recv(4096) if byte in _STOPS]
+            return [byte for byte in self.wake.recv(4096) if byte in STOP_REQUESTS]
         except BlockingIOError:
             return []
 

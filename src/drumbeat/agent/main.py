@@ -12,10 +12,11 @@ from drumbeat.agent.guard import guard
 from drumbeat.agent.place import placed
 from drumbeat.facts import identity
 from drumbeat.facts.host import LiveHost
-from drumbeat.order import EXIT_USAGE, load_order
+from drumbeat.order import load_order
 from drumbeat.problem import Problem
 from drumbeat.processes import die_with_parent
 from drumbeat.record import RecordError
+from drumbeat.signals import EXIT_USAGE
 
 
 def run_agent(arguments: List[str]) -> int:

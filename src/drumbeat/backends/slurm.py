@@ -14,8 +14,9 @@ from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.srun import srun_options
 from drumbeat.containers.wrap import node_lines, pyxis_lines
-from drumbeat.order import EXIT_REQUEUE, Order
+from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.signals import EXIT_REQUEUE
 from drumbeat.spec.resources import flag_of
 
 SCRIPT = "job.sh"

@@ -20,8 +20,7 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace_json
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+from drumbeat.signals import STOP_REQUESTS
 
 
 class Foreground:
@@ -50,7 +49,7 @@ class Foreground:
 
     def run(self, environ: Mapping[str, str]) -> int:
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
-        for number in _STOPS:
+        for number in STOP_REQUESTS:
             signal.signal(number, self._on_signal)
         reports, report_fd = os.pipe()
         os.set_inheritable(report_fd, True)

@@ -14,12 +14,13 @@ from drumbeat.desk.foreground import Foreground
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.order import EXIT_USAGE, Order, dump_order, load_order
+from drumbeat.order import Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.stop_file import forget_end
 from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.signals import EXIT_USAGE
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
 

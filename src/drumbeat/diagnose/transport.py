@@ -48,7 +48,8 @@ class Transport:
 
     def verdict(self) -> Verdict:
         """The same in the words of every check, for events and gates."""
-        return Verdict("transport", self.path.answer, self.path.confidence, self.path.words, self.findings)
+        seen = tuple(item.place or item.text for item in self.path.evidence)
+        return Verdict("transport", self.path.answer, self.path.confidence, self.path.words, self.findings, seen)
 
 
 def judge(state: Communicators) -> Transport:

@@ -27,18 +27,26 @@ def check(binding: Binding, seen: Seen, expected: Sequence[EnvVar] = (), first_r
             findings += _rank(rank, slot, about, expected)
     findings += _together(binding, seen, first_rank)
     total = len(binding.slots)
+    looked_at = tuple(f"rank {rank}: {', '.join(sorted(about))}" for rank, about in sorted(seen.items()) if about)
+    unseen = tuple(f"rank {rank}: its cores" for rank in missing)
     if any(finding.severity in ("warning", "error") for finding in findings):
         wrong = len({finding.rank for finding in findings if finding.rank is not None})
         return Verdict(
-            "affinity", "mismatch", "certain", f"{wrong} of {total} ranks are not as planned", tuple(findings)
+            "affinity",
+            "mismatch",
+            "certain",
+            f"{wrong} of {total} ranks are not as planned",
+            tuple(findings),
+            looked_at,
+            unseen,
         )
     if missing:
         text = f"{len(missing)} of {total} ranks could not be looked at: {', '.join(map(str, missing[:8]))}"
-        return Verdict("affinity", "unknown", "unknown", text, tuple(findings))
+        return Verdict("affinity", "unknown", "unknown", text, tuple(findings), looked_at, unseen)
     bound = sum(1 for slot in binding.slots if slot.cpus)
     beside = "beside their GPU" if any(slot.gpu is not None for slot in binding.slots) else "on their cores"
     text = f"{bound}/{total} ranks {beside}" if bound else f"{total} ranks, none bound: {binding.threads_why}"
-    return Verdict("affinity", "as planned", "certain", text, tuple(findings))
+    return Verdict("affinity", "as planned", "certain", text, tuple(findings), looked_at)
 
 
 def table(binding: Binding, seen: Seen, first_rank: int = 0) -> List[str]:

@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -145,16 +146,22 @@ class Checkpoints:
                 f"{path} was saved from another model ({marker['parameters']:,} parameters)",
                 "give another checkpoint folder, or the settings it was made with",
             )
-        state = self.state.now()
+        reader = FileSystemReader(path)
+        try:
+            saved = _dtypes(reader.read_metadata())
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        try:
+            state = self.state.ready_for(saved)
+        except Refusal as refusal:
+            raise Refusal(f"{path}: {refusal.what}", refusal.fix) from None
         state["extra"] = dict.fromkeys(wanted, 0)
         if self.rank < marker["ranks"]:
             state[f"generator_{self.rank}"] = generators()
         try:
-            load(state, checkpoint_id=path, process_group=self.group)
+            load(state, storage_reader=reader, process_group=self.group)
         except (Exception, CheckpointException) as error:  # all mean: unusable files
-            raise Refusal(
-                f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used"
-            ) from error
+            raise _unreadable(path, error) from error
         self.state.restore(state)
         if self.rank < marker["ranks"]:
             restore_generators(state[f"generator_{self.rank}"])
@@ -236,6 +243,18 @@ def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
         dist.all_gather_object(gathered, own, group=group)
         own = sorted({line for lines in gathered for line in lines})
     return hashlib.sha256("\n".join(own).encode()).hexdigest()[:16]
+
+
+def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
+    """The entries of a checkpoint; None for those that are not tensors."""
+    return {
+        name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def _unreadable(path: str, error: BaseException) -> Refusal:
+    return Refusal(f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used")
 
 
 def generators() -> Dict[str, Tensor]:

@@ -1,35 +1,34 @@
 """The state of a run (weights, buffers, optimizer) as torch's distributed checkpoint wants it, and host copies of it.
 
-Finding the state takes torch longer than copying it, and between steps the tensors stay the same objects. So it is walked
+Finding the state takes longer than copying it, and between steps the tensors stay the same objects. So it is walked
 once and kept, together with host buffers of the same shapes; a save then checks that nothing was replaced and copies.
 The buffers are as much host memory as this rank's share of the state, held from the first background save on.
+
+A load writes into the live tensors, each in its own dtype. `Optimizer.load_state_dict` is not used: it casts state to the
+dtype of the parameter, which would turn the fp32 masters of bf16 weights into bf16.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by parameter name: stages of a pipeline then just merge
-_STATE, _GROUPS = "state.", "param_groups."  # how torch's flat names of an optimizer's entries begin
-_NUMBER = "drumbeat_group"  # put into each group while the state is walked, to learn which parameter is in which
+from drumbeat.train.refusal import Refusal
+
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and torch.compile put these into names
 
 Entries = Dict[str, Any]
 
 
 class _Walked(NamedTuple):
     model: Entries
-    optimizer: Entries  # tensors of the optimizer's state, by torch's flat names
+    optimizer: Entries  # leaves of the optimizer's state, named state.PARAMETER.KEY
+    places: Dict[str, Tuple[Any, Any]]  # name of such a leaf -> the dict or list that holds it, and its key there
     group_of: Dict[str, int]  # parameter name -> number of its parameter group
     seen: List[Tuple[Tensor, int]]  # every tensor and the address of its data: is the walk still true?
     fixed: bool  # whether all entries are tensors; other values would be old at the next save
@@ -111,14 +110,46 @@ class TrainingState:
             torch.cuda.current_stream().wait_event(self._copied)
             self._copied = None
 
+    def ready_for(self, saved: Mapping[str, Optional[torch.dtype]]) -> Dict[str, Any]:
+        """The live state to load into: as `now()`, with exactly the entries that a checkpoint holds for this rank.
+
+        `saved`: names of a checkpoint's entries and the dtypes of those that are tensors.
+        """
+        if not self.optimizer.state:
+            _make_optimizer_state(self.optimizer)
+            for name, parameter in self._parameters():
+                begin = f"optimizer.state.{name}."
+                if parameter in self.optimizer.state and not any(key.startswith(begin) for key in saved):
+                    del self.optimizer.state[parameter]  # it never had a gradient
+            self._walked = None
+        state = self.now()
+        own = {f"{kind}.{key}": value for kind in ("model", "optimizer") for key, value in state[kind].items()}
+        begins = tuple(f"optimizer.state.{name}." for name, _ in self._parameters())
+        there = {key for key in saved if key in own or key.startswith(begins)}
+        for key in sorted(there ^ set(own)):
+            where = "the checkpoint" if key in saved else "this run"
+            raise Refusal(f"{key} is in {where} only", "resume with the optimizer and precision it was saved with")
+        for key, value in own.items():
+            if isinstance(value, Tensor) and saved[key] not in (None, value.dtype):
+                raise Refusal(
+                    f"{key} was saved as {saved[key]} and is {value.dtype} in this run",
+                    "resume with the precision it was saved with",
+                )
+        return state
+
     def restore(self, state: Dict[str, Any]) -> None:
-        """What `now()` gave, filled by a load, goes back into the modules and the optimizer."""
+        """Put the values of `state`, which has the shape of `now()`, into the modules and the optimizer, bit by bit."""
         for part in self.parts:
             set_model_state_dict(part, {key: state["model"][key] for key in get_model_state_dict(part)})
-        flat = dict(state["optimizer"])
+        walked = self._walk()
+        for name, value in state["optimizer"].items():
+            holder, key = walked.places[name]
+            if not isinstance(value, Tensor):
+                holder[key] = value
+            elif value is not holder[key]:  # a load has written into the live tensor
+                own_part(holder[key]).copy_(own_part(value))
         for name, values in state["groups"].items():
-            flat.update({f"{_GROUPS}{name}.{key}": value for key, value in values})
-        set_optimizer_state_dict(joined(self.parts), self.optimizer, flat, options=_FLAT)
+            self.optimizer.param_groups[walked.group_of[name]].update(dict(values))
         self._walked = None
 
     def _walk(self) -> _Walked:
@@ -126,20 +157,28 @@ class TrainingState:
             model: Entries = {}
             for part in self.parts:
                 model.update(get_model_state_dict(part))
-            for number, group in enumerate(self.optimizer.param_groups):
-                group[_NUMBER] = number
-            try:
-                flat = get_optimizer_state_dict(joined(self.parts), self.optimizer, options=_FLAT)
-            finally:
-                for group in self.optimizer.param_groups:
-                    group.pop(_NUMBER, None)
-            numbers: Any = {key: value for key, value in flat.items() if key.endswith(f".{_NUMBER}")}
-            group_of = {key[len(_GROUPS) : -len(_NUMBER) - 1]: value for key, value in numbers.items()}
-            optimizer = {key: value for key, value in flat.items() if key.startswith(_STATE)}
+            numbers = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+            group_of: Dict[str, int] = {}
+            optimizer: Entries = {}
+            places: Dict[str, Tuple[Any, Any]] = {}
+            for name, parameter in self._parameters():
+                if id(parameter) in numbers:
+                    group_of[name] = numbers[id(parameter)]
+                for path, holder, key in _leaves(self.optimizer.state.get(parameter, {}), f"state.{name}"):
+                    optimizer[path], places[path] = holder[key], (holder, key)
             fixed = all(isinstance(value, Tensor) for value in [*model.values(), *optimizer.values()])
             seen = [(tensor, own_part(tensor).data_ptr()) for tensor in self._tensors()]
-            self._walked = _Walked(model, optimizer, group_of, seen, fixed)
+            self._walked = _Walked(model, optimizer, places, group_of, seen, fixed)
         return self._walked
+
+    def _parameters(self) -> Iterator[Tuple[str, Tensor]]:
+        """All parameters under the names they have in the model's state, each once."""
+        for part in self.parts:
+            inner = part.module if isinstance(part, DistributedDataParallel) else part
+            for name, parameter in inner.named_parameters():
+                for wrapper in _WRAPPERS:
+                    name = name.replace(wrapper, "")
+                yield name, parameter
 
     def _tensors(self) -> List[Tensor]:
         found: List[Tensor] = []
@@ -147,25 +186,32 @@ class TrainingState:
             found += part.parameters()
             found += part.buffers()
         for values in self.optimizer.state.values():
-            found += [value for value in values.values() if isinstance(value, Tensor)]
+            found += [holder[key] for _, holder, key in _leaves(values, "") if isinstance(holder[key], Tensor)]
         return found
 
 
-def joined(parts: Sequence[nn.Module]) -> nn.Module:
-    """The pipeline stages of one rank as one model: the same parameters under the same names."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = nn.Module()
-    for part in parts:
-        for path, parameter in part.named_parameters():
-            *places, name = path.split(".")
-            holder = whole
-            for place in places:
-                if not hasattr(holder, place):
-                    holder.add_module(place, nn.Module())
-                holder = holder.get_submodule(place)
-            holder.register_parameter(name, parameter)
-    return whole
+def _leaves(values: Any, path: str) -> Iterator[Tuple[str, Any, Any]]:
+    """(name, holder, key) of everything inside nested dicts and lists that is neither."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, (dict, list)):
+            yield from _leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", values, key
+
+
+def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its state as it would in its first step: gradients and learning rates of zero move nothing."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        if "lr" in group:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates):
+        if "lr" in group:
+            group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _values(group: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:

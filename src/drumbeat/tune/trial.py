@@ -20,6 +20,7 @@ from drumbeat.problem import Problem
 from drumbeat.processes import die_with_parent, plain_signals, sweep
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Tail
+from drumbeat.signals import STOP_REQUESTS
 from drumbeat.spec.job import Job
 from drumbeat.tune import evidence
 from drumbeat.tune.classify import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
@@ -47,7 +48,7 @@ class Interruption:
     signals: List[int] = field(default_factory=list)
 
     def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        for number in STOP_REQUESTS:
             signal.signal(number, lambda got, frame: self.signals.append(got))
 
     def __bool__(self) -> bool:

@@ -86,10 +86,12 @@ def _values(results: Mapping[str, Any]) -> Verdict:
             findings.append(Finding("wrong-values", ERROR, title, fix=_FIX, rank=pair["b"]))
     findings += _wrong_products(results)
     if findings:
-        return Verdict("values", "wrong", "certain", findings[0].title, tuple(findings))
+        seen = ("the values that every rank received",)
+        return Verdict("values", "wrong", "certain", findings[0].title, tuple(findings), seen)
     if not results["complete"] or "checked_elements" not in results:
         return Verdict("values", "unknown", "unknown", "the test did not come to its end")
-    return Verdict("values", "right", "certain", f"{results['checked_elements']:,} elements checked, all right")
+    checked = f"{results['checked_elements']:,} elements"
+    return Verdict("values", "right", "certain", f"{checked} checked, all right", seen=(checked,))
 
 
 _FIX = (
@@ -162,9 +164,8 @@ def _bandwidth(rows: List[Row]) -> Verdict:
     best = max(known, key=lambda row: row.ratio or 0.0)
     if len(short) == len(known):
         return Verdict("bandwidth", "unknown", "unknown", "messages too short to fill the links: run without --quick")
-    return Verdict(
-        "bandwidth", "within", "certain", f"{best.op}: {best.ratio or 0:.0%} of the ceiling ({best.ceiling.why})"
-    )
+    text = f"{best.op}: {best.ratio or 0:.0%} of the ceiling ({best.ceiling.why})"
+    return Verdict("bandwidth", "within", "certain", text, seen=tuple(row.op for row in known))
 
 
 def _floors(
@@ -175,6 +176,7 @@ def _floors(
     ]  # fmt: skip
     if not asked:
         return None
+    measured = tuple(row.op for row, _ in asked)
     findings = []
     for row, floor in asked:
         if row.busbw < floor.busbw:
@@ -184,8 +186,8 @@ def _floors(
             fix = "run without --quick" if results["quick"] else "verify halves of the nodes to find the slow one"
             findings.append(Finding("below-floor", WARNING if results["quick"] else ERROR, title, cause, fix))
     if findings:
-        return Verdict("floor", "missed", "certain", findings[0].title, tuple(findings))
-    return Verdict("floor", "met", "certain", f"{len(asked)} of the site's floors are met")
+        return Verdict("floor", "missed", "certain", findings[0].title, tuple(findings), measured)
+    return Verdict("floor", "met", "certain", f"{len(asked)} of the site's floors are met", seen=measured)
 
 
 def _stragglers(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Verdict:
@@ -213,9 +215,8 @@ def _stragglers(results: Mapping[str, Any], peers: Peers, emulated: bool) -> Ver
     if findings:
         return Verdict("stragglers", "straggler", "likely", findings[0].title, tuple(findings))
     spread = times[-1] / times[0] - 1
-    return Verdict(
-        "stragglers", "even", "certain", f"the slowest of {len(ranks)} ranks is {spread:.0%} behind the fastest"
-    )
+    text = f"the slowest of {len(ranks)} ranks is {spread:.0%} behind the fastest"
+    return Verdict("stragglers", "even", "certain", text, seen=(f"the matrix product's time on {len(ranks)} ranks",))
 
 
 def _rank(results: Mapping[str, Any], rank: int) -> Mapping[str, Any]:

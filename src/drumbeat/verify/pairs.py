@@ -29,7 +29,7 @@ def judge_pairs(results: Mapping[str, Any], emulated: bool) -> Verdict:
     broken = [pair for pair in pairs if "error" in pair]
     if broken:
         findings = tuple(_broken(results, pairs, pair) for pair in broken)
-        return Verdict("pairs", "broken", "certain", findings[0].title, findings)
+        return Verdict("pairs", "broken", "certain", findings[0].title, findings, (f"{len(pairs)} pairs",))
     if not pairs:
         return Verdict("pairs", "unknown", "unknown", "one rank has no partner")
     if emulated:
@@ -40,9 +40,8 @@ def judge_pairs(results: Mapping[str, Any], emulated: bool) -> Verdict:
     if findings:
         return Verdict("pairs", "slow", "likely", findings[0].title, findings)
     rates = [pair[way] for pair in pairs for way in ("a_to_b", "b_to_a")]
-    return Verdict(
-        "pairs", "even", "certain", f"{len(pairs)} pairs, {min(rates):.3g} to {max(rates):.3g} GB/s each way"
-    )
+    text = f"{len(pairs)} pairs, {min(rates):.3g} to {max(rates):.3g} GB/s each way"
+    return Verdict("pairs", "even", "certain", text, seen=(f"{len(pairs)} pairs, both ways",))
 
 
 def ways_of(pairs: List[Mapping[str, Any]], kind: str) -> List[Way]:

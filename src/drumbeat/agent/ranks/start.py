@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Mapping, Optional, Sequence
 
-from drumbeat.order import EXIT_NOT_FOUND
 from drumbeat.processes import die_with_parent, plain_signals
+from drumbeat.signals import EXIT_NOT_FOUND
 
 
 def start(

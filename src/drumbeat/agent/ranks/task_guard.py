@@ -15,8 +15,8 @@ from typing import Any, Dict, Optional
 
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.wire.channel import Channel, WireError
-from drumbeat.order import EXIT_MUSTER
 from drumbeat.processes import become_subreaper, sweep
+from drumbeat.signals import EXIT_MUSTER
 
 _LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 

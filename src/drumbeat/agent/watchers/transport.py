@@ -149,7 +149,8 @@ class Gate:
                 "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
                 *self._cause(path), path.evidence,
             ))  # fmt: skip
-        verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings))
+        seen = tuple(item.place or item.text for item in path.evidence)
+        verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings), seen)
         stopping = bool(wrong)
         return [self._verdict(verdict, now), *(self._act(finding, stopping) for finding in findings)]
 
