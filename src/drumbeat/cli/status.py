@@ -14,16 +14,23 @@ def add_arguments(parser: Any) -> None:
         metavar="RUN",
         help="its id, the start of it, its folder, or its Slurm job; default: the newest",
     )
+    parser.add_argument(
+        "--placement", action="store_true", help="each rank's GPU, cores, NUMA node and NIC, and whether they fit"
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(args: Any) -> int:
     from drumbeat.desk.console import closing_lines, progress_line
+    from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run, progress, status
     from drumbeat.record import to_plain
     from drumbeat.runfolder.read import read_json
 
     found = find_run(args.run, os.environ)
+    if args.placement:
+        print("\n".join(placement_lines(found.folder)))
+        return 0
     state, summary = status(found), read_json(found.folder.summary)
     if args.json:
         plain = {"status": to_plain(state), "folder": found.folder.path, "summary": summary}

@@ -97,7 +97,8 @@ class Console:
                 self.say("lost", f"node {event['peer']} ({event['peer_host']}): {event['why']}")
             elif kind == "verdict" and (event.get("peer") == 0 or event["verdict"]["answer"] == "mismatch"):
                 verdict = event["verdict"]
-                if verdict["answer"] == "unknown" and verdict["check"] in ("transport", "traffic"):
+                unread = verdict["check"] in ("transport", "traffic") or not verdict.get("seen")
+                if verdict["answer"] == "unknown" and unread:
                     continue  # it stands in the events; a person learns nothing from it
                 label = {"affinity": "cpu", "transport": "net"}.get(verdict["check"], verdict["check"])
                 self.say(label, f"{verdict['answer']}: {verdict['summary']}")

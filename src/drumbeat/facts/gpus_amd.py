@@ -55,9 +55,15 @@ def _from_topology(host: Host) -> Tuple[List[Gpu], Dict[int, List[int]]]:
                 arch=gfx_name(integer(about.get("gfx_target_version"))),
                 integrated=bool(integer(about.get("cpu_cores_count"))) and not _accelerator(about),
                 pids=None if users is None else users.get(identity, ()),
+                device=_device_file(about),
             )
         )
     return gpus, {index: _tied(host, node, index_of) for node, index in index_of.items()}
+
+
+def _device_file(about: Dict[str, str]) -> Optional[str]:
+    minor = integer(about.get("drm_render_minor"))
+    return f"/dev/dri/renderD{minor}" if minor else None
 
 
 def _location(about: Dict[str, str]) -> Optional[str]:

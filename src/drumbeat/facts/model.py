@@ -34,6 +34,8 @@ class Gpu:
     pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
     pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
     link: Optional[PciLink] = None
+    device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
+    mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
 
 
 @dataclass(frozen=True)
