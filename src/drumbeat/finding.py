@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
+from drumbeat.secret import redact
+
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
@@ -18,11 +20,14 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands."""
+    """The line, value or reading that a finding rests on, and where it stands. Secrets in the text are replaced by `…`."""
 
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", redact(self.text))
 
     @property
     def place(self) -> str:
@@ -51,6 +56,7 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
         assert self.confidence in CONFIDENCES, self.confidence
+        object.__setattr__(self, "title", redact(self.title))
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,141 @@
-"""Which variables look secret, by their name. Their values are never written (they are handed on by name)."""
+"""What looks secret, decided in one place for all that drumbeat prints or writes.
+
+A secret is recognised by the name it stands under (HF_TOKEN, PGPASSWORD, `--api-key`), by its own form (hf_…, a URL with
+user:password), or by the words before it (`Authorization: Bearer …`). `is_secret` judges one variable, `in_words` an
+argv, `in_text` shell text; `redact` gives a line with every secret in it replaced by `…`.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Iterator, Optional, Sequence, Tuple
 
-# Whole words between underscores: HF_TOKEN is one, TOKENIZERS_PARALLELISM is not.
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS|APIKEY"
-    r"|(API|ACCESS|PRIVATE|SECRET|AUTH|SSH)_?KEY)(_|$)"
+# Names are compared in whole words between underscores: HF_TOKEN is secret, TOKENIZERS_PARALLELISM is not.
+_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRETS?|PASS|PASSWD|PWD|PASSPHRASE|CREDENTIALS?|APIKEY|PAT|JWT|COOKIE"
+    r"|(API|ACCESS|PRIVATE|SECRET|AUTH|SSH)_?KEY)(_|$)|(PASSWORD|PASSWD|_PWD|TOKEN|SECRET)$"
 )
-_ONLY_A_PLACE = re.compile(r"_(FILE|PATH|DIR)$")
+# Names that are as often harmless (SORT_KEY, NUM_TOKENS): secret only with a value that could be one.
+_DOUBTFUL_NAME = re.compile(r"(^|_)(TOKENS|KEYS?|AUTH|PRIVATE|SIGNATURE)(_|$)")
+_HARMLESS_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK|TYPE|NAME|ID)$|^(OLD)?PWD$")
+_HARMLESS_VALUE = re.compile(r"[\d.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
+
+# Values that say themselves what they are.
+_TOKENS = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
+    r"|A[KS]IA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|nvapi-[\w-]{20,}|eyJ[A-Za-z0-9_-]{10,}\.[\w.-]{2,})"
+)
+_IN_URL = re.compile(r"(://[^/\s:@]{0,100}:)[^/\s@$]{1,200}@")
+_WHOLE_VALUE = re.compile(
+    r"(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ[A-Za-z0-9_-]{10}|-----BEGIN )"
+)
+
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})")
+# --eos-token names a token of a vocabulary; --token, --hf-token and --api-key an account's.
+_VOCABULARY = re.compile(
+    r"(^|_)(EOS|BOS|PAD|UNK|SEP|CLS|MASK|EOD|EOT|BOT|IMAGE|AUDIO|VIDEO|SPECIAL|STOP|START|END|FIM|NEW|TASK|PREFIX|PER|MAX"
+    r"|MIN|NUM|USE|NO)(_|$)"
+)
+
+_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w{0,80})(\s?[=:]\s?[\"']?)([^\s\"'$<>{}]+)")
+_GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,80})([=\s]+[\"']?)([^\s\"'$<>{}-][^\s\"'$<>{}]*)")
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+|\bbearer\s+)([\w.~+/=-]{8,})"
+)
+HIDDEN = "…"
+# Nothing above matches a text without one of these: most lines cost one search.
+_ANY = re.compile(r"(?i)token|secret|pass|pwd|credential|key|jwt|cookie|auth|_pat\b|private|signature|bearer|@|hf_|gh[pousr]_"
+                  r"|glpat|sk-|a[ks]ia|xox|nvapi|eyj|\bpat\b")  # fmt: skip
 
 
 def looks_secret(name: str) -> bool:
+    """By the name alone, where no value is known."""
     name = name.upper()
-    return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
+    return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """True if the name or the value looks like something that must not be written."""
+    if looks_secret(name) or _WHOLE_VALUE.match(value) or _form(value):
+        return bool(value)
+    name = name.upper()
+    return bool(
+        _DOUBTFUL_NAME.search(name) and not _HARMLESS_NAME.search(name) and not _HARMLESS_VALUE.fullmatch(value)
+    )
+
+
+def in_words(words: Sequence[str]) -> Optional[str]:
+    """What in a command holds a secret: an option (`--token`), a variable (`HF_TOKEN`), a kind of value; None if nothing."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        option = _OPTION.fullmatch(name)
+        if option:
+            following = words[place + 1] if place + 1 < len(words) else ""
+            if _secret_option(option.group(1), value if equals else following):
+                return name
+        elif equals and name.isidentifier() and _literal(value) and is_secret(name, value):
+            return name
+        found = in_text(word) if " " in word or "\n" in word else _form(word)
+        if found:
+            return found
+    return None
+
+
+def in_text(text: str) -> Optional[str]:
+    """The same for shell text."""
+    return next((name for _, _, name in _found(text)), None)
+
+
+def redact(text: str) -> str:
+    """The text with every secret in it replaced by `…`; all else stays as it is."""
+    if not _ANY.search(text):
+        return text
+    parts, end = [], 0
+    for start, stop, _ in sorted(_found(text)):
+        if start >= end:
+            parts += [text[end:start], HIDDEN]
+            end = stop
+    return "".join(parts) + text[end:]
+
+
+def _found(text: str) -> Iterator[Tuple[int, int, str]]:
+    """Start and end of each secret, and what it was recognised by."""
+    for match in _HEADER.finditer(text):
+        yield match.start(2), match.end(2), "an Authorization header"
+    for match in _GIVEN.finditer(text):
+        if _secret_option(match.group(1).lstrip("-"), match.group(3)):
+            yield match.start(3), match.end(3), match.group(1)
+    for match in _ASSIGNED.finditer(text):
+        name, value = match.group(1), match.group(3)
+        if _literal(value) and is_secret(name, value) and _assigns(match):
+            yield match.start(3), match.end(3), name
+    for match in _IN_URL.finditer(text):
+        yield match.end(1), match.end() - 1, "a URL with a password"
+    for match in _TOKENS.finditer(text):
+        yield match.start() + 3, match.end(), "an access token"
+
+
+def _assigns(match: re.Match[str]) -> bool:
+    """Prose has colons too (`unexpected token: 12`): in lower case only what has the look of a password counts."""
+    name, between, value = match.groups()
+    if name.isupper() or (looks_secret(name) and "=" in between):
+        return True
+    return looks_secret(name) and bool(re.fullmatch(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}", value))
+
+
+def _form(word: str) -> Optional[str]:
+    if _IN_URL.search(word):
+        return "a URL with a password"
+    return "an access token" if _TOKENS.search(word) else None
+
+
+def _secret_option(option: str, value: str) -> bool:
+    name = re.sub(r"[.-]", "_", option).upper()
+    if not _literal(value) or value.startswith("-") or _VOCABULARY.search(name):
+        return bool(_WHOLE_VALUE.match(value)) and looks_secret(name)
+    return is_secret(name, value) and not re.fullmatch(r"(?i)true|false|yes|no|none|null|auto|\d{1,6}", value)
+
+
+def _literal(value: str) -> bool:
+    """False for what is filled in later, names a file or is a placeholder."""
+    return bool(value) and not re.match(r"[$/~<{\[]|pass$|your|xxx", value)

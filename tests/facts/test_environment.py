@@ -8,7 +8,7 @@ from drumbeat.facts import environment
     [
         ("HF_TOKEN", "x"), ("AWS_SECRET_ACCESS_KEY", "x"), ("WANDB_API_KEY", "x"), ("PGPASSWORD", "x"),
         ("NCCL_X", "ghp_abcdef"), ("TORCH_Y", "AKIA1234"), ("UCX_Z", "eyJhbGciOiJIUzI1NiJ9.e30"), ("NCCL_URL", "http://u:p@h/"),
-        ("PMIX_SERVER_KEY", "x"), ("SLURM_JWT", "x"), ("TORCH_CERT", "-----BEGIN PRIVATE KEY-----"),
+        ("PMIX_SERVER_KEY", "3f9a77c1"), ("SLURM_JWT", "x"), ("TORCH_CERT", "-----BEGIN PRIVATE KEY-----"),
         ("DB_PASSWORD", "x"), ("NCCL_LONG", "x" * 9000),
     ],
 )  # fmt: skip

@@ -12,11 +12,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Set
 
+from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
@@ -80,6 +82,7 @@ class Node:
         self.active = False
         self.kill_at: Optional[float] = None
         self.stopped_by_us = False
+        self.stopping = Stopping()
         self.running: Dict[int, Running] = {}
         self.gate: Optional[OpenGate] = None
         self.watching = Watching((), (), self.events.write, tell)
@@ -101,13 +104,15 @@ class Node:
 
     def start(self, attempt: int, peers: Peers) -> None:
         self.attempt = self.events.attempt = attempt
-        self.active, self.kill_at, self.stopped_by_us = True, None, False
+        self.active, self.kill_at, self.stopped_by_us, self.stopping = True, None, False, Stopping()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         facts = self.tasks.facts(self.facts)
         right = right_binding(self.order, facts, self.node)
         bound = self._bind(facts, right)
-        shared = environment(self.order, self.facts, peers, self.node)
+        shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
+        for finding in unsafe_caches:
+            self._tell_finding(finding)
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
         first_rank = sum(peer.ranks for peer in peers.nodes[: self.node])
         shared = self._watch(shared, facts, bound, right, first_rank)
@@ -122,19 +127,18 @@ class Node:
             self._printed = Tail(self.logs.log(attempt, 0, "out"))
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal each rank's main process only: its DataLoader workers are needed for the save."""
+        """Signal what trains, once; a second request can only make the grace end earlier."""
         if not self.active:
             return
-        self.stopped_by_us = True
+        ends = time.monotonic() + grace
+        if self.stopped_by_us:
+            self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+            return
+        self.stopped_by_us, self.kill_at = True, ends
         for handle in self.running:
             if handle < 0:
                 self.tasks.signal(handle, number)
-                continue
-            try:
-                os.kill(handle, number)
-            except ProcessLookupError:
-                pass
-        self.kill_at = time.monotonic() + grace
+        self.stopping.send([handle for handle in self.running if handle > 0], number)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -160,11 +164,12 @@ class Node:
         if not self.active:
             return
         self.watching.tick(now)
-        if self.kill_at is not None and now >= self.kill_at:
+        grace_is_over = self.kill_at is not None and now >= self.kill_at
+        if grace_is_over:
             self.tasks.kill()
             sweep(self._kept(), reaped=self.on_exit)
-        if not self.running:
-            self._finish()
+        if not self.running and (grace_is_over or not self.stopping.alive()):
+            self._finish()  # a shell may be gone while what it ran still saves
 
     def kill(self) -> None:
         """End everything now, whatever the lead thinks: it may be gone."""
@@ -229,10 +234,9 @@ class Node:
             return binding(self.order, facts, self.node)
         bound = self.tasks.bound(right, facts)
         for finding in bound.findings[len(right.findings) :]:
-            located = replace(finding, node=self.node, host=self.facts.host)
-            self.events.write("finding", {"finding": located})
+            self.events.write("finding", {"finding": replace(finding, node=self.node)})
             if finding.severity in (WARNING, ERROR):
-                self.tell({"say": "finding", "finding": to_plain(located), "stop": False})
+                self._tell_finding(finding)
         return bound
 
     def _watch(
@@ -341,6 +345,10 @@ class Node:
         if signal.SIGKILL not in (number, (code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
+
+    def _tell_finding(self, finding: Finding, stop: bool = False) -> None:
+        located = replace(finding, node=self.node, host=self.facts.host)
+        self.tell({"say": "finding", "finding": to_plain(located), "stop": stop})
 
     def _finish(self) -> None:
         """The main processes are gone; whoever they left behind goes too. Only then is this attempt over."""

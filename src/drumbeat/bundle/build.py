@@ -9,17 +9,22 @@ import json
 import marshal
 import os
 import sys
+import tempfile
 import zipfile
 from typing import Dict, Mapping, Optional
 
 import drumbeat
 from drumbeat.packaged import parse_yaml
+from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("train", "watch", "report", "predict")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too.
 _BROUGHT = ("train/__init__.py", "train/layout.py", "train/refusal.py")
+
+_SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
+_ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"
 
 # Parsed by whatever Python is called `python3` there, so it must be valid Python 2.7 up to the version check.
 _MAIN = b"""import sys
@@ -107,17 +112,72 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     sources = _sources()
     content = repr(sorted(sources.items())).encode() + importlib.util.MAGIC_NUMBER
     digest = hashlib.sha256(content).hexdigest()[:16]
-    cache = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "."), ".cache")
-    path = os.path.join(cache, "drumbeat", f"drumbeat-{digest}.pyz")
-    if not os.path.exists(path):
+    path = os.path.join(_cache_folder(environ), f"drumbeat-{digest}.pyz")
+    if not _intact(path):
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(f"{path}.{os.getpid()}", "wb") as file:
-                file.write(_zipped({**sources, **_twins(sources), **_byte_code(sources)}))
-            os.replace(f"{path}.{os.getpid()}", path)
+            _keep(path, _sealed(_zipped({**sources, **_twins(sources), **_byte_code(sources)})))
         except OSError as error:
-            raise Problem(f"cannot keep {path}: {error.strerror}", "export XDG_CACHE_HOME=/another/place") from None
+            raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None
     return path
+
+
+def _cache_folder(environ: Mapping[str, str]) -> str:
+    """Agents run what lies here with the run's token: a folder that others can write to is refused."""
+    home = environ.get("HOME") or _home()
+    cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
+    if not cache:
+        raise Problem("neither HOME nor the user database says where this user's files are", _ELSEWHERE)
+    folder = os.path.join(os.path.abspath(cache), "drumbeat")
+    try:
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise Problem(f"cannot make {folder}: {error.strerror}", _ELSEWHERE) from None
+    own_link = os.path.islink(folder) and os.lstat(folder).st_uid == os.geteuid()  # to a disk with more room, say
+    problem = make_private(os.path.realpath(folder) if own_link else folder)
+    if problem:
+        raise Problem(f"no place for drumbeat.pyz: {problem}", f"remove it if it is yours; or {_ELSEWHERE}")
+    return folder
+
+
+def _home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _sealed(archive: bytes) -> bytes:
+    """The archive with its own SHA-256 as its comment, so that one that was cut short or changed is noticed."""
+    body = archive[:-2] + len(_SEAL).to_bytes(2, "little")
+    return body + hashlib.sha256(body).hexdigest().encode()
+
+
+def _intact(path: str) -> bool:
+    """Whether this is a bundle that this user kept, as it was kept."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        if unsafe(os.fstat(descriptor)):
+            return False
+        data = file.read()
+    body, seal = data[: -len(_SEAL)], data[-len(_SEAL) :]
+    return hashlib.sha256(body).hexdigest().encode() == seal
+
+
+def _keep(path: str, data: bytes) -> None:
+    """Whole or not at all, and writable by nobody else whatever the umask is."""
+    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except OSError:
+        os.unlink(partial)
+        raise
 
 
 def _read(path: str) -> bytes:

@@ -67,8 +67,8 @@ def _read(name: str) -> str:
 def _mend(name: str, review: Any) -> Sequence[str]:
     """The difference that was written; empty when there was nothing to mend."""
     from drumbeat.diagnose.lint.autofix import difference, mend
-    from drumbeat.diagnose.lint.redact import redact
     from drumbeat.problem import Problem
+    from drumbeat.secret import redact
 
     with open(name, "rb") as file:
         original = file.read()

@@ -14,6 +14,7 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.secret import redact
 
 Made = Callable[[RunFolder], None]  # somebody who wants to know the folder of a run that is about to start
 
@@ -31,7 +32,7 @@ def create_run(
     folder = RunFolder(order.folder)
     try:
         os.makedirs(os.path.dirname(folder.path), exist_ok=True)
-        os.mkdir(folder.path)
+        os.mkdir(folder.path, 0o775)  # a group may share runs where the umask says so, but never everybody
     except OSError as error:
         raise Problem(
             f"cannot make the run folder {folder.path}: {error.strerror}", "say another place with --runs"
@@ -40,9 +41,10 @@ def create_run(
         replace(folder.order, dump_order(order))
         if job_file:
             with open(job_file, encoding="utf-8", errors="replace") as file:
-                replace(folder.job, file.read(_JOB_LIMIT))
+                replace(folder.job, redact(file.read(_JOB_LIMIT)))  # comments may hold what the job may not
         replace_json(folder.code, code_state(order.workdir))
         shutil.copyfile(bundle, folder.bundle)
+        os.chmod(folder.bundle, 0o644)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
         replace_json(folder.run_json, _run_record(order, handle))  # last: a folder with a run.json is whole

@@ -9,18 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
-from drumbeat.processes import become_subreaper, sweep
+from drumbeat.processes import become_subreaper, stops_held_back, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace_json
-from drumbeat.signals import STOP_REQUESTS
+from drumbeat.signals import STOPS
+
+_ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
 
 
 class Foreground:
@@ -41,6 +43,12 @@ class Foreground:
     ) -> None:
         self.every = every
         self.ended_by_lead = False
+        self.insistent: Tuple[int, ...] = (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+        )  # sent a second time, these end the run now
+        self.insisted: Optional[float] = None
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.folder: Optional[RunFolder] = None
@@ -49,13 +57,17 @@ class Foreground:
 
     def run(self, environ: Mapping[str, str]) -> int:
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
-        for number in STOP_REQUESTS:
-            signal.signal(number, self._on_signal)
+        for number in STOPS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
+                signal.signal(number, self._on_signal)
         reports, report_fd = os.pipe()
         os.set_inheritable(report_fd, True)
         os.set_blocking(reports, False)
         self.console.begin()
-        self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
+        with (
+            stops_held_back()
+        ):  # the guards let them in once they can pass them on; none is lost, and none kills a guard
+            self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
         os.close(report_fd)
         for early in self.signals:  # those that came before there was anybody to pass them on to
             self._signal_guards(early)
@@ -93,6 +105,14 @@ class Foreground:
                 guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
+        """The first is passed on as it is. A second one, from a person, becomes QUIT: no grace any more."""
+        now = time.monotonic()
+        again = self.insisted is not None and now - self.insisted > _ONE_ACT and number in self.insistent
+        if number in self.insistent and (again or self.insisted is None):
+            self.insisted = now
+        elif self.signals and number != signal.SIGQUIT:
+            return  # one more way of the same request
+        number = signal.SIGQUIT if again else number
         self.signals.append(number)
         self._signal_guards(number)
         self.console.stopping(number, self.order.stop_grace)

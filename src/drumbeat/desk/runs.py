@@ -127,7 +127,8 @@ def cancel(run: Run) -> None:
     """Ask the desk to stop, as a Ctrl-C would; where there is none, the lead."""
     pid = _desk_pid(run)
     if pid is not None:
-        os.kill(pid, signal.SIGTERM)
+        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")  # says that the run must not come back
+        os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
     state = status(run)
     slurm = parse_handle(state.handle)
@@ -137,7 +138,7 @@ def cancel(run: Run) -> None:
         slurm_client.cancel(slurm, os.environ)
         _asked.clear()
     else:
-        ask_to_stop(run.folder.stop, "TERM", "drumbeat cancel")
+        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")
 
 
 def end_job(run: Run) -> bool:

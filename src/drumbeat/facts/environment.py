@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Dict, Mapping
 
-from drumbeat.secret import looks_secret
+from drumbeat.secret import is_secret
 
 # What a launcher, NCCL, RCCL, libfabric, MPI, torch or the GPU runtimes read.
 _PREFIXES = (
@@ -34,16 +33,6 @@ _IDENTITY_NAMES = frozenset(
     )
 )  # fmt: skip
 
-# A capture leaves the site, so it is stricter than a job file: NCCL_AUTH_COOKIE, but not NCCL_IB_PKEY or PWD.
-_STRICTER = re.compile(
-    r"(^|_)(TOKENS|PASS|KEYS?|AUTH|COOKIE|PRIVATE|SIGNATURE|JWT)(_|$)|(PASSWORD|PASSWD|_PWD|TOKEN|SECRET)$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"^(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA|eyJ[A-Za-z0-9_-]{10})"
-    r"|://[^/\s:@]{1,100}:[^/\s@]{1,200}@"
-    r"|-----BEGIN "
-)
 _VALUE_LIMIT = 8192
 
 
@@ -56,10 +45,8 @@ def matters(name: str) -> bool:
 
 
 def secret(name: str, value: str) -> bool:
-    """True where either the name or the value looks like something that must not be written."""
-    if looks_secret(name) or _STRICTER.search(name) or len(value) > _VALUE_LIMIT:
-        return True
-    return bool(_SECRET_VALUE.search(value))
+    """True for what looks secret, and for values of a size that could hide anything."""
+    return is_secret(name, value) or len(value) > _VALUE_LIMIT
 
 
 def for_capture(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -363,7 +363,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "MIOPEN_USER_DB_PATH",
         "LOCAL/USER-miopen-cache-NODE",
         "AMD GPUs",
-        "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes",
+        "MIOpen's kernel cache is SQLite: a shared file system cannot take the locks of many nodes; made with mode 0700, "
+        "and replaced by an empty one for this run if somebody else made it or can write to it",
         LUMI,
     ),
     Computed("MIOPEN_CUSTOM_CACHE_DIR", "as MIOPEN_USER_DB_PATH", "AMD GPUs", "as MIOPEN_USER_DB_PATH", LUMI),
@@ -371,7 +372,8 @@ COMPUTED: Tuple[Computed, ...] = (
         "TRITON_CACHE_DIR",
         "LOCAL/USER-triton-cache-NODE",
         "GPUs",
-        "kernels are compiled once a node on a local disk, not by all ranks at once in the home folder",
+        "kernels are compiled once per node on a local disk, not by all ranks at once in the home folder; private as "
+        "MIOPEN_USER_DB_PATH is",
         "PyTorch",
     ),
     Computed("TORCHINDUCTOR_CACHE_DIR", "LOCAL/USER-inductor-cache-NODE", "GPUs", "as TRITON_CACHE_DIR", "PyTorch"),

@@ -6,7 +6,7 @@ import re
 from typing import Mapping
 
 from drumbeat.problem import Problem
-from drumbeat.secret import looks_secret
+from drumbeat.secret import is_secret
 
 _DOLLAR = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
 
@@ -27,7 +27,7 @@ def expand(text: str, environ: Mapping[str, str], place: str) -> str:
             raise Problem(
                 f"{place}: ${name} is not defined", f"export {name}, or write $${name} for the text '${name}'"
             )
-        if looks_secret(name):
+        if is_secret(name, environ[name]):
             raise Problem(
                 f"{place}: the value of ${name} looks secret and would be written into the run folder",
                 f"hand it on by name (env: {{{name}: pass}}) and read it in the command",

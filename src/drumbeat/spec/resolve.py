@@ -16,7 +16,7 @@ from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.torchrun import find_launcher
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
-from drumbeat.secret import looks_secret
+from drumbeat.secret import in_text, in_words, is_secret
 from drumbeat.spec.check import check_limits, check_variable_name
 from drumbeat.spec.expand import expand
 from drumbeat.spec.fields import keys_of
@@ -254,10 +254,16 @@ def _split_port(master: str) -> Tuple[str, Optional[int]]:
 
 
 def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
+    _check_no_secret(job)
     variables: Dict[str, EnvVar] = {}
     # An emulating site's variables are about emulation.
     for name, asked in site.env.items() if emulated == site.emulated else ():
         value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
+        if is_secret(name, value):
+            raise Problem(
+                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
+                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
+            )
         why = f"{asked.why} ({asked.source})" if asked.source else asked.why
         variables[name] = EnvVar(name, value, why, "site")
     passed = []
@@ -269,7 +275,7 @@ def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tupl
             if name not in here.environ:
                 raise Problem(f"{place}: {name} is to be passed on, but it is not exported here", f"export {name}=...")
             passed.append(name)
-        elif looks_secret(name):
+        elif is_secret(name, text):
             raise Problem(
                 f"{place}: looks secret, and what stands here is written into the run folder",
                 f"export it, and write {name}: pass in the file, or --env {name}",
@@ -281,6 +287,24 @@ def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tupl
                 why += f"; site {site.name} would set {overruled.value}"
             variables[name] = EnvVar(name, value, why, "user")
     return tuple(variables.values()), tuple(passed)
+
+
+def _check_no_secret(job: Job) -> None:
+    """What the command, wrap and setup say is written into the run folder, and shown by `ps` on every node."""
+    wrap = job.wrap.command if job.wrap else ()
+    found = (
+        ("command", in_words(job.command)),
+        ("wrap.command", in_words(wrap)),
+        ("setup", in_text(job.setup or "")),
+    )
+    for key, holder in found:
+        if holder:
+            name = holder if holder.isidentifier() else "HF_TOKEN"
+            way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
+            raise Problem(
+                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
+                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
+            )
 
 
 def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:

@@ -7,10 +7,9 @@ import re
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
-from drumbeat.diagnose.lint.redact import TOKEN
 from drumbeat.diagnose.lint.script import Assignment
 from drumbeat.plan.known_variables import DEAD, DEBUGGING, FAMILIES, SPELT
-from drumbeat.secret import looks_secret
+from drumbeat.secret import in_text, is_secret
 
 _NEAR = 0.92  # as in plan.question: from here an unknown name counts as a slip of the pen
 _NO_SECRET = re.compile(r"(?i)disabled|your|x{4}|none|null|false|dummy|example|change|todo|\.\.\.|…")
@@ -117,11 +116,12 @@ def visibility_twice(context: Context) -> Iterator[Hit]:
 def secret(context: Context) -> Iterator[Hit]:
     for each in context.script.assignments:
         literal = re.fullmatch(r"[^\s$<>{}()*]{8,}", each.text) and not _NO_SECRET.search(each.text)
-        if TOKEN.search(each.text) or (literal and looks_secret(each.name) and not each.text.startswith("/")):
+        if literal and is_secret(each.name, each.text) and not each.text.startswith("/"):
             yield Hit(each.line, {"name": each.name})
     for command in context.script.commands:
-        if TOKEN.search(command.text) and not command.assignments:
-            yield Hit(command.line, {"name": "a token"})
+        found = None if command.assignments else in_text(command.text)
+        if found and not _NO_SECRET.search(command.text):
+            yield Hit(command.line, {"name": found})
 
 
 CHECKS = {

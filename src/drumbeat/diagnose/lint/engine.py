@@ -8,10 +8,10 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from drumbeat.diagnose.lint import checks_launch, checks_shell, checks_slurm, checks_variables, python_code
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
 from drumbeat.diagnose.lint.document import PYTHON, SHELL, Block, blocks, is_document
-from drumbeat.diagnose.lint.redact import redact
 from drumbeat.diagnose.lint.rules import Rule, compiled, rules
 from drumbeat.diagnose.lint.script import MAX_TEXT, Command, Script, read
 from drumbeat.finding import Evidence, Finding
+from drumbeat.secret import redact
 
 CHECKS = {**checks_shell.CHECKS, **checks_slurm.CHECKS, **checks_launch.CHECKS, **checks_variables.CHECKS}
 MAX_SHOWN = 160
@@ -150,7 +150,7 @@ def _finding(rule: Rule, hit: Hit, lines: Sequence[str], name: str) -> Finding:
     return Finding(
         code=rule.id,
         severity=hit.severity or rule.severity,
-        title=redact(_filled(rule.title, hit)),
+        title=_filled(rule.title, hit),
         cause=_filled(rule.reason, hit),
         fix=_filled(rule.fix, hit),
         evidence=(Evidence(redact(shown)[:MAX_SHOWN], name, hit.line),),

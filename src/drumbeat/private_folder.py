@@ -1,0 +1,40 @@
+"""Folders that only this user can write to: what is read from them later may be run as code."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def make_private(path: str) -> str:
+    """Make the folder with mode 0700, or make sure that the one that is there is safe; returns why it is not, or ''.
+
+    Only the folder itself is judged: a link is refused, as somebody else may have made what it points to.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    why = unsafe(found)
+    if why or not stat.S_ISDIR(found.st_mode):
+        return f"{path} {why or 'is not a folder'}"
+    if found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return ""
+
+
+def unsafe(found: os.stat_result) -> str:
+    """Why others may have changed this file or folder; '' if only this user (or root) can."""
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.geteuid():
+        return f"belongs to another user (uid {found.st_uid})"
+    if found.st_mode & 0o022:
+        return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""

@@ -1,0 +1,122 @@
+"""The bundle that is kept between runs: agents run it with the run's token, so it must be ours, and whole."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat.bundle import build
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.problem import Problem
+
+MINE, OTHER = os.geteuid(), 12345
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """One bundle, built once: the bytes, and the name under which they are looked for."""
+    cache = tmp_path_factory.mktemp("cache")
+    path = cached_bundle({"XDG_CACHE_HOME": str(cache)})
+    with open(path, "rb") as file:
+        return os.path.basename(path), file.read()
+
+
+@pytest.fixture
+def planted(tmp_path, kept, monkeypatch):
+    """A cache with a file under the right name; `rebuilt` says whether the bundle was built anew."""
+    rebuilt = []
+    name, good = kept
+    monkeypatch.setattr(build, "_zipped", lambda sources: rebuilt.append(1) or good[: -len(build._SEAL) - 2] + b"\0\0")
+    monkeypatch.setattr(build, "_byte_code", lambda sources: {})
+    monkeypatch.setattr(build, "_twins", lambda sources: {})
+    folder = tmp_path / "drumbeat"
+    folder.mkdir(mode=0o700)
+    (folder / name).write_bytes(good)
+    os.chmod(folder / name, 0o600)
+    return folder / name, {"XDG_CACHE_HOME": str(tmp_path)}, rebuilt, good
+
+
+def test_an_intact_one_is_used_again(planted):
+    path, environ, rebuilt, _ = planted
+    assert cached_bundle(environ) == str(path) and not rebuilt
+
+
+def test_python_runs_a_sealed_bundle(planted):
+    done = subprocess.run([sys.executable, "-I", "-S", str(planted[0]), "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def cut_short(path, good):
+    path.write_bytes(good[:-1000])
+
+
+def changed(path, good):
+    path.write_bytes(good.replace(b"drumbeat/cli", b"drumbeat/cIi"))
+
+
+def empty(path, good):
+    path.write_bytes(b"")
+
+
+def writable_by_all(path, good):
+    os.chmod(path, 0o666)
+
+
+def of_another_user(path, good):
+    os.chown(path, OTHER, OTHER)
+
+
+def a_link(path, good):
+    other = path.parent.parent / "elsewhere.pyz"
+    os.rename(path, other)
+    path.symlink_to(other)
+
+
+@pytest.mark.parametrize("damage", [cut_short, changed, empty, writable_by_all, of_another_user, a_link])
+def test_any_other_is_built_anew(planted, damage):
+    if damage is of_another_user and MINE != 0:
+        pytest.skip("only root can give a file away")
+    path, environ, rebuilt, good = planted
+    damage(path, good)
+    assert cached_bundle(environ) == str(path)
+    assert rebuilt and path.read_bytes() == good and not path.is_symlink()
+    assert os.stat(path).st_uid == MINE and os.stat(path).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(MINE != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(planted):
+    path, environ, rebuilt, _ = planted
+    os.chown(path.parent, OTHER, OTHER)
+    with pytest.raises(Problem, match="belongs to another user"):
+        cached_bundle(environ)
+    assert not rebuilt
+
+
+def test_a_folder_that_others_can_write_to_is_refused(planted):
+    path, environ, _, _ = planted
+    os.chmod(path.parent, 0o777)
+    with pytest.raises(Problem, match="can be written to by others"):
+        cached_bundle(environ)
+
+
+def test_no_umask_makes_it_writable(planted):
+    path, environ, _, _ = planted
+    path.unlink()
+    path.parent.rmdir()
+    before = os.umask(0)
+    try:
+        cached_bundle(environ)
+    finally:
+        os.umask(before)
+    assert os.stat(path.parent).st_mode & 0o777 == 0o700 and os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_without_home_the_user_database_is_asked(planted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build, "_home", lambda: str(tmp_path / "home"))
+    assert cached_bundle({}).startswith(str(tmp_path / "home" / ".cache"))
+    monkeypatch.setattr(build, "_home", lambda: "")
+    with pytest.raises(Problem, match="neither HOME nor the user database"):
+        cached_bundle({})
+    assert not (tmp_path / ".cache").exists()
