@@ -156,10 +156,10 @@ def train_to_infinity(on_nan: str) -> Dict[str, Any]:
 
     loss, steps = Step._accumulated, 0
 
-    def spoiled(self: Step, batches: Any) -> Any:
+    def spoiled(self: Step, *args: Any) -> Any:
         nonlocal steps
         steps += 1
-        total = loss(self, batches)
+        total = loss(self, *args)
         if steps == 2 and dist.get_rank() == 1:
             total += float("inf")
             self.parameters[0].grad.fill_(float("inf"))  # type: ignore[union-attr]

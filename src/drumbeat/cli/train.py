@@ -66,7 +66,6 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     texts: List[str] = list(args.set) + ([f"layout={args.layout}"] if args.layout else [])
     settings = fill(recipe.SettingsClass, texts)
-    from drumbeat.train.stopping import REQUEUE
     from drumbeat.train.world import join, leave
 
     lead = join().lead
@@ -80,4 +79,4 @@ def _train(args: argparse.Namespace) -> int:
         leave()
     if args.json and lead:
         print(json.dumps(result._asdict()))
-    return REQUEUE if result.stopped else 0
+    return int(result.exit_code)
