@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Dict, List
 
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_lines
+from drumbeat.runfolder.events import VerdictGiven
+from drumbeat.runfolder.run import Run
 
 
-def placement_lines(folder: RunFolder) -> List[str]:
+def placement_lines(run: Run) -> List[str]:
     """Each node's latest table under its verdict; a node that has not judged yet says so."""
+    latest: Dict[int, VerdictGiven] = {}
+    for event in run.events():
+        if isinstance(event, VerdictGiven) and event.table:
+            latest[event.node] = event
     lines: List[str] = []
-    for node in folder.nodes():
-        said = [event for event in read_lines(node.events) if "table" in event and "verdict" in event]
-        if not said:
-            lines.append(f"node {node.node}: not looked at yet: no rank has a GPU open or has reported a step")
+    for node in run.nodes():
+        said = latest.get(node)
+        if said is None:
+            lines.append(f"node {node}: not looked at yet: no rank has a GPU open or has reported a step")
             continue
-        verdict = said[-1]["verdict"]
-        lines.append(f"node {node.node}: {verdict['answer']}, {verdict['confidence']}: {verdict['summary']}")
-        lines += [f"  {line}" for line in said[-1]["table"]]
-        lines += [f"  fix: {finding['fix']}" for finding in verdict["findings"] if finding.get("fix")]
+        verdict = said.verdict
+        lines.append(f"node {node}: {verdict.answer}, {verdict.confidence}: {verdict.summary}")
+        lines += [f"  {line}" for line in said.table]
+        lines += [f"  fix: {finding.fix}" for finding in verdict.findings if finding.fix]
     return lines
