@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts.amd_tools import AMD_SMI, ROCM_SMI, parse_amd_smi, parse_rocm_smi
@@ -157,8 +158,17 @@ def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
 
 
 def rocm_version(host: Host) -> Optional[str]:
-    for home in (host.environ.get("ROCM_PATH"), "/opt/rocm"):
-        version = line(host, f"{home}/.info/version") if home else None
-        if version:
-            return version.split("-")[0]
+    homes = [home for home in (host.environ.get("ROCM_PATH"), host.environ.get("ROCM_HOME"), "/opt/rocm") if home]
+    homes += [
+        f"/opt/{name}" for name in sorted(host.list("/opt"), key=natural, reverse=True) if name.startswith("rocm-")
+    ]
+    for home in homes:
+        for file in ("version", "version-rocm"):
+            version = line(host, f"{home}/.info/{file}")
+            if version:
+                return version.split("-")[0]
+    for home in homes:  # a module's path, or a link, names it
+        found = re.search(r"rocm[-/](\d+\.\d+(?:\.\d+)?)", host.resolve(home) or home)
+        if found and host.resolve(home):
+            return found.group(1)
     return None

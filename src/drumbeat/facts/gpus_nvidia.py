@@ -144,4 +144,26 @@ def cuda_version(host: Host) -> Optional[str]:
             continue
         if isinstance(version, str):
             return version
+    named = host.environ.get("CUDA_VERSION", "")  # NVIDIA's images set it
+    if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
+        return named
+    real = host.resolve("/usr/local/cuda") or ""
+    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", real)
+    return folder.group(1) if folder else _compiler_version(host)
+
+
+def _compiler_version(host: Host) -> Optional[str]:
+    for folder in ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64]):
+        if folder.startswith("/") and host.resolve(f"{folder}/nvcc"):
+            found = re.search(r"release (\d+\.\d+)", host.command([f"{folder}/nvcc", "--version"]) or "")
+            return found.group(1) if found else None
     return None
+
+
+def driver_cuda(host: Host) -> Optional[str]:
+    """The newest CUDA that the driver can run."""
+    if driver_version(host) is None and host.resolve("/dev/nvidiactl") is None:
+        return None
+    text = host.command(["nvidia-smi", "--version"]) or ""
+    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", text)
+    return found.group(1) if found else None
