@@ -8,8 +8,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.convert.draft import Draft
 from drumbeat.diagnose.lint.script import Command, Script, read
-from drumbeat.plan.argv import replaced_flags
-from drumbeat.plan.torchrun import find_launcher
+from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.problem import Problem
 
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
@@ -197,10 +197,14 @@ def _simple_wrapper(launch: Launch) -> None:
 
 
 def _launcher(draft: Draft, launch: Launch) -> None:
-    found = find_launcher(launch.words)
+    try:
+        found = find_launcher(launch.words)
+    except Problem as problem:
+        draft.question(launch.line, problem.what, problem.fix)
+        return
     if found is None:
         return
-    flags = [f"{flag} {value}".strip() for flag, value in replaced_flags(launch.words).items()]
+    flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
     launch.tasks = found.ranks_per_node or launch.tasks
