@@ -32,8 +32,8 @@ def test_a_job_that_waits_again_is_queued(cluster, oar):
     assert (folder / "summary.json").exists()
     told = state(oar, number)
     assert told["state"] == "queued" and told["starts"] == 1, told
-    listed = oar("list").stdout
-    assert "queued" in next(line for line in listed.splitlines() if folder.name in line)
+    listed = {run["run_id"]: run["status"]["state"] for run in json.loads(oar("list", "--json").stdout)}
+    assert listed[folder.name] == "queued"
     follow = cluster.start("head", [sys.executable, str(oar.pyz), "logs", "--follow", str(number)])
     try:
         wait_for(lambda: oar("status", number).returncode == 0, 20, "a moment of following")
