@@ -139,38 +139,3 @@ def test_images_over_two_devices(world: GlooWorld, alone: Dict[str, List[float]]
     """Plain model parallelism: the first half of the layers on one device, the second on another."""
     for values in world.run(image_losses, *recipe, "layout=pp", "schedule=gpipe", size=2):
         assert values == pytest.approx(alone[recipe[0]], rel=1e-4)
-
-
-def first_weights_of(layout: str) -> bool:
-    """Each rank draws other weights; what all hold together after parallelize is what the first one drew."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.tensor.parallel import ColwiseParallel
-
-    from drumbeat.train.layout import Layout
-    from drumbeat.train.meshes import Meshes
-    from drumbeat.train.parallelize import Sharding, parallelize
-    from drumbeat.train.precision import Precision
-    from drumbeat.train.step import plain
-
-    meshes = Meshes(Layout.parse(layout, 2).for_world(dist.get_world_size()), "cpu")
-    torch.manual_seed(0)
-    want = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).state_dict()
-    torch.manual_seed(dist.get_rank())
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    made = parallelize(
-        model,
-        meshes,
-        device=torch.device("cpu"),
-        precision=Precision("fp32"),
-        tensor_plan={"0": ColwiseParallel()},
-        sharding=Sharding(smallest=1),
-    )
-    got = {name.replace("module.", ""): plain(value) for name, value in made.state_dict().items()}
-    return all(torch.equal(got[name], value) for name, value in want.items())
-
-
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "hsdp", "tp=2,dp_shard=2"])
-def test_the_first_weights_are_those_of_the_first_rank(world: GlooWorld, layout: str) -> None:
-    assert world.run(first_weights_of, layout) == [True] * 4

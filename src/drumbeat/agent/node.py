@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
@@ -41,7 +42,8 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.read import Tail, decode
+from drumbeat.runfolder.records import parse_metric
 from drumbeat.runfolder.write import EventLog, replace_json
 
 _LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
@@ -124,7 +126,8 @@ class Node:
         shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
         for finding in unsafe_caches:
             self._tell_finding(finding)
-        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
+        place = os.path.abspath(self.folder.attempt(attempt))
+        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path, place)
         shared = self._open_gate(shared)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
@@ -231,8 +234,9 @@ class Node:
         self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
+        python = launcher_interpreter(self.order)
         if self.order.launcher != "torchrun":
-            return Tools()
+            return Tools(python=python)
         folder = self.folder.attempt(attempt)
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
@@ -240,7 +244,7 @@ class Node:
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),
             failures=os.path.join(folder, "failures.json"),
-            rdzv_id=f"{self.order.run_id}-{attempt}",
+            python=python,
         )
 
     def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:
@@ -378,12 +382,10 @@ class Node:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:
                 file.write("".join(line + "\n" for line in lines))
         for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self.progress.add(record)
+            record = decode(line) or {}
+            metric = parse_metric(record, self.node)
+            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self.progress.add(metric)
                 self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import inspect
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -72,7 +73,6 @@ def parallelize(
     layout = meshes.layout
     sharded = shards(meshes)
     precision.check(device, sharded, layout.tp > 1)
-    same_weights(model, meshes)
     if layout.tp > 1:
         apply_tensor_plan(model, meshes, tensor_plan)
     precision.prepare(model, sharded, blocks)
@@ -95,23 +95,6 @@ def parallelize(
     return apply_ddp(model, meshes, device, hook)
 
 
-@torch.no_grad()
-def same_weights(model: nn.Module, meshes: Meshes) -> None:
-    """Before a model is cut, all ranks that hold it take the weights and buffers of the first one. Otherwise each would keep its
-    part of its own random weights, and unless every rank had drawn the same, the whole would be a patchwork."""
-    if not shards(meshes) and meshes.layout.tp == 1 and meshes.layout.pp == 1:
-        return  # one device, or DDP, which does it by itself
-    ranks = meshes.joined("dp_replicate", "dp_shard", "cp", "tp")
-    tensors = [*model.parameters(), *model.buffers()]
-    if ranks is None or any(tensor.is_meta for tensor in tensors):
-        return
-    group = ranks.get_group()
-    for tensor in tensors:
-        plain = tensor.detach().contiguous()  # a GPU's NCCL sends whole rows of memory only
-        torch.distributed.broadcast(plain, group=group, group_src=0)
-        tensor.detach().copy_(plain)
-
-
 def shards(meshes: Meshes) -> bool:
     """FSDP2 carries shards, and replicas under tensor parallelism with a shard dimension of 1: DDP takes no DTensors.
     DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
@@ -127,6 +110,18 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
         return list(model.get_submodule(blocks).named_children())
     except AttributeError:
         raise Refusal(f"the model has no module '{blocks}'", "name the module that holds its blocks") from None
+
+
+def find_blocks(model: nn.Module) -> str:
+    """The name of the list with the most parameters whose children are all of one kind: a transformer's layers. "": none."""
+    best, most = "", 0
+    for name, module in model.named_modules():
+        children = list(module.children())
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and len(children) > 1:
+            size = sum(p.numel() for p in module.parameters())
+            if len({type(child) for child in children}) == 1 and size > most:
+                best, most = name, size
+    return best
 
 
 def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Optional[Dict[str, ParallelStyle]]) -> None:
@@ -231,13 +226,20 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
 
 
 def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
-    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken."""
+    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken. A parameter
+    that two modules share must stay whole in one unit, so neither of them becomes one without the other."""
     chosen: List[nn.Module] = []
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+
+    def shares_outside(module: nn.Module) -> bool:
+        inside = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        return any(holders[key] > count for key, count in inside.items())
 
     def walk(module: nn.Module) -> int:
         left = sum(p.numel() for p in module.parameters(recurse=False))
         left += sum(walk(child) for child in module.children())
-        if left >= smallest and module is not model and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        plain = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if left >= smallest and module is not model and plain and not shares_outside(module):
             chosen.append(module)
             return 0
         return left
