@@ -12,13 +12,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from drumbeat.train.checkpoint import Checkpoints
 from drumbeat.train.context import Context
 from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
+from drumbeat.train.generators import seed_generators
 from drumbeat.train.init_parts import fill_parts
 from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import Sharding, parallelize, shards
+from drumbeat.train.parallelize import RECOMPUTE, Sharding, parallelize, shards
 from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
@@ -64,6 +65,8 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
         precision = best_precision(world.device, sharded or shape is None)
         if shape is None and sharded and precision == "bf16":
             precision = "tf32"  # FSDP's policy would cast batch norms, whose statistics stay in fp32
+    if recompute not in ("auto", *RECOMPUTE):
+        raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
     share = settings.batch // layout.data_ranks
     if shape is not None and share and (settings.accumulate == 0 or recompute == "auto"):
         if settings.offload:
@@ -82,7 +85,12 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
         )
         accumulate = settings.accumulate or max(1, share // found.micro)
         recompute = found.recompute
-        if recompute == "selective" and layout.pp > 1 and settings.schedule in SPLIT_BACKWARD:
+        if (
+            settings.recompute == "auto"
+            and recompute == "selective"
+            and layout.pp > 1
+            and settings.schedule in SPLIT_BACKWARD
+        ):
             recompute = "full"
         if world.lead and found.memory is not None:
             print(f"chosen: {found.says()}; learning rate {settings.lr:g} after {warmup} steps", flush=True)
@@ -155,7 +163,7 @@ def assemble(
         if large:
             fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
-    torch.manual_seed(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
+    seed_generators(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
     updates = optimizer([p for part in parts for p in part.parameters()])
     pipe, pipeline = meshes.one("pp"), None
     if pipe is not None:

@@ -6,6 +6,7 @@ the last state of both runs. All runs are deterministic, so that a difference me
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -22,12 +23,12 @@ def verify_resume(recipe: Any, settings: Settings) -> bool:
     """Runs in the ranks that are there, prints the verdict, and leaves no checkpoint behind."""
     folder = _agreed_folder(settings.checkpoint)
     plain = replace(settings, checkpoint="", report_every=1, deterministic=True)
-    whole: Result = recipe.run(plain)
+    whole = _run(recipe, plain)
     half = max(1, len(whole.losses) // 2)  # a recipe may count epochs: what it did is the number of its steps
     try:
         saving = replace(plain, checkpoint=folder, save_every=half)
-        first: Result = recipe.run(replace(saving, stop_after=half))
-        second: Result = recipe.run(saving)
+        first = _run(recipe, replace(saving, stop_after=half))
+        second = _run(recipe, saving)
     finally:
         if dist.is_initialized():
             dist.barrier()
@@ -37,6 +38,12 @@ def verify_resume(recipe: Any, settings: Settings) -> bool:
     if _lead():
         print(_verdict(mistakes, first, half, whole.step), flush=True)
     return not mistakes
+
+
+def _run(recipe: Any, settings: Settings) -> Result:
+    result: Result = recipe.run(settings)
+    gc.collect()  # a model of gigabytes goes before the next one is made
+    return result
 
 
 def _mistakes(whole: Result, first: Result, second: Result, half: int) -> List[str]:
