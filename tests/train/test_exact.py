@@ -88,3 +88,48 @@ def test_a_state_that_is_not_restored_is_named(tmp_path: Path, monkeypatch: pyte
     said = capsys.readouterr().out
     assert not exact and "resume is NOT exact (interrupted after step 2):" in said
     assert "optimizer.state.blocks.0.attention.out.weight.master is not restored" in said
+
+
+def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[str, str]:
+    """Hashes of the whole tensors, however they are cut, of a model and its optimizer after resuming (or training)."""
+    from torch import Tensor
+
+    from drumbeat.train import loop
+    from drumbeat.train.digest import tensor_hash
+    from drumbeat.train.models import llama
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+    from drumbeat.train.state import TrainingState
+    from drumbeat.train.step import Step, plain
+
+    llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
+    steps: List[Step] = []
+    made = loop._train
+
+    def kept(plan: Any, world: Any, step: Step, *args: Any) -> Any:
+        steps.append(step)
+        return made(plan, world, step, *args)
+
+    loop._train = kept
+    try:
+        run(
+            fill(
+                LlamaSettings,
+                [*TEXT, "steps=2", f"layout={layout}", f"precision={precision}", f"checkpoint={folder}", *more],
+            )
+        )
+    finally:
+        loop._train = made
+    state = TrainingState(steps[0].parts, steps[0].optimizer).now()
+    tensors = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in state[kind].items()}
+    return {name: tensor_hash(plain(value)) for name, value in tensors.items() if isinstance(value, Tensor)}
+
+
+def test_on_another_number_of_ranks_weights_and_optimizer_are_still_exact(world: GlooWorld, tmp_path: Path) -> None:
+    sharded, master = str(tmp_path / "sharded"), str(tmp_path / "master")
+    want = world.run(whole_state, sharded, "fsdp", "bf16", "save_every=1")[0]  # by four ranks
+    assert world.run(whole_state, sharded, "tp", "bf16", size=2)[0] == want
+    want_master = world.run(whole_state, master, "ddp", "bf16-master", "save_every=1", size=2)[0]
+    assert world.run(whole_state, sharded, "ddp", "bf16", size=1)[0] == want
+    assert world.run(whole_state, master, "ddp", "bf16-master", size=1)[0] == want_master
+    assert any("float32" in value for name, value in want_master.items() if name.endswith("master"))
