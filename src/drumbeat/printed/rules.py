@@ -18,7 +18,7 @@ KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
 VALUES = (
     "step", "steps", "epoch", "batch", "batches", "loss", "validation", "accuracy", "lr", "grad_norm", "step_time",
-    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory", "target_reached",
+    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached",
 )  # fmt: skip
 WHOSE = ("rank", "device", "all")  # the printing rank's own, the average of one device, the whole job's
 
@@ -56,9 +56,11 @@ class Compiled:
     def read(self, line: str) -> Optional[Dict[str, Any]]:
         if self._patterns is None:
             rule = self.rule
-            groups = ([rule.find], rule.also, rule.unless)
-            find, also, unless = ([re.compile(pattern(text)) for text in texts] for texts in groups)
-            self._patterns = find[0], also, unless
+            self._patterns = (
+                _ready(rule.find),
+                [_ready(text) for text in rule.also],
+                [_ready(text) for text in rule.unless],
+            )
         find, also, unless = self._patterns
         match = find.search(line)
         if match is None or any(other.search(line) for other in unless):
@@ -82,8 +84,7 @@ class Compiled:
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
             record["target_reached"] = True
-        whose = {name: self.rule.per[name] for name in self.rule.per if name in record}
-        return {**record, "per": whose} if whose else record
+        return record
 
 
 def pattern(text: str) -> str:
@@ -91,6 +92,10 @@ def pattern(text: str) -> str:
     text = text.replace("{N}", f"(?:{_NUMBER})")
     text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{_NUMBER})", text)
     return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
+
+
+def _ready(text: str) -> Pattern[str]:
+    return re.compile(pattern(text))
 
 
 def number(name: str, text: str) -> Union[int, float]:
