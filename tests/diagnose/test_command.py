@@ -38,13 +38,13 @@ def test_as_a_program(drumbeat):
     assert result.returncode == 0 and "the GPU ran out of memory (rank 2)" in result.stdout
 
 
-def test_one_screen_transport_first_then_failure(diagnose, tmp_path):
+def test_one_screen_failure_first_then_transport(diagnose, tmp_path):
     (tmp_path / "slurm-1.out").write_text(run("NET/IB/0/GDRDMA", more=[IB]) + "\n" + OOM + "\n")
     result = diagnose("slurm-1.out")
     assert result.returncode == 0, result.stderr
     shown = result.stdout
     assert (
-        shown.index("rdma+gdr (IB)") < shown.index("the GPU ran out of memory (rank 2)") < shown.index("slurm-1.out:19")
+        shown.index("the GPU ran out of memory (rank 2)") < shown.index("slurm-1.out:19") < shown.index("rdma+gdr (IB)")
     )
     assert "fix " in shown and "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA" in shown
     assert len(shown.splitlines()) < 25
