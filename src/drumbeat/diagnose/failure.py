@@ -201,7 +201,7 @@ class _Judge:
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
         tiers[CAUSE] = _without_survived(tiers[CAUSE])
         loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
-        if not (loud or self.extra or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
+        if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
         quiet = not any(tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE)) and not known

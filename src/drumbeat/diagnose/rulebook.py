@@ -147,7 +147,36 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def rulebook() -> Rulebook:
     """The rules that come with drumbeat."""
     package = "drumbeat.diagnose.rules"
-    return Rulebook([rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")])
+    rules = [rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")]
+    return Rulebook([*rules, *_removed_apis(load("drumbeat.diagnose.lint", "python"))])
+
+
+def _removed_apis(entries: Any) -> List[Rule]:
+    """What `lint` knows of names that newer versions no longer have, as rules about the errors that they lead to."""
+    rules = []
+    for entry in entries:
+        if not entry["id"].endswith("-gone"):
+            continue
+        name = re.search(entry["python"], entry["bad"])
+        example = f"ImportError: cannot import name '{name[0] if name else entry['id']}'"
+        missing = "(?:cannot import name|No module named|has no attribute)"
+        rules.append(
+            Rule(
+                id=entry["id"],
+                code="removed-api",
+                title=entry["title"],
+                cause=entry["reason"],
+                fix=entry["fix"],
+                source=entry["source"],
+                find=("cannot import name", "No module named", "has no attribute"),
+                pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
+                over=("P8", "M11"),
+                examples=(example,),
+                near=(name[0] if name else entry["id"],),
+                file="lint/python.yaml",
+            )
+        )
+    return rules
 
 
 def parse(text: str, file: str) -> List[Rule]:
