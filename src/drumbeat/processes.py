@@ -6,7 +6,10 @@ import ctypes
 import os
 import signal
 import time
-from typing import Callable, Container, List, Optional
+from contextlib import contextmanager
+from typing import Callable, Container, Iterator, List, Optional
+
+from drumbeat.signals import STOPS
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -109,12 +112,33 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
         time.sleep(0.002)
 
 
+@contextmanager
+def stops_held_back() -> Iterator[None]:
+    """Processes started here begin with the stop signals blocked; they let them in with `let_stops_in`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_stops_in() -> None:
+    """Once the handlers are installed: what came before is delivered now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def heed_interrupts() -> None:
+    """A script's `command &` and some CI runners start programs with SIGINT ignored; a launcher must still hear it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def plain_signals() -> None:
     """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
     signal.set_wakeup_fd(-1)
     for number in (
-        signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
-        signal.SIGCHLD,
+        signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+        signal.SIGUSR2, signal.SIGCHLD,
     ):  # fmt: skip
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

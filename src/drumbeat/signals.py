@@ -18,3 +18,4 @@ STOP_SIGNAL = signal.SIGTERM
 
 # Each of these asks drumbeat to end a run: Ctrl-C, a kill, a closed terminal, a scheduler's notice before the end.
 STOP_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+STOPS = (*STOP_REQUESTS, signal.SIGQUIT)  # QUIT, by the desk to its agents: without grace

@@ -6,6 +6,7 @@ import pytest
 
 from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Outcome, decide
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
+from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
@@ -185,9 +186,9 @@ def test_restart_gets_a_new_port_and_its_own_number():
 
 def test_a_stop_lets_the_ranks_save():
     lead, _ = mustered()
-    acts = lead.stop(signal.SIGINT, "asked", STOPPED, 10.0)
+    acts = lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked"))
     assert [act.message["grace"] for act in acts if isinstance(act, Tell)] == [60.0, 60.0]
-    acts = lead.stop(signal.SIGINT, "asked again", STOPPED, 12.0, at_once=True)
+    acts = lead.stop(StopRequest(NOW, signal.SIGQUIT, "asked again"))
     assert [act.message["grace"] for act in acts if isinstance(act, Tell)] == [0.0, 0.0]
     for rank in range(4):
         lead.rank_ended(rank // 2, ended(rank, EXIT_REQUEUE, by_us=True), 13.0)
@@ -197,7 +198,7 @@ def test_a_stop_lets_the_ranks_save():
 
 def test_preemption_signal_is_passed_as_it_is():
     lead, _ = mustered()
-    acts = lead.stop(signal.SIGUSR2, "preempted", STOPPED, 10.0)
+    acts = lead.stop(StopRequest(SIGNAL, signal.SIGUSR2, "preempted"))
     assert {act.message["signal"] for act in acts if isinstance(act, Tell)} == {signal.SIGUSR2}
 
 
@@ -208,6 +209,12 @@ def test_time_limit():
     lead.node_done(0, {}, 102.0)
     assert finish(lead.node_done(1, {}, 102.0)) == [EXIT_TIME_LIMIT]
     assert lead.history[-1].outcome == TIME_LIMIT
+
+
+def test_time_limit_while_nodes_are_missing():
+    lead = Lead(order(time_limit=100.0), lambda: 61000, 0.0)
+    lead.hello(hello(0, lead.order), 1.0)
+    assert finish(lead.tick(101.0)) == [EXIT_TIME_LIMIT] and lead.history[-1].outcome == TIME_LIMIT
 
 
 def test_ranks_that_end_well_at_the_limit_have_finished():

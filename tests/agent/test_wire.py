@@ -64,6 +64,27 @@ def test_a_large_message_comes_whole():
     assert got == [{"say": "x" * 3_000_000}]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"proof":"\\u00e9"}', b'{"proof":"\\ud800"}', b'{"challenge":"\\ud800"}', b'{"proof":1e999}', b"[" * 2000,
+        b'{"proof":' + b"9" * 4000 + b"}", b"\xff\xfe{}", b'{"refuse":"\\ud800"}', b"{}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lead", [True, False])
+def test_whatever_comes_before_the_proof_is_refused(line, lead):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    channel = Channel(right, "token", lead=lead)
+    left.sendall(line + b"\n")
+    with pytest.raises(WireError):
+        for _ in range(20):
+            channel.receive()
+    left.close()
+    channel.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=6000))
 def test_a_strangers_bytes(data):

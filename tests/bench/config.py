@@ -40,6 +40,7 @@ def files(
 
 
 # Short times throughout: a node that is gone must be seen within a test, and a killed job must not wait 30 s.
+# Processes are tracked by their groups: like the cgroups of real clusters, that signals the tasks and not all below them.
 SLURM = """
 ClusterName=bench
 SlurmctldHost=head({head})
@@ -54,7 +55,7 @@ SlurmctldPidFile={base}/run/slurmctld.pid
 SlurmdPidFile={base}/run/slurmd.%n.pid
 SlurmctldLogFile={base}/log/slurmctld.log
 SlurmdLogFile={base}/log/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/affinity
 SwitchType=switch/none
 MpiDefault=none

@@ -14,13 +14,13 @@ from tests.conftest import marked, wait_for
 AWKWARD = Path(__file__).parent / "awkward.py"
 
 
-def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None):
+def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None, prefix=()):
     """A run whose ranks have awkward children, up and running; (desk process, run id)."""
     place = tmp_path / "awkward"
     place.mkdir()
     env = {**os.environ, "AWKWARD": str(place), **(env or {})}
     argv = ("run", "--nodes", nodes, "--ranks-per-node", 2, "--stop-grace", grace, "--name", "awk", "--")
-    process = drumbeat.start(*argv, sys.executable, AWKWARD, *words, env=env)
+    process = drumbeat.start(*argv, sys.executable, AWKWARD, *words, env=env, prefix=prefix)
     wait_for(lambda: len(list(place.glob("*.ready"))) == 2 * nodes, what="the ranks")
     return process, drumbeat.run_folder().name
 
@@ -122,7 +122,7 @@ def test_a_silent_node_is_given_up(drumbeat, tmp_path):
 
 @pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_stop_signal_to_the_desk(drumbeat, tmp_path, number, code):
-    process, run_id = begin(drumbeat, tmp_path, nodes=1)
+    process, run_id = begin(drumbeat, tmp_path, nodes=1, prefix=("env", "--default-signal=HUP"))
     process.send_signal(number)
     assert process.wait(20) == code
     assert_all_gone(run_id)
@@ -138,14 +138,26 @@ def test_second_interrupt_ends_it_now(drumbeat, tmp_path):
     assert_all_gone(run_id)
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2])
-def test_an_interrupt_at_any_moment(drumbeat, delay):
-    """Before the folder is made, between folder and guards, before the muster, after it: nobody is left."""
-    process = drumbeat.start(
-        "run", "--nodes", 2, "--stop-grace", "1s", "--", sys.executable, "-c", "import time; time.sleep(60)"
-    )
+@pytest.mark.parametrize(
+    "delay,ignored",
+    [*((delay, False) for delay in (0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.9, 1.2)), (0.1, True), (0.4, True), (0.7, True)],
+)
+def test_an_interrupt_at_any_moment(drumbeat, delay, ignored):
+    """Before the folder is made, between folder and guards, before the muster, after it: nobody is left. A script's
+    `drumbeat run &` starts with SIGINT ignored, and must hear it all the same."""
+    how = "--ignore-signal=INT" if ignored else "--default-signal=INT"
+    words = ("run", "--nodes", 2, "--stop-grace", "1s", "--", sys.executable, "-c", "import time; time.sleep(60)")
+    process = drumbeat.start(*words, prefix=("env", how))
+    wait_for(lambda: "drumbeat" in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0"), what="Python")
     time.sleep(delay)
+    if ignored:  # an interrupt before Python runs its first line finds the caller's setting
+        wait_for(lambda: _handles(process.pid, signal.SIGINT), what="a handler")
     process.send_signal(signal.SIGINT)
     assert process.wait(20) != 0
     for folder in drumbeat.runs():
         assert_all_gone(folder.name)
+
+
+def _handles(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)

@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Callable
 
-from drumbeat.processes import become_subreaper, die_with_parent, sweep
-from drumbeat.signals import STOP_REQUESTS
+from drumbeat.processes import become_subreaper, die_with_parent, let_stops_in, sweep
+from drumbeat.signals import STOPS
 
 
 def guard(agent: Callable[[int], int], deadline: float) -> int:
@@ -25,11 +25,13 @@ def guard(agent: Callable[[int], int], deadline: float) -> int:
     child = os.fork()
     if child == 0:
         os.close(beat_read)
+        become_subreaper()  # orphans of the ranks come to the agent, which ends them before the next attempt
         die_with_parent(me, signal.SIGTERM)
         os._exit(_run(agent, beat_write))
     os.close(beat_write)
-    for number in STOP_REQUESTS:
+    for number in STOPS:
         signal.signal(number, lambda number, frame: os.kill(child, number))
+    let_stops_in()
     status = _watch(child, beat_read, deadline)
     sweep()
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
-from drumbeat.agent.decide import FAILED, FINISHED, REQUEUE, STOPPED, TIME_LIMIT, Outcome, decide
+from drumbeat.agent.decide import FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome, decide
+from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.record import from_plain, to_plain
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.runfolder.summary import Affected, AttemptEnd, group
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
 
 _STAND_FOR_ALL = 64  # nodes whose network the others are told of
 CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away
@@ -81,11 +83,10 @@ class Lead:
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
     phase: str = "muster"  # muster, running, stopping, ended
-    stop_outcome: str = ""
-    stop_signal: int = 0
+    requests: StopRequests = field(default_factory=StopRequests)
     mustered_after: float = 0.0
     master_addr: str = "127.0.0.1"
-    earlier: List[Dict[str, Any]] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -182,25 +183,25 @@ class Lead:
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
-    def stop(self, number: int, why: str, outcome: str, now: float, at_once: bool = False) -> List[Act]:
-        """Asked to end: by a signal, or by the time limit."""
+    def stop(self, request: StopRequest) -> List[Act]:
+        """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
             return []
+        step = self.requests.on(request)
         if self.phase == "muster":
-            return self._end(Outcome(outcome, 128 + number))
-        self.stop_outcome, self.stop_signal = self.stop_outcome or outcome, self.stop_signal or number
-        self.phase = "stopping"
-        send = number if number == signal.SIGUSR2 else self.order.stop_signal
-        return self._stop_ranks(why, send, 0.0 if at_once else self.order.stop_grace)
-
-    def wished(self, number: int, why: str, now: float) -> List[Act]:
-        """Asked by the run's `stop` file. USR2: the scheduler will end the job soon. A second wish ends it now."""
-        if number == signal.SIGUSR2:
-            return self.stop(self.order.stop_signal, why, TIME_LIMIT, now)
-        return self.stop(number, why, STOPPED, now, self.phase == "stopping" and self.stop_outcome == STOPPED)
+            return self._end(Outcome(self.requests.outcome, self.requests.exit_code))
+        if step == END_NOW:
+            return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
+        if step is None or self.phase == "stopping":
+            return []  # they are ending already; the outcome is now the request's
+        passed_on = request.way == SIGNAL and request.number == signal.SIGUSR2  # the script's own choice of signal
+        number = signal.SIGUSR2 if passed_on else self.order.stop_signal
+        return self._stop_ranks(request.why, number, self.order.stop_grace)
 
     def tick(self, now: float) -> List[Act]:
-        timing = self.order.timing
+        timing, limit = self.order.timing, self.order.time_limit
+        if limit and now - self.started > limit and not self.requests.outcome and self.phase in ("muster", "running"):
+            return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.phase == "muster" and now - self.started > timing.muster:
             missing = sorted(set(range(self.order.nodes)) - set(self.peers))
             here = ", ".join(f"{peer.node} ({peer.host})" for _, peer in sorted(self.peers.items())) or "none"
@@ -213,9 +214,6 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
-            limit = self.order.time_limit
-            if limit and now - self.started > limit:
-                return self.stop(signal.SIGTERM, f"the time limit of {limit:g} s is reached", TIME_LIMIT, now)
         return []
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ class Lead:
         acts: List[Act] = []
         if outcome.finding:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
-        acts += self.consequences(attempt, outcome.finding)
+        acts += [Record("consequence", to_plain(each)) for each in self.affected(attempt, outcome.finding)]
         acts.append(Record("attempt-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         decision = decide(self.history, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
@@ -261,15 +259,14 @@ class Lead:
         return acts + self._end(outcome, concluded=True)
 
     def _outcome(self, attempt: Attempt) -> Outcome:
-        if self.stop_outcome:
-            if any(end.exit_code == EXIT_REQUEUE for end in attempt.ends):
+        if self.requests.outcome:
+            codes = [end.exit_code for end in attempt.ends]
+            if EXIT_REQUEUE in codes and not self.requests.cancelled:
                 return Outcome(REQUEUE, EXIT_REQUEUE)
             ranks = sum(peer.ranks for peer in self.peers.values())
-            if self.stop_outcome == TIME_LIMIT and [end.exit_code for end in attempt.ends] == [0] * ranks:
+            if self.requests.outcome == TIME_LIMIT and codes == [0] * ranks:
                 return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
-            return Outcome(
-                self.stop_outcome, EXIT_TIME_LIMIT if self.stop_outcome == TIME_LIMIT else 128 + self.stop_signal
-            )
+            return Outcome(self.requests.outcome, self.requests.exit_code)
         if attempt.finding:
             lost = len(self.lost)
             return Outcome(FAILED, EXIT_MUSTER if lost else 1, attempt.finding, lost)
@@ -291,14 +288,12 @@ class Lead:
         return min(causes or failed, key=lambda end: end.at, default=None)
 
     @staticmethod
-    def consequences(attempt: Attempt, finding: Optional[Finding]) -> List[Act]:
+    def affected(attempt: Attempt, finding: Optional[Finding]) -> Tuple[Affected, ...]:
+        """Ranks that ended because of the first failure, in groups."""
         if finding is None:
-            return []
+            return ()
         others = [end for end in attempt.ends if end.failed and end.rank != finding.rank]
-        return [
-            Record("consequence", {"rank": end.rank, "what": "ended by drumbeat" if end.by_us else _title(end)})
-            for end in sorted(others, key=lambda end: end.rank)
-        ]
+        return group((end.rank, "ended by drumbeat" if end.by_us else _title(end)) for end in others)
 
     def _end(self, outcome: Outcome, concluded: bool = False) -> List[Act]:
         self.phase = "ended"
@@ -335,4 +330,4 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-__all__ = ["STOPPED", "Act", "Finish", "Lead", "Record", "Tell"]
+__all__ = ["Act", "Finish", "Lead", "Record", "Tell"]

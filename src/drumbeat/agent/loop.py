@@ -11,11 +11,12 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat import __version__
-from drumbeat.agent.lead import STOPPED, Act, Finish, Lead, Record, Tell
+from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
 from drumbeat.agent.place import restart_count, task_meeting
 from drumbeat.agent.preflight import check_node
 from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.wire.channel import Channel, Message, WireError, encode, free_port, listen
 from drumbeat.agent.wire.dial import dial, resolve
@@ -24,14 +25,17 @@ from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
 from drumbeat.order import Order, dump_order
 from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.processes import let_stops_in
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import earlier_attempts, read_json
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
-from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE, STOP_REQUESTS
+from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE, STOPS
 
 _TICK = 0.25
+_LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
 
 
 class Stopped(Exception):
@@ -68,7 +72,6 @@ class Agent:
         self.asked_to_stop = StopFile(self.folder.stop)
         self.last_look = 0.0
         self.exit_code: Optional[int] = None
-        self.stop_seen: Optional[float] = None
         self.last_beat = 0.0
         self.first_step: Optional[float] = None
 
@@ -115,11 +118,11 @@ class Agent:
         order = self.order
         self._open_folder(RunFolder(order.folder), facts)
         self.asked_to_stop.skip()
-        earlier = earlier_attempts(self.folder)
+        earlier = Run.open(self.folder.path).attempt_ends()
         self.run_events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
         self.lead.first_attempt = max(
-            restart_count(os.environ), 1 + max((each["attempt"] for each in earlier), default=-1)
+            restart_count(os.environ), 1 + max((each.attempt for each in earlier), default=-1)
         )
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
@@ -241,8 +244,9 @@ class Agent:
         write.setblocking(False)
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         self._wake_write = write
-        for number in (*STOP_REQUESTS, signal.SIGCHLD):
+        for number in (*STOPS, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: None)
+        let_stops_in()
         self.selector.register(self.wake, selectors.EVENT_READ)
 
     def _on_signals(self) -> None:
@@ -253,17 +257,15 @@ class Agent:
             print(f"drumbeat: node {self.number}: the guard is gone; ending", file=sys.stderr)
             self._end_now(128 + signal.SIGTERM)
             return
-        now = time.monotonic()
-        again = self.stop_seen is not None and now - self.stop_seen > 1.0  # one signal often comes twice, by two ways
-        if self.stop_seen is None or again:
-            self.stop_seen = now
-            self._tell_lead({"say": "stop", "signal": numbers[0], "now": again})
+        for number in numbers:
+            self._tell_lead({"say": "stop", "signal": number})
 
     def _look_for_stop(self, now: float) -> None:
         if self.lead and now - self.last_look >= 1.0:
             self.last_look = now
-            for number, why in self.asked_to_stop.look():
-                self._do(self.lead.wished(number, why, now))
+            for name, why in self.asked_to_stop.look():
+                number = signal.SIGINT if name == "INT" else signal.SIGTERM
+                self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 
     def _from_task(self, local_id: int) -> None:
         for status in self.tasks.ended(local_id):
@@ -274,7 +276,7 @@ class Agent:
 
     def _stop_signals(self) -> List[int]:
         try:
-            return [byte for byte in self.wake.recv(4096) if byte in STOP_REQUESTS]
+            return [byte for byte in self.wake.recv(4096) if byte in STOPS]
         except BlockingIOError:
             return []
 
@@ -378,7 +380,7 @@ class Agent:
         elif say == "stop":
             number = int(message["signal"])
             why = f"node {node} was asked to stop by {signal.Signals(number).name}"
-            self._do(lead.stop(number, why, STOPPED, now, bool(message["now"])))
+            self._do(lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
         elif say == "first-step" and self.first_step is None:
             self.first_step = float(message["t"]) + lead.peers[node].clock_offset
             assert self.run_events

@@ -14,13 +14,15 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
-from drumbeat.agent.watchers.affinity import look_at_ranks
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Sensor, Watching
 from drumbeat.agent.watchers.oom import oom_kills
@@ -30,9 +32,8 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan import affinity
 from drumbeat.plan.argv import Process, Tools, processes
-from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, rank_identity, trace
 from drumbeat.processes import rank_in_environment, sweep
@@ -40,10 +41,10 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.read import Tail, decode
+from drumbeat.runfolder.records import parse_metric
 from drumbeat.runfolder.write import EventLog, replace_json
 
-_LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 
 
@@ -51,16 +52,6 @@ _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 class Running:
     process: Process
     started: float
-
-
-@dataclass(frozen=True)
-class Look:
-    """When to look at the ranks, and what should be seen then."""
-
-    at: float
-    bound: Binding
-    expected: List[EnvVar]
-    first_rank: int
 
 
 class Node:
@@ -93,6 +84,7 @@ class Node:
         self.active = False
         self.kill_at: Optional[float] = None
         self.stopped_by_us = False
+        self.stopping = Stopping()
         self.running: Dict[int, Running] = {}
         self.gate: Optional[OpenGate] = None
         self.watching = Watching((), (), self.events.write, tell)
@@ -100,7 +92,6 @@ class Node:
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
         self._printed: Optional[Tail] = None
         self._first_step_told = False
-        self._look: Optional[Look] = None
         self._oom_kills: Optional[int] = None  # before this attempt
         ranks = order.ranks_per_node or len(facts.gpus) or 1
         self.logs = folder
@@ -115,41 +106,42 @@ class Node:
 
     def start(self, attempt: int, peers: Peers) -> None:
         self.attempt = self.events.attempt = attempt
-        self.active, self.kill_at, self.stopped_by_us = True, None, False
+        self.active, self.kill_at, self.stopped_by_us, self.stopping = True, None, False, Stopping()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
-        bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
+        facts = self.tasks.facts(self.facts)
+        right = right_binding(self.order, facts, self.node)
+        bound = self._bind(facts, right)
         shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
         for finding in unsafe_caches:
             self._tell_finding(finding)
-        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
-        shared = self._open_gate(shared)
+        place = os.path.abspath(self.folder.attempt(attempt))
+        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path, place)
+        first_rank = sum(peer.ranks for peer in peers.nodes[: self.node])
+        shared = self._watch(shared, facts, bound, right, first_rank)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
         self.watching.tick(time.monotonic())  # how the counters stood before
         self._oom_kills = oom_kills(LiveHost())
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
-        first = sum(peer.ranks for peer in peers.nodes[: self.node])
-        self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
         self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
         if peers.nodes[0].node == self.node:
             self._printed = Tail(self.logs.log(attempt, 0, "out"))
 
     def stop(self, number: int, grace: float) -> None:
-        """Signal each rank's main process only: its DataLoader workers are needed for the save."""
+        """Signal what trains, once; a second request can only make the grace end earlier."""
         if not self.active:
             return
-        self.stopped_by_us = True
+        ends = time.monotonic() + grace
+        if self.stopped_by_us:
+            self.kill_at = ends if self.kill_at is None else min(ends, self.kill_at)
+            return
+        self.stopped_by_us, self.kill_at = True, ends
         for handle in self.running:
             if handle < 0:
                 self.tasks.signal(handle, number)
-                continue
-            try:
-                os.kill(handle, number)
-            except ProcessLookupError:
-                pass
-        self.kill_at = time.monotonic() + grace
+        self.stopping.send([handle for handle in self.running if handle > 0], number)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -174,15 +166,13 @@ class Node:
         self._ship_metrics()
         if not self.active:
             return
-        if self._look and now > self._look.at and not self.stopped_by_us:
-            self._check_affinity(self._look)
-            self._look = None
         self.watching.tick(now)
-        if self.kill_at is not None and now >= self.kill_at:
+        grace_is_over = self.kill_at is not None and now >= self.kill_at
+        if grace_is_over:
             self.tasks.kill()
             sweep(self._kept(), reaped=self.on_exit)
-        if not self.running:
-            self._finish()
+        if not self.running and (grace_is_over or not self.stopping.alive()):
+            self._finish()  # a shell may be gone while what it ran still saves
 
     def kill(self) -> None:
         """End everything now, whatever the lead thinks: it may be gone."""
@@ -229,8 +219,9 @@ class Node:
         self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
+        python = launcher_interpreter(self.order)
         if self.order.launcher != "torchrun":
-            return Tools()
+            return Tools(python=python)
         folder = self.folder.attempt(attempt)
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
@@ -238,10 +229,23 @@ class Node:
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),
             failures=os.path.join(folder, "failures.json"),
-            rdzv_id=f"{self.order.run_id}-{attempt}",
+            python=python,
         )
 
-    def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:
+    def _bind(self, facts: Facts, right: Binding) -> Binding:
+        """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+        if self.order.cpu_bind or not self.tasks.views:
+            return binding(self.order, facts, self.node)
+        bound = self.tasks.bound(right, facts)
+        for finding in bound.findings[len(right.findings) :]:
+            self.events.write("finding", {"finding": replace(finding, node=self.node)})
+            if finding.severity in (WARNING, ERROR):
+                self._tell_finding(finding)
+        return bound
+
+    def _watch(
+        self, shared: List[EnvVar], facts: Facts, bound: Binding, right: Binding, first_rank: int
+    ) -> List[EnvVar]:
         """The variables of the ranks, with NCCL's log among them where the gate reads one."""
         self.gate = None
         watchers: List[Watcher] = []
@@ -249,7 +253,15 @@ class Node:
         if self.order.checks.get("transport", "off") != "off":
             self.gate = OpenGate(self.order, self.node, self.facts, self.local, self._rank_of, self._out_of)
             shared = self.gate.open(shared, self.folder.attempt(self.attempt))
-            watchers, sensors = [self.gate.watcher], self.gate.sensors
+            watchers, sensors = [self.gate.watcher], list(self.gate.sensors)
+        level = self.order.checks.get("affinity", "warn")
+        if level != "off":
+            ranks = 0 if self.order.launcher == "once" else len(bound.slots)
+            seats = Placement(facts, bound, right, shared, first_rank, level, self.node, ranks)
+            looks = RankLooks(self.order.run_id, self.node, facts, self.local, lambda: not seats.done)
+            seats.on_first_step = looks.look_soon
+            watchers.append(seats)
+            sensors.append(looks)
         self.watching = Watching(watchers, sensors, self.events.write, self.tell)
         return shared
 
@@ -338,20 +350,6 @@ class Node:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
 
-    def _check_affinity(self, look: Look) -> None:
-        """Once, when the ranks are up: do they sit and see as planned? The table goes to the run folder."""
-        level = self.order.checks.get("affinity", "warn")
-        if level == "off" or self.order.launcher == "once":
-            return
-        seen = look_at_ranks(self.order.run_id, self.node)
-        verdict = affinity.check(look.bound, seen, look.expected, look.first_rank)
-        rows = affinity.table(look.bound, seen, look.first_rank)
-        self.events.write("verdict", {"verdict": verdict, "table": rows})
-        self.tell({"say": "verdict", "verdict": to_plain(verdict)})
-        for finding in verdict.findings:
-            if finding.severity in (WARNING, ERROR):
-                self._tell_finding(finding, stop=level == "stop")
-
     def _tell_finding(self, finding: Finding, stop: bool = False) -> None:
         located = replace(finding, node=self.node, host=self.facts.host)
         self.tell({"say": "finding", "finding": to_plain(located), "stop": stop})
@@ -376,12 +374,10 @@ class Node:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:
                 file.write("".join(line + "\n" for line in lines))
         for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self.progress.add(record)
+            record = decode(line) or {}
+            metric = parse_metric(record, self.node)
+            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self.progress.add(metric)
                 self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True

@@ -11,6 +11,9 @@ def main(arguments: List[str]) -> int:
 
         return run_agent(arguments[1:])
     if arguments[:1] == ["_node"]:
+        from drumbeat.processes import heed_interrupts
+
+        heed_interrupts()
         from drumbeat.desk.scheduled_node import run_node
 
         return run_node(arguments[1])

@@ -1,6 +1,6 @@
 """The run's `stop` file: how somebody who cannot signal the lead asks it to end the run.
 
-A batch script's trap, `drumbeat cancel` and the desk of an allocation append a line, `SIGNAL reason`. A signal sent through
+A batch script's trap, `drumbeat cancel` and the desk of an allocation append a line, `WORD reason`. A signal sent through
 srun would reach every process of the step, DataLoader workers too; a line reaches the lead alone.
 """
 
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from dataclasses import dataclass
 from typing import List, Sequence, Tuple
 
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.write import replace
 
-_KNOWN = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "USR2": signal.SIGUSR2}
+# TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
+# job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now.
+WORDS = ("TERM", "INT", "USR2", "CANCEL")
 _LIMIT = 1 << 16
 
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
-    """`name` is TERM, INT or USR2 (the scheduler will end the job soon)."""
-    assert name in _KNOWN, name
+    """`name` is one of WORDS."""
+    assert name in WORDS, name
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{name} {reason}\n")
 
@@ -33,7 +34,8 @@ class StopFile:
     path: str
     position: int = 0
 
-    def look(self) -> List[Tuple[int, str]]:
+    def look(self) -> List[Tuple[str, str]]:
+        """Pairs of a word of WORDS and the reason."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.position)
@@ -45,8 +47,8 @@ class StopFile:
         asked = []
         for line in whole.decode("utf-8", "replace").splitlines():
             name, _, reason = line.partition(" ")
-            if name in _KNOWN:
-                asked.append((int(_KNOWN[name]), reason or f"asked to stop by {name}"))
+            if name in WORDS:
+                asked.append((name, reason or f"asked to stop by {name}"))
         return asked
 
     def skip(self) -> None:

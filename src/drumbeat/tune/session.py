@@ -12,8 +12,7 @@ from typing import Any, Dict, List, Optional
 from drumbeat.problem import Problem
 from drumbeat.processes import become_subreaper
 from drumbeat.record import to_plain
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace_json
 from drumbeat.spec.expand import literal
 from drumbeat.spec.job import Job
@@ -22,6 +21,7 @@ from drumbeat.tune.classify import classify
 from drumbeat.tune.command import Tunable, tunable
 from drumbeat.tune.cost import Cost
 from drumbeat.tune.judge import Judgement, judge
+from drumbeat.tune.own_batch import own_batch
 from drumbeat.tune.point import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Result
 from drumbeat.tune.progress import Shown
 from drumbeat.tune.request import VARIED, WARM_UP, Asked
@@ -65,7 +65,7 @@ class Tuning:
             "global_batch": self.plan.global_batch, "cost": {**vars(self.cost), "gpu_hours": self.cost.gpu_hours},
             "trials": self.results, "refused": self.plan.refused, "ended": self.ended, "largest": self.judgement.largest,
             "fastest": self.judgement.fastest, "recommended": self.judgement.recommended, "why": self.judgement.why,
-            "words": self.words,
+            "changes": self.plan.changes(self.judgement.recommended), "words": self.words,
         })  # fmt: skip
         return plain
 
@@ -79,7 +79,8 @@ def settle(asked: Asked, job: Job, place: Place) -> Tuning:
     asked.check()
     order = place.order
     takes = tunable(job.command, order.command, VARIED[asked.kind], asked.given, order.world_size, order.ranks_per_node)
-    plan = make_plan(asked, takes, order, place.gpu_gib)
+    own = own_batch(job.command, order.command) if asked.kind == "batch" and takes.recipe is None else None
+    plan = make_plan(asked, takes, order, place.gpu_gib, own)
     stamp = order.run_id[len(order.name) :]
     name = f"{order.name}-tune-{asked.kind}"
     folder = os.path.join(os.path.dirname(order.folder), name + stamp)
@@ -91,6 +92,7 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
     become_subreaper()
     interruption.listen()
     make_folder(tuning.folder)
+    _write(tuning, shown)
     while not tuning.ended:
         answer = tuning.plan.next(tuning.results)
         if isinstance(answer, Done):
@@ -100,10 +102,14 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
         else:
             _try(tuning, answer, shown, interruption)
         tuning.judgement = judge(tuning.asked.kind, tuning.results, tuning.place.gpu_gib or _gpu_gib(tuning.results))
-        try:
-            replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
-        except OSError as error:
-            shown.say("warning", f"tune.json cannot be written: {error.strerror}")
+        _write(tuning, shown)
+
+
+def _write(tuning: Tuning, shown: Shown) -> None:
+    try:
+        replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
+    except OSError as error:
+        shown.say("warning", f"tune.json cannot be written: {error.strerror}")
 
 
 def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> None:
@@ -145,7 +151,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
         speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
-        watched.folder.path if watched.folder else "", trial.long,
+        watched.run.path if watched.run else "", trial.long, seen.spread(),
     )  # fmt: skip
 
 
@@ -180,11 +186,10 @@ def trial_job(tuning: Tuning, trial: Trial) -> Job:
 def _gpu_gib(results: List[Result]) -> Optional[float]:
     """Memory of a GPU of node 0, as its agent saw it."""
     for each in results:
-        facts = read_json(RunFolder(each.run).node(0).facts) if each.run else None
-        sizes = [gpu.get("memory_bytes") for gpu in (facts or {}).get("gpus") or () if isinstance(gpu, dict)]
-        known = [size for size in sizes if isinstance(size, int)]
-        if known:
-            return min(known) / 2**30
+        facts = Run.open(each.run).facts(0) if each.run else None
+        sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None] if facts else []
+        if sizes:
+            return min(sizes) / 2**30
     return None
 
 

@@ -97,8 +97,11 @@ lost=
 [ -s "$RUN/verdict" ] && . "$RUN/verdict"  # code, and lost: the nodes that were lost
 
 if [ $code = 75 ]; then  # the ranks have saved and want to be started again
-  scontrol requeue $SLURM_JOB_ID ||
-    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+  # Not a job that was cancelled, nor one that Slurm has queued again by itself: only one that is still running.
+  if squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; then
+    scontrol requeue $SLURM_JOB_ID ||
+      echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+  fi
 elif [ -n "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
   # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.
   trap '' TERM

@@ -14,17 +14,16 @@ import time
 from typing import Any, Dict, Optional
 
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.wire.channel import Channel, WireError
 from drumbeat.processes import become_subreaper, sweep
-from drumbeat.signals import EXIT_MUSTER
-
-_LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+from drumbeat.signals import EXIT_MUSTER, STOPS
 
 
 def run_task(meeting: str, local_id: int, token: str, seconds: float, view: Dict[str, Any]) -> int:
     """`view` says what this task sees: its cores and its GPUs."""
     become_subreaper()
-    for number in _LEFT_TO_THE_AGENT:  # the scheduler signals every task; one of them decides
+    for number in STOPS:  # the scheduler signals every task; one of them decides
         signal.signal(number, lambda number, frame: None)
     channel = _dial(meeting, token, seconds)
     if channel is None:
@@ -41,6 +40,8 @@ class _Task:
         self.channel = channel
         self.rank_pid: Optional[int] = None
         self.code: Optional[int] = None
+        self.stopping = Stopping()
+        self.ended: Optional[int] = None  # the rank's status, until it is reported
 
     def serve(self) -> int:
         while self.code is None:
@@ -54,6 +55,7 @@ class _Task:
             for message in messages:
                 self._obey(message)
             self._reap()
+            self._report()
             if self.channel.closed and self.code is None:
                 return EXIT_MUSTER
         return self.code
@@ -63,17 +65,16 @@ class _Task:
         if do == "start":
             env = {name: value for name, value in os.environ.items() if name != "DRUMBEAT_TOKEN"}
             env.update(message["env"])
+            self.stopping = Stopping()
             self.rank_pid = start(
                 message["argv"], env, message["workdir"], message["out"], message["err"], message["cpus"]
             )
             self.channel.send({"say": "started", "pid": self.rank_pid})
         elif do == "signal" and self.rank_pid:
-            try:
-                os.kill(self.rank_pid, int(message["number"]))
-            except ProcessLookupError:
-                pass
+            self.stopping.send([self.rank_pid], int(message["number"]))
         elif do == "kill":
             sweep(reaped=self._ended)
+            self._report()
         elif do == "end":
             self.code = 0  # the lead's own exit code is the job's
 
@@ -89,9 +90,13 @@ class _Task:
 
     def _ended(self, pid: int, status: int) -> None:
         if pid == self.rank_pid:
-            self.rank_pid = None
-            if not self.channel.closed:
-                self.channel.send({"say": "exited", "status": status, "t": time.time()})
+            self.rank_pid, self.ended = None, status
+
+    def _report(self) -> None:
+        """A shell may be gone while what it ran still saves: the rank has ended when that has."""
+        if self.ended is not None and not self.channel.closed and not self.stopping.alive():
+            self.channel.send({"say": "exited", "status": self.ended, "t": time.time()})
+            self.ended = None
 
 
 def _dial(meeting: str, token: str, seconds: float) -> Optional[Channel]:

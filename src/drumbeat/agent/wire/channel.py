@@ -85,8 +85,13 @@ class Channel:
             message = _parse(line)
             if self.opened:
                 messages.append(message)
-            else:
+                continue
+            try:
                 self._prove(message)
+            except WireError:
+                raise
+            except Exception as error:  # whatever a stranger sends, it costs nothing but the connection
+                raise WireError(f"it does not speak our protocol ({type(error).__name__})") from None
         return messages
 
     def close(self) -> None:
@@ -115,10 +120,12 @@ class Channel:
             self.opened = True
 
     def _proof(self, role: str, challenge: str) -> str:
-        return hmac.new(self._token, f"{role}:{challenge}".encode(), hashlib.sha256).hexdigest()
+        said = f"{role}:{challenge}".encode("utf-8", "replace")
+        return hmac.new(self._token, said, hashlib.sha256).hexdigest()
 
     def _check(self, message: Message, role: str) -> None:
-        if not hmac.compare_digest(str(message.get("proof", "")), self._proof(role, self._challenge)):
+        proof = str(message.get("proof", "")).encode("utf-8", "replace")
+        if not hmac.compare_digest(proof, self._proof(role, self._challenge).encode()):
             self._put({"refuse": "it has another token"})
             raise WireError("it does not know this run's token")
 

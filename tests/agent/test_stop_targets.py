@@ -1,0 +1,82 @@
+"""Which processes get the stop signal: those that train, behind shells and launchers, and never their helpers."""
+
+import pytest
+
+from drumbeat.agent.ranks.stop_targets import Process, stop_targets
+
+PYTHON = b"python\0train.py\0"
+
+
+def table(*rows):
+    """Rows of (pid, parent, program, keywords)."""
+    return {
+        pid: Process(pid, parent, program, more.pop("command", program.encode()), **more)
+        for pid, parent, program, more in rows
+    }
+
+
+CASES = {
+    "the rank itself, not its DataLoader workers": (
+        [(1, 0, "python", {"command": PYTHON, "handles": True}), (2, 1, "python", {"command": PYTHON, "handles": True})],
+        [1],
+    ),
+    "workers handle TERM by themselves, the script does not": (
+        [(1, 0, "python", {"command": PYTHON}), (2, 1, "python", {"command": PYTHON, "handles": True})],
+        [1],
+    ),
+    "spawned workers": (
+        [(1, 0, "python", {"command": PYTHON}),
+         (2, 1, "python", {"command": b"python\0-c\0from multiprocessing.spawn import spawn_main", "handles": True})],
+        [1],
+    ),
+    "behind a shell, past tee": (
+        [(1, 0, "bash", {}), (2, 1, "python", {"command": PYTHON, "handles": True}), (3, 1, "tee", {})],
+        [2],
+    ),
+    "behind two shells": (
+        [(1, 0, "bash", {}), (2, 1, "dash", {}), (3, 2, "python", {"command": PYTHON, "handles": True})],
+        [3],
+    ),
+    "a shell that passes signals on itself: what trains gets it once, from us": (
+        [(1, 0, "bash", {"handles": True}), (2, 1, "python", {"command": PYTHON, "handles": True})],
+        [2],
+    ),
+    "a shell that handles it for a program that does not": (
+        [(1, 0, "bash", {"handles": True}), (2, 1, "python", {"command": PYTHON})],
+        [1],
+    ),
+    "nothing handles it": (
+        [(1, 0, "bash", {}), (2, 1, "python", {"command": PYTHON}), (3, 2, "python", {"command": PYTHON})],
+        [1, 2],
+    ),
+    "ranks of a launcher, not the launcher": (
+        [(1, 0, "python", {"command": b"torchrun", "handles": True}),
+         (2, 1, "python", {"command": PYTHON, "rank": "0", "handles": True}),
+         (3, 1, "python", {"command": PYTHON, "rank": "1", "handles": True}),
+         (4, 3, "python", {"command": PYTHON, "rank": "1", "handles": True}),
+         (5, 1, "python", {"command": b"server", "handles": True})],
+        [2, 3],
+    ),
+    "a launcher that was given a rank itself": (
+        [(1, 0, "bash", {"rank": "0"}), (2, 1, "python", {"command": b"torchrun", "rank": "0", "handles": True}),
+         (3, 2, "python", {"command": PYTHON, "rank": "0", "handles": True}),
+         (4, 2, "python", {"command": PYTHON, "rank": "1", "handles": True})],
+        [3, 4],
+    ),
+    "a launcher whose ranks do not handle it": (
+        [(1, 0, "python", {"command": b"torchrun", "handles": True}),
+         (2, 1, "python", {"command": PYTHON, "rank": "0"}), (3, 1, "python", {"command": PYTHON, "rank": "1"})],
+        [1],
+    ),
+    "a program that starts the training as another": (
+        [(1, 0, "python", {"command": b"python\0outer.py"}), (2, 1, "python", {"command": PYTHON, "handles": True})],
+        [2],
+    ),
+    "gone": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_gets_the_signal(case):
+    rows, wanted = CASES[case]
+    assert [process.pid for process in stop_targets(table(*rows), 1)] == wanted

@@ -1,0 +1,103 @@
+"""A stop signal reaches what trains, once, and the save gets the whole grace; nothing of an attempt lives on in the next."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tests.conftest import marked, wait_for
+
+SAVER = """
+import os, signal, sys, time
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+mark = os.environ["DRUMBEAT_RUN"] + "-" + os.environ["NODE_RANK"] + "-" + os.environ.get("RANK", "")
+open(f"ready-{mark}", "w").close()
+while not signals:
+    time.sleep(0.02)
+end = time.monotonic() + 2.5
+while time.monotonic() < end:  # a signal ends a sleep early
+    time.sleep(0.1)
+open(f"saved-{mark}", "w").write(str(len(signals)))
+sys.exit(75)
+"""
+
+
+def saved(drumbeat):
+    return [path.read_text() for path in sorted(drumbeat.folder.glob("saved-*"))]
+
+
+def start(drumbeat, *words):
+    (drumbeat.folder / "save.py").write_text(SAVER)
+    (drumbeat.folder / "saver.sh").write_text(f"{sys.executable} save.py | cat\nexit ${{PIPESTATUS[0]}}\n")
+    return drumbeat.start("run", "--nodes", 2, "--stop-grace", "20s", *words)
+
+
+def wait_ready(drumbeat, count):
+    wait_for(lambda: len(list(drumbeat.folder.glob("ready-*"))) == count, 60, "the ranks")
+
+
+def test_behind_a_shell_script(drumbeat):
+    process = start(drumbeat, "--launcher", "once", "--", "bash", "saver.sh")
+    wait_ready(drumbeat, 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 75
+    assert saved(drumbeat) == ["1", "1"]
+
+
+def test_one_request_by_many_ways(drumbeat):
+    """As on a scancel: every agent is signalled, again by srun, and the batch script writes a line, again and again."""
+    process = start(drumbeat, "--ranks-per-node", 1, "--", sys.executable, "save.py")
+    wait_ready(drumbeat, 2)
+    folder = drumbeat.run_folder()
+    agents = [
+        json.loads(line)["pid"]
+        for node in (0, 1)
+        for line in (folder / f"nodes/{node}/events.jsonl").read_text().splitlines()
+        if '"agent-started"' in line
+    ]
+    for pause in (0.0, 1.2, 0.3):
+        time.sleep(pause)
+        for pid in agents:
+            os.kill(pid, signal.SIGTERM)
+        with open(folder / "stop", "a") as file:
+            file.write("TERM the job was asked to stop\n")
+    assert process.wait(30) == 75
+    assert saved(drumbeat) == ["1", "1"]
+
+
+def test_a_cancelled_run_does_not_ask_to_come_back(drumbeat):
+    process = start(drumbeat, "--ranks-per-node", 1, "--", sys.executable, "save.py")
+    wait_ready(drumbeat, 2)
+    client = drumbeat.start("cancel", drumbeat.run_folder().name)
+    wait_for(lambda: "CANCEL" in (drumbeat.run_folder() / "stop").read_text(), what="the request")
+    time.sleep(0.2)
+    client.kill()  # the request stands, whether its client lives or not
+    assert process.wait(30) == 143
+    assert saved(drumbeat) == ["1", "1"]
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"
+
+
+def test_nothing_of_an_attempt_lives_on_in_the_next(drumbeat):
+    (drumbeat.folder / "stale.sh").write_text(
+        'if [ "$DRUMBEAT_ATTEMPT" = 0 ]; then\n'
+        "  setsid sh -c 'while :; do echo old >> old.txt; sleep 0.1; done' &\n"
+        "  sleep 0.5; exit 1\n"
+        "fi\n"
+        "wc -l < old.txt > first; sleep 1; wc -l < old.txt > second\n"
+    )
+    done = drumbeat("run", "--restarts", 1, "--", "bash", "stale.sh")
+    assert done.returncode == 0, done.stderr
+    assert (drumbeat.folder / "first").read_text() == (drumbeat.folder / "second").read_text()
+    assert not marked(drumbeat.run_folder().name)
+
+
+def test_ranks_hear_an_interrupt_that_the_caller_ignores(drumbeat):
+    script = "import signal; print('SIGINT', signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run(
+        ["env", "--ignore-signal=INT", sys.executable, "-m", "drumbeat", "run", "--", sys.executable, "-c", script],
+        cwd=drumbeat.folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "SIGINT True" in done.stdout

@@ -1,0 +1,63 @@
+"""A job that Slurm is told to end: the ranks save, which takes its time; what was cancelled stays away."""
+
+import json
+
+from tests.slurm.conftest import output, said
+
+SLOW_SAVE = """
+# Needs 4 s to save, and asks to be started again; started again, it is done.
+import os, signal, sys, time
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+name, attempt = os.environ["SAVES"], os.environ["DRUMBEAT_ATTEMPT"]
+print("attempt", attempt, "rank", os.environ["RANK"], flush=True)
+if attempt != "0":
+    sys.exit(0)
+while not signals:
+    time.sleep(0.05)
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    time.sleep(0.1)
+open(f"{name}-{os.environ['RANK']}", "w").write(str(len(signals)))
+print("saved", flush=True)
+sys.exit(75)
+"""
+
+
+def begin(oar, name):
+    env = f"{{SAVES: {oar.home}/{name}}}"
+    script = oar.ranks("slow_save", SLOW_SAVE)
+    job = oar.job(name, nodes=2, ranks_per_node=1, stop_grace="20s", env=env, command=f"python3 {script}")
+    number, folder = oar.submit(job)
+    said(folder, "attempt 0 rank 1")
+    return number, folder
+
+
+def saved(oar, name):
+    return [path.read_text() for path in sorted(oar.home.glob(f"{name}-[0-9]"))]
+
+
+def test_scancel_saves_and_ends(cluster, oar):
+    number, folder = begin(oar, "scancelled")
+    cluster.out("scancel", str(number))
+    job = cluster.wait(number, ["CANCELLED", "COMPLETED", "PENDING"], 40)
+    assert job["JobState"] == "CANCELLED" and job["Restarts"] == "0"
+    assert saved(oar, "scancelled") == ["1", "1"], output(folder)
+
+
+def test_drumbeat_cancel_saves_and_ends(cluster, oar):
+    number, folder = begin(oar, "cancelled")
+    done = oar("cancel", number)
+    assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+    assert saved(oar, "cancelled") == ["1", "1"], output(folder)
+    job = cluster.wait(number, ["FAILED", "CANCELLED", "COMPLETED"], 40)
+    assert job["Restarts"] == "0"
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "stopped"
+
+
+def test_requeued_by_hand_saves_and_comes_back(cluster, oar):
+    number, folder = begin(oar, "requeued")
+    cluster.out("scontrol", "requeue", str(number))
+    said(folder, "attempt 1 rank 1", 60)
+    job = cluster.wait(number, ["COMPLETED"], 40)
+    assert saved(oar, "requeued") == ["1", "1"] and job["Restarts"] == "1", output(folder)
