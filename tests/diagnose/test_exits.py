@@ -134,9 +134,9 @@ def test_a_whole_run_names_the_rank_that_failed_first_not_its_victims():
 def test_torchruns_table_names_the_rank_behind_one_launcher():
     table = ["Root Cause (first observed failure):", "[0]:", "  host      : n1", "  rank      : 3 (local_rank: 3)",
              "  exitcode  : 1 (pid: 7)", "  traceback : x"]  # fmt: skip
-    failure = explain_run([RankEnd(0, 1, stderr=[*TRACEBACK, "ValueError: bad", *table])])
+    failure = explain_run([RankEnd(None, 1, stderr=[*TRACEBACK, "ValueError: bad", *table])])
     assert (failure.answer, failure.finding.title) == ("exception", "ValueError: bad")
-    assert failure.finding.rank == 0, "the stream's own rank, until the agent knows better"
+    assert (failure.finding.rank, failure.finding.host) == (3, "n1")
 
 
 def test_a_silent_end_is_told_by_its_signal():

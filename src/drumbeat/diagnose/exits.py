@@ -40,7 +40,7 @@ _BY_SIGNAL = {
 class RankEnd:
     """How one rank ended and the last lines that it wrote."""
 
-    rank: int
+    rank: Optional[int]  # none for a launcher that starts ranks itself: its own table names them
     exit_code: Optional[int]
     signal: Optional[int] = None
     stdout: Sequence[str] = ()
@@ -84,7 +84,7 @@ def explain_exit(
     signal, exit_code = _ending(signal, exit_code)
     if exit_code == 0 and signal is None:
         return Finding(FINISHED, OK, "finished")
-    end = RankEnd(0, exit_code, signal, stdout_tail, stderr_tail)
+    end = RankEnd(None, exit_code, signal, stdout_tail, stderr_tail)
     failure = _read([end], end)
     finding, role = failure.finding, _role(failure)
     if killed_by_us and (role != CAUSE or signal in (signals.SIGTERM, signals.SIGKILL)):
@@ -104,14 +104,14 @@ def explain_exit(
 
 def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
     reader = Reader()
-    for end in ends:
+    for number, end in enumerate(ends):
         for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
-            name = f"{stream} of rank {end.rank}"
+            name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
             reader.name_file(name, end.rank, end.host or None)
             reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in tail[-MAX_TAIL:]])
     if first is not None and reader.elastic.first is None:
         code = first.exit_code if first.exit_code is not None else -(first.signal or 0)
-        where = Evidence(f"rank {first.rank} ended first", None)
+        where = Evidence("the rank that ended first")
         reader.elastic.first = FirstFailure(first.rank, first.host, code, where, "drumbeat")
     return reader.report().failure
 
@@ -129,9 +129,8 @@ def _rule(name: str) -> Optional[Rule]:
 
 
 def _own(finding: Finding) -> Finding:
-    """Who the rank is and which file it was, the agent knows better."""
-    evidence = tuple(Evidence(item.text) for item in finding.evidence)
-    return replace(finding, rank=None, host=None, evidence=evidence)
+    """Which host and file it was, the agent knows better. A rank is kept where the lines or torchrun's table name one."""
+    return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
 
 
 def _ending(signal: Optional[int], exit_code: Optional[int]) -> Tuple[Optional[int], Optional[int]]:

@@ -164,6 +164,13 @@ def _tuple(count: int) -> Callable[[_Machine], None]:
     return make
 
 
+def _skip(count: int) -> Callable[[_Machine], None]:
+    def skip(machine: _Machine) -> None:
+        machine.take(count)
+
+    return skip
+
+
 def _push(value: Any) -> Callable[[_Machine], None]:
     return lambda machine: machine.stack.append(value)
 
@@ -181,8 +188,8 @@ def _integer(form: str) -> Callable[[_Machine], None]:
 
 
 _OPERATIONS: Dict[int, Callable[[_Machine], None]] = {
-    0x80: lambda machine: machine.take(1) and None,  # PROTO
-    0x95: lambda machine: machine.take(8) and None,  # FRAME
+    0x80: _skip(1),  # PROTO
+    0x95: _skip(8),  # FRAME
     ord("("): lambda machine: machine.stack.append(_MARK),
     ord("0"): _pop,
     ord("N"): _push(None),
