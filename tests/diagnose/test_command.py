@@ -132,7 +132,16 @@ def test_a_silent_death_is_told_by_the_run_itself(diagnose, tmp_path):
     (folder / "run.json").write_text('{"schema": "1.0"}')
     (folder / "nodes" / "0" / "attempt-0" / "rank-0.err").write_text("step 1\n")
     finding = {"code": "oom-kill", "severity": "error", "title": "killed for its memory", "rank": 0}
-    event = {"kind": "failed", "t": 1.0, "mono": 1.0, "seq": 0, "host": "n", "node": 0, "attempt": 0, "finding": finding}
+    event = {
+        "kind": "failed",
+        "t": 1.0,
+        "mono": 1.0,
+        "seq": 0,
+        "host": "n",
+        "node": 0,
+        "attempt": 0,
+        "finding": finding,
+    }
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
     failure = json.loads(diagnose("run", "--json").stdout)["failure"]
     assert (failure["answer"], failure["finding"]["rank"]) == ("oom-kill", 0)
