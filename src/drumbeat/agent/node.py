@@ -334,15 +334,25 @@ class Node:
         })  # fmt: skip
 
     def _explain(self, rank: int, code: Optional[int], number: Optional[int]) -> Finding:
-        log = self.logs.log(self.attempt, rank, "err")
-        if not os.path.exists(log) or not os.path.getsize(log):
-            log = self._log(rank, "err")
+        log, out = (self._written(rank, stream) for stream in ("err", "out"))
         ended_by_us = self.stopped_by_us and number == signal.SIGKILL
-        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, self._no_memory(code, number))
+        no_memory = self._no_memory(code, number)
+        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, no_memory, tail(out))
+        if os.path.exists(out) and any(each.text in line for each in found.evidence for line in tail(out)):
+            log = out
         kept = self.folder.merged(self.attempt) if self.shipping else log
         file = os.path.relpath(kept, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        if (
+            self.order.launcher == "once" and found.rank is not None
+        ):  # a launcher in the command: its lines name the rank
+            rank = found.rank
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _written(self, rank: int, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        log = self.logs.log(self.attempt, rank, stream)
+        return log if os.path.exists(log) and os.path.getsize(log) else self._log(rank, stream)
 
     def _no_memory(self, code: Optional[int], number: Optional[int]) -> bool:
         """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
