@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
@@ -21,7 +22,7 @@ from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
-from drumbeat.agent.watchers.affinity import look_at_ranks
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Sensor, Watching
 from drumbeat.agent.watchers.oom import oom_kills
@@ -31,21 +32,19 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan import affinity
 from drumbeat.plan.argv import Process, Tools, processes
-from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, rank_identity, trace
+from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.processes import rank_in_environment, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
 from drumbeat.runfolder.write import EventLog, replace_json
 
-_LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 
 
@@ -53,16 +52,6 @@ _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 class Running:
     process: Process
     started: float
-
-
-@dataclass(frozen=True)
-class Look:
-    """When to look at the ranks, and what should be seen then."""
-
-    at: float
-    bound: Binding
-    expected: List[EnvVar]
-    first_rank: int
 
 
 class Node:
@@ -101,9 +90,9 @@ class Node:
         self.watching = Watching((), (), self.events.write, tell)
         self.reaped = 0
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
-        self._printed: Optional[Tail] = None
+        self._printed: Optional[PrintedMetrics] = None
+        self._steps_reported = False
         self._first_step_told = False
-        self._look: Optional[Look] = None
         self._oom_kills: Optional[int] = None  # before this attempt
         ranks = order.ranks_per_node or len(facts.gpus) or 1
         self.logs = folder
@@ -121,24 +110,24 @@ class Node:
         self.active, self.kill_at, self.stopped_by_us, self.stopping = True, None, False, Stopping()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
-        bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
+        facts = self.tasks.facts(self.facts)
+        right = right_binding(self.order, facts, self.node)
+        bound = self._bind(facts, right)
         shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
         for finding in unsafe_caches:
             self._tell_finding(finding)
         place = os.path.abspath(self.folder.attempt(attempt))
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path, place)
-        shared = self._open_gate(shared)
+        first_rank = sum(peer.ranks for peer in peers.nodes[: self.node])
+        shared = self._watch(shared, facts, bound, right, first_rank)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
         self.watching.tick(time.monotonic())  # how the counters stood before
         self._oom_kills = oom_kills(LiveHost())
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
-        first = sum(peer.ranks for peer in peers.nodes[: self.node])
-        self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
         self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
-        if peers.nodes[0].node == self.node:
-            self._printed = Tail(self.logs.log(attempt, 0, "out"))
+        self._printed = PrintedMetrics(self.logs.attempt(attempt))
 
     def stop(self, number: int, grace: float) -> None:
         """Signal what trains, once; a second request can only make the grace end earlier."""
@@ -177,9 +166,6 @@ class Node:
         self._ship_metrics()
         if not self.active:
             return
-        if self._look and now > self._look.at and not self.stopped_by_us:
-            self._check_affinity(self._look)
-            self._look = None
         self.watching.tick(now)
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if grace_is_over:
@@ -233,8 +219,9 @@ class Node:
         self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
+        python = launcher_interpreter(self.order)
         if self.order.launcher != "torchrun":
-            return Tools()
+            return Tools(python=python)
         folder = self.folder.attempt(attempt)
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
@@ -242,10 +229,23 @@ class Node:
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),
             failures=os.path.join(folder, "failures.json"),
-            rdzv_id=f"{self.order.run_id}-{attempt}",
+            python=python,
         )
 
-    def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:
+    def _bind(self, facts: Facts, right: Binding) -> Binding:
+        """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+        if self.order.cpu_bind or not self.tasks.views:
+            return binding(self.order, facts, self.node)
+        bound = self.tasks.bound(right, facts)
+        for finding in bound.findings[len(right.findings) :]:
+            self.events.write("finding", {"finding": replace(finding, node=self.node)})
+            if finding.severity in (WARNING, ERROR):
+                self._tell_finding(finding)
+        return bound
+
+    def _watch(
+        self, shared: List[EnvVar], facts: Facts, bound: Binding, right: Binding, first_rank: int
+    ) -> List[EnvVar]:
         """The variables of the ranks, with NCCL's log among them where the gate reads one."""
         self.gate = None
         watchers: List[Watcher] = []
@@ -253,7 +253,15 @@ class Node:
         if self.order.checks.get("transport", "off") != "off":
             self.gate = OpenGate(self.order, self.node, self.facts, self.local, self._rank_of, self._out_of)
             shared = self.gate.open(shared, self.folder.attempt(self.attempt))
-            watchers, sensors = [self.gate.watcher], self.gate.sensors
+            watchers, sensors = [self.gate.watcher], list(self.gate.sensors)
+        level = self.order.checks.get("affinity", "warn")
+        if level != "off":
+            ranks = 0 if self.order.launcher == "once" else len(bound.slots)
+            seats = Placement(facts, bound, right, shared, first_rank, level, self.node, ranks)
+            looks = RankLooks(self.order.run_id, self.node, facts, self.local, lambda: not seats.done)
+            seats.on_first_step = looks.look_soon
+            watchers.append(seats)
+            sensors.append(looks)
         self.watching = Watching(watchers, sensors, self.events.write, self.tell)
         return shared
 
@@ -326,35 +334,31 @@ class Node:
         })  # fmt: skip
 
     def _explain(self, rank: int, code: Optional[int], number: Optional[int]) -> Finding:
-        log = self.logs.log(self.attempt, rank, "err")
-        if not os.path.exists(log) or not os.path.getsize(log):
-            log = self._log(rank, "err")
+        log, out = (self._written(rank, stream) for stream in ("err", "out"))
         ended_by_us = self.stopped_by_us and number == signal.SIGKILL
-        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, self._no_memory(code, number))
+        no_memory = self._no_memory(code, number)
+        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, no_memory, tail(out))
+        if os.path.exists(out) and any(each.text in line for each in found.evidence for line in tail(out)):
+            log = out
         kept = self.folder.merged(self.attempt) if self.shipping else log
         file = os.path.relpath(kept, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        if (
+            self.order.launcher == "once" and found.rank is not None
+        ):  # a launcher in the command: its lines name the rank
+            rank = found.rank
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _written(self, rank: int, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        log = self.logs.log(self.attempt, rank, stream)
+        return log if os.path.exists(log) and os.path.getsize(log) else self._log(rank, stream)
 
     def _no_memory(self, code: Optional[int], number: Optional[int]) -> bool:
         """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
         if signal.SIGKILL not in (number, (code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
-
-    def _check_affinity(self, look: Look) -> None:
-        """Once, when the ranks are up: do they sit and see as planned? The table goes to the run folder."""
-        level = self.order.checks.get("affinity", "warn")
-        if level == "off" or self.order.launcher == "once":
-            return
-        seen = look_at_ranks(self.order.run_id, self.node)
-        verdict = affinity.check(look.bound, seen, look.expected, look.first_rank)
-        rows = affinity.table(look.bound, seen, look.first_rank)
-        self.events.write("verdict", {"verdict": verdict, "table": rows})
-        self.tell({"say": "verdict", "verdict": to_plain(verdict)})
-        for finding in verdict.findings:
-            if finding.severity in (WARNING, ERROR):
-                self._tell_finding(finding, stop=level == "stop")
 
     def _tell_finding(self, finding: Finding, stop: bool = False) -> None:
         located = replace(finding, node=self.node, host=self.facts.host)
@@ -383,6 +387,7 @@ class Node:
             record = decode(line) or {}
             metric = parse_metric(record, self.node)
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
                 self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
@@ -393,5 +398,7 @@ class Node:
         """Scripts that know nothing of us still print how they get on."""
         if self._printed is None:
             return []
-        records = (read_line(text) for text in self._printed.lines(final))
-        return [json.dumps({"t": time.time(), "rank": 0, "printed": True, **record}) for record in records if record]
+        records = self._printed.read(final)
+        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+            records = [record for record in records if record["kind"] != "step"]
+        return [json.dumps({"t": time.time(), **record}) for record in records]

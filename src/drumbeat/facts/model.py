@@ -19,6 +19,22 @@ class PciLink:
 
 
 @dataclass(frozen=True)
+class GpuHealth:
+    """How a GPU is set up and how it has been, as its driver says without root."""
+
+    ecc: Optional[bool] = None
+    uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
+    remapped_rows: Optional[int] = None  # after uncorrectable errors
+    remap_pending: Optional[bool] = None
+    remap_failed: Optional[bool] = None
+    power_limit_w: Optional[float] = None
+    power_default_w: Optional[float] = None
+    max_clock_mhz: Optional[int] = None
+    max_memory_clock_mhz: Optional[int] = None
+    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now; None: not known
+
+
+@dataclass(frozen=True)
 class Gpu:
     index: int  # in the order the vendor's runtime counts them
     vendor: str  # nvidia, amd, intel, unknown
@@ -34,6 +50,9 @@ class Gpu:
     pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
     pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
     link: Optional[PciLink] = None
+    device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
+    mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
+    health: Optional[GpuHealth] = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +134,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # apptainer, singularity, docker, podman, enroot, kubernetes
+    runtime: Optional[str] = None  # as facts/container.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 
@@ -136,7 +155,7 @@ class Library:
 class Identity:
     """Who this node is in its job, as the scheduler's own variables say."""
 
-    scheduler: str = "plain"  # plain, slurm, kubernetes, runai, openmpi, pbs
+    scheduler: str = "plain"  # what started this process: the name of a file in facts/identity, or of a backend
     job_id: Optional[str] = None
     step_id: Optional[str] = None
     node_rank: Optional[int] = None
@@ -147,6 +166,14 @@ class Identity:
     master: Optional[str] = None
     master_port: Optional[int] = None
     cluster: Optional[str] = None
+    batch: str = ""  # the batch system whose job this is, also below mpirun
+    place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task or step)
+    gpus: Optional[int] = None  # of this node, for this job
+    array_job: str = ""  # id of the array, and which of its jobs this is
+    array_task: str = ""
+    starts: int = 0  # how often the scheduler has started this job before
+    ends_at: Optional[float] = None  # when the scheduler ends the job, in seconds since 1970
+    own_home: bool = False  # no home is shared with the other nodes: a pod
 
 
 @dataclass(frozen=True)
@@ -185,6 +212,8 @@ class Facts:
     default_route: Optional[str] = None  # the interface that leads out; empty: none does
     nvme_disks: Optional[int] = None
     virtual_machine: Optional[bool] = None
+    hypervisor: Optional[str] = None  # its name, where the machine is a virtual one and says so
+    gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
     schema: str = SCHEMA
 
 
