@@ -7,6 +7,7 @@ is never a failure by itself. first.py puts the events of one tier in order.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -27,6 +28,7 @@ CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says t
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
+_RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
@@ -195,6 +197,7 @@ class _Judge:
         known = [event for event in tiers[CAUSE] if event.match]
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
+        tiers[CAUSE] = _without_reraised(tiers[CAUSE])
         absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
@@ -365,6 +368,16 @@ def _explained(exception: Event, known: List[Event]) -> bool:
         and (event.rank is None or exception.rank is None or event.rank == exception.rank)
         for event in known
     )
+
+
+def _without_reraised(causes: List[Event]) -> List[Event]:
+    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    return [
+        event
+        for event in causes
+        if not (event.match is None and _RERAISED.search(event.exception))
+        or not any(e.evidence.file == event.evidence.file and 0 < e.number - event.number < 300 for e in causes)
+    ]
 
 
 def _without_survived(causes: List[Event]) -> List[Event]:

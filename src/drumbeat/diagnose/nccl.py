@@ -43,7 +43,7 @@ _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
     r"|NET/(?:IB|Socket) ?: Using |NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
 )
-HEADLESS_STARTS = (
+_HEADLESS_STARTS = (
     b"Channel ",
     b"Ring 0",
     b"NET/IB",
@@ -129,6 +129,11 @@ HEADS = frozenset((
     b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP", b"Error:", b"Error",
 ))
 # fmt: on
+
+
+def looks_headless(raw: bytes) -> bool:
+    """May this line be NCCL's own, quoted without its head?"""
+    return raw.lstrip().startswith(_HEADLESS_STARTS)
 
 
 def worth(word: bytes) -> bool:
