@@ -221,7 +221,7 @@ class _Judge:
         finding = _with_evidence(self._finding(event), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
-        named = rule.confidence == CERTAIN if rule else self._ended(event)
+        named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
         others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
@@ -233,6 +233,11 @@ class _Judge:
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
+
+    def _may_follow(self, event: Event) -> bool:
+        """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
+        waits = event.match is not None and event.match.rule.blames == "other"
+        return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
         """Did this exception end its process? A launcher says so, or nothing much was written after it."""
@@ -255,6 +260,7 @@ class _Judge:
         finding = _with_evidence(self._finding(event), [e for e in symptoms if e.code == event.code])
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
+        named = named and not unexplained and not self._may_follow(event)
         return replace(
             rest,
             answer=finding.code,
