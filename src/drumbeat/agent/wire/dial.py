@@ -8,7 +8,8 @@ import socket
 import time
 from typing import Callable, Iterator, Optional
 
-from drumbeat.agent.wire.channel import Channel, WireError
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.messages import WireError
 
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to prove that it is our lead
 
