@@ -1,9 +1,12 @@
-"""Node lists as schedulers write them: `nid[005026-005041],x690[0-7]c0r[45-48]b0` becomes host names, in that order."""
+"""Node lists as schedulers write them: `nid[005026-005041],x690[0-7]c0r[45-48]b0` becomes host names, in that order.
+
+`expand` reads such a list, `fold` writes one.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import List, NoReturn
+from typing import Iterable, List, NoReturn, Tuple
 
 DEFAULT_LIMIT = 1 << 16
 _NAME_LIMIT = 255  # the longest host name DNS allows
@@ -14,6 +17,7 @@ _NUMBER = re.compile(r"[0-9]+")
 _RANGE = re.compile(r"[0-9]+-[0-9]+")
 # The two common forms, read in one go: names without brackets, and brackets with numbers alone.
 _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,255}(?:,[A-Za-z0-9._-]{1,255})*")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
 _NUMBERS = re.compile(r"\[([0-9]{1,18}(?:-[0-9]{1,18})?(?:,[0-9]{1,18}(?:-[0-9]{1,18})?)*)\]")
 
 
@@ -31,6 +35,28 @@ def expand(text: str, limit: int = DEFAULT_LIMIT) -> List[str]:
     if _PLAIN.fullmatch(text) and text.count(",") < limit:
         return text.split(",")
     return _Reader(text, limit).hosts()
+
+
+def fold(hosts: Iterable[str]) -> str:
+    """The shortest list that `expand` turns into these names, in this order, brackets around last numbers alone."""
+    groups: List[Tuple[str, List[List[str]]]] = []  # what stands before the number, and its ranges
+    for host in hosts:
+        numbered = _NUMBERED.fullmatch(host)
+        before, number = numbered.groups() if numbered else (host, "")
+        if not number or not groups or groups[-1][0] != before or not groups[-1][1]:
+            groups.append((before, [[number, number]] if number else []))
+            continue
+        low, high = groups[-1][1][-1]
+        if number == f"{int(high) + 1:0{len(low)}d}":
+            groups[-1][1][-1][1] = number
+        else:
+            groups[-1][1].append([number, number])
+    return ",".join(before + _brackets(parts) for before, parts in groups)
+
+
+def _brackets(parts: List[List[str]]) -> str:
+    text = ",".join(low if low == high else f"{low}-{high}" for low, high in parts)
+    return text if text.isdigit() or not text else f"[{text}]"
 
 
 class _Reader:

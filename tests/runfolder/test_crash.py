@@ -2,13 +2,15 @@
 
 import json
 
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail, events, read_json, read_lines
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.read import Tail, read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 
 def test_events_cut_at_every_byte(tmp_path):
+    replace_json(str(tmp_path / "run.json"), {"schema": SCHEMA, "run_id": "x"})
+    run = Run.open(str(tmp_path))
     path = tmp_path / "events.jsonl"
     log = EventLog(str(path), 0)
     for number in range(5):
@@ -16,14 +18,14 @@ def test_events_cut_at_every_byte(tmp_path):
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        before = list(read_lines(str(path)))
-        assert before == [json.loads(line) for line in whole[:cut].split(b"\n")[: len(before)]]
+        before = [event.outcome for event in run.run_events()]
+        assert before == [json.loads(line)["outcome"] for line in whole[:cut].split(b"\n")[: len(before)]]
         again = EventLog(str(path), 0)
         again.write("attempt-ended", {"outcome": "after", "exit_code": 0})
         again.close()
-        after = list(read_lines(str(path)))
-        assert len(after) >= len(before) + 1 and after[-1]["outcome"] == "after"
-        assert [event["seq"] for event in after] == sorted(event["seq"] for event in after)
+        after = run.run_events()
+        assert len(after) >= len(before) + 1 and after[-1].outcome == "after"
+        assert [event.seq for event in after] == sorted(event.seq for event in after)
 
 
 def test_replace_leaves_the_old_file_when_it_cannot_write(tmp_path, monkeypatch):
@@ -52,28 +54,11 @@ def test_tail_gives_whole_lines_and_the_rest_at_the_end(tmp_path):
 
 def test_events_of_all_nodes_in_the_leads_time(tmp_path):
     folder = RunFolder(str(tmp_path))
+    replace_json(folder.run_json, {"schema": SCHEMA, "run_id": "x"})
     for node in (0, 1):
         (tmp_path / "nodes" / str(node)).mkdir(parents=True)
         log = EventLog(folder.node(node).events, node)
         log.write("agent-started", {"pid": 1, "version": "1", "python": "3"})
-    replace_json(folder.peers, {"nodes": [{"node": 0, "clock_offset": 0.0}, {"node": 1, "clock_offset": -100.0}]})
-    assert [event["node"] for event in events(folder)] == [1, 0]
-
-
-def test_progress_takes_any_record_and_merges():
-    one, two = Progress(), Progress()
-    for bad in (
-        {},
-        {"t": "x"},
-        {"t": 1.0, "loss": "nan", "rank": "x"},
-        {"t": 1.0, "step": True},
-        {"t": 1.0, "tokens": []},
-    ):
-        one.add(bad)
-    one, two = Progress(), Progress()
-    for t in (0.0, 1.0, 2.0):
-        one.add({"t": t, "rank": 0, "step": int(t) + 1, "steps": 9, "loss": 3.0 - t, "tokens": 10})
-        two.add({"t": t + 50.0, "rank": 1, "step": int(t) + 1, "tokens": 10})
-    one.merge(two, clock_offset=-50.0)
-    assert one.rate() == (20.0, "tokens/s") and one.seconds_left() == 6.0
-    assert (one.first_loss, one.last_loss) == (3.0, 1.0)
+    members = [{"node": 0, "host": "a", "clock_offset": 0.0}, {"node": 1, "host": "b", "clock_offset": -100.0}]
+    replace_json(folder.peers, {"nodes": members})
+    assert [event.node for event in Run.open(str(tmp_path)).events()] == [1, 0]

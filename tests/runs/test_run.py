@@ -121,7 +121,7 @@ raise ValueError("the real cause")
     done = run(drumbeat, code=code, flags=("--ranks-per-node", 2))
     failure = summary(drumbeat)["failure"]
     assert failure["rank"] == 1 and "the real cause" in failure["title"], done.stderr
-    assert summary(drumbeat)["consequences"][0]["rank"] == 0
+    assert summary(drumbeat)["consequences"][0]["ranks"] == "0"
 
 
 def test_restart_keeps_the_attempts_apart(drumbeat):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent.decide import FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome, decide
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
@@ -15,6 +15,7 @@ from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.record import from_plain, to_plain
+from drumbeat.runfolder.summary import Affected, AttemptEnd, group
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
 
 _STAND_FOR_ALL = 64  # nodes whose network the others are told of
@@ -85,7 +86,7 @@ class Lead:
     requests: StopRequests = field(default_factory=StopRequests)
     mustered_after: float = 0.0
     master_addr: str = "127.0.0.1"
-    earlier: List[Dict[str, Any]] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Lead:
         acts: List[Act] = []
         if outcome.finding:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
-        acts += self.consequences(attempt, outcome.finding)
+        acts += [Record("consequence", to_plain(each)) for each in self.affected(attempt, outcome.finding)]
         acts.append(Record("attempt-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         decision = decide(self.history, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
@@ -287,14 +288,12 @@ class Lead:
         return min(causes or failed, key=lambda end: end.at, default=None)
 
     @staticmethod
-    def consequences(attempt: Attempt, finding: Optional[Finding]) -> List[Act]:
+    def affected(attempt: Attempt, finding: Optional[Finding]) -> Tuple[Affected, ...]:
+        """Ranks that ended because of the first failure, in groups."""
         if finding is None:
-            return []
+            return ()
         others = [end for end in attempt.ends if end.failed and end.rank != finding.rank]
-        return [
-            Record("consequence", {"rank": end.rank, "what": "ended by drumbeat" if end.by_us else _title(end)})
-            for end in sorted(others, key=lambda end: end.rank)
-        ]
+        return group((end.rank, "ended by drumbeat" if end.by_us else _title(end)) for end in others)
 
     def _end(self, outcome: Outcome, concluded: bool = False) -> List[Act]:
         self.phase = "ended"

@@ -28,7 +28,8 @@ from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import let_stops_in
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import earlier_attempts, read_json
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE, STOPS
@@ -117,11 +118,11 @@ class Agent:
         order = self.order
         self._open_folder(RunFolder(order.folder), facts)
         self.asked_to_stop.skip()
-        earlier = earlier_attempts(self.folder)
+        earlier = Run.open(self.folder.path).attempt_ends()
         self.run_events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
         self.lead.first_attempt = max(
-            restart_count(os.environ), 1 + max((each["attempt"] for each in earlier), default=-1)
+            restart_count(os.environ), 1 + max((each.attempt for each in earlier), default=-1)
         )
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,

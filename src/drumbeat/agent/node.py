@@ -41,7 +41,8 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.read import Tail, decode
+from drumbeat.runfolder.records import parse_metric
 from drumbeat.runfolder.write import EventLog, replace_json
 
 _LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
@@ -378,12 +379,10 @@ class Node:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:
                 file.write("".join(line + "\n" for line in lines))
         for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                self.progress.add(record)
+            record = decode(line) or {}
+            metric = parse_metric(record, self.node)
+            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self.progress.add(metric)
                 self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True

@@ -6,25 +6,27 @@ import os
 import sys
 from typing import Any
 
+from drumbeat.cli.options import add_run
+
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its Slurm job")
+    add_run(parser, "default: the only one that is running")
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.runs import cancel, end_job, find_run, wait_ended
-    from drumbeat.order import load_order
+    from drumbeat.desk.runs import find_running
+    from drumbeat.desk.state import GOING_ON, cancel, end_job, status, wait_ended
 
-    found = find_run(args.run, os.environ)
+    found = find_running(args.run, os.environ, lambda each: status(each).state in GOING_ON)
+    order = found.order()
+    grace = order.stop_grace if order else 0.0
     cancel(found)
-    with open(found.folder.order, encoding="utf-8") as file:
-        grace = load_order(file.read()).stop_grace
     print(f"stopping {found.run_id}: its ranks have {grace:g} s to save", file=sys.stderr)
     if wait_ended(found, grace + 15):
         print(f"{found.run_id} has ended")
         return 0
     if end_job(found):
-        print(f"{found.run_id} did not end by itself; Slurm ends its job", file=sys.stderr)
+        print(f"{found.run_id} did not end by itself; its scheduler ends the job", file=sys.stderr)
         return 0
     print(f"{found.run_id} has not ended yet; cancel it again to end it now", file=sys.stderr)
     return 1

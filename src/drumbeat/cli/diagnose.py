@@ -6,20 +6,22 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, List, Optional
 
+from drumbeat.cli.options import add_json
 from drumbeat.problem import Problem
 
 if TYPE_CHECKING:
     from drumbeat.cli.log_sources import Source
     from drumbeat.diagnose.reader import Reader
+    from drumbeat.runfolder.run import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", help="log file, folder, run folder, or - for stdin; .gz too"
+        "paths", nargs="*", metavar="PATH", help="log file, folder, run folder, run id, or - for stdin; .gz too"
     )
-    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    add_json(parser)
     parser.add_argument("--rules", action="store_true", help="list the rules and stop")
 
 
@@ -37,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     for source in sources.files:
         _read(reader, source, progress)
     progress.end()
-    if sources.run_folder:
-        _recorded(reader, sources.run_folder)
+    if sources.run:
+        _recorded(reader, sources.run)
     report = reader.report()
     if args.json:
         from drumbeat.record import to_json
@@ -83,24 +85,27 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
         progress.tick(source.name, number)
 
 
-def _recorded(reader: Reader, folder: str) -> None:
-    """A run folder's events know which rank ended first, and when."""
-    from drumbeat.cli.log_sources import recorded
+def _recorded(reader: Reader, run: Run) -> None:
+    """What the run's own events say: the lead's finding, and which rank ended first, by the lead's clock."""
     from drumbeat.diagnose.elastic import FirstFailure
-    from drumbeat.finding import Evidence, Finding
-    from drumbeat.record import RecordError, from_plain
+    from drumbeat.finding import Evidence
+    from drumbeat.runfolder import events as kinds
 
-    event, failed = recorded(folder)
+    first: Optional[kinds.RankExited] = None
+    failed: Optional[kinds.Failed] = None
+    for event in run.events():
+        if isinstance(event, kinds.AttemptStarted):
+            first = failed = None
+        elif isinstance(event, kinds.Failed):
+            failed = failed or event
+        elif isinstance(event, kinds.RankExited) and event.failed:
+            first = first or event
     if failed is not None:
-        try:
-            reader.recorded.append(from_plain(Finding, failed.get("finding")))
-        except (RecordError, AssertionError):
-            print("drumbeat diagnose: the run's own finding cannot be read; passed over", file=sys.stderr)
-    if event is not None and reader.elastic.first is None:
-        code, signal = event.get("exit_code"), event.get("signal")
-        text = f"rank {event.get('rank')} ended first: exit code {code}, signal {signal}"
-        where = Evidence(text, os.path.join("nodes", str(event.get("node")), "events.jsonl"))
-        reader.elastic.first = FirstFailure(event.get("rank"), str(event.get("host") or ""), code, where, "drumbeat")
+        reader.recorded.append(failed.finding)
+    if first is not None and reader.elastic.first is None:
+        text = f"rank {first.rank} ended first: exit code {first.exit_code}, signal {first.signal}"
+        where = Evidence(text, os.path.join("nodes", str(first.node), "events.jsonl"))
+        reader.elastic.first = FirstFailure(first.rank, first.host, first.exit_code, where, "drumbeat")
 
 
 def _rules(as_json: bool) -> int:

@@ -4,35 +4,86 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from typing import Any
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, List, Sequence
+
+from drumbeat.cli.options import add_json
+
+if TYPE_CHECKING:
+    from drumbeat.desk.state import State
+
+_NEWEST = 20
+_HEAD = ("RUN", "STATE", "STEP", "SPEED", "TIME")
+_WIDTHS = (9, 13, 15, 8)  # of all columns but the first
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("--all", action="store_true", help="all of them, not only the newest 20")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--all", action="store_true", help=f"older than the newest {_NEWEST} too, and trials of a tuning"
+    )
+    add_json(parser)
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.runs import all_runs, status
-    from drumbeat.record import to_plain
+    from drumbeat.cli.status import as_plain
+    from drumbeat.desk.runs import all_runs, is_trial
+    from drumbeat.desk.state import state_of
 
-    runs = all_runs(os.environ)
-    shown = runs if args.all else runs[:20]
-    rows = [(each, status(each)) for each in shown]
+    found = all_runs(os.environ)
+    own = [each for each in found.runs if args.all or not is_trial(each)]
+    states = [state_of(each) for each in (own if args.all else own[:_NEWEST])]
+    for why in found.damaged:
+        print(f"drumbeat list: left out: {why}", file=sys.stderr)
     if args.json:
-        print(
-            json.dumps(
-                [{**each.record, "folder": each.folder.path, "status": to_plain(s)} for each, s in rows], indent=2
-            )
-        )
+        print(json.dumps([as_plain(state) for state in states], indent=2))
         return 0
-    if not rows:
+    if not states:
         print("no run was started here yet")
-    for each, state in rows:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(each.record.get("created") or 0)))
-        code = "" if state.exit_code is None else f"exit {state.exit_code}"
-        print(f"{each.run_id:<44} {when}  {state.state:<9} {code:<8} {each.folder.path}")
-    if len(runs) > len(shown):
-        print(f"({len(runs) - len(shown)} older: --all)")
+        return 0
+    for line in table(states, shutil.get_terminal_size((80, 24)).columns):
+        print(line)
+    if len(own) > len(states):
+        print(f"({len(own) - len(states)} older: --all)")
     return 0
+
+
+def table(states: Sequence[State], columns: int) -> List[str]:
+    """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own."""
+    room = max(20, columns - sum(_WIDTHS) - len(_WIDTHS))
+    width = min(room, max(len(_HEAD[0]), *(len(state.run_id) for state in states)))
+    lines = [_row(_HEAD, width)]
+    for state in states:
+        cells = (state.run_id, state.status.state, _step(state), _speed(state), _time(state))
+        if len(state.run_id) > width:
+            lines += [state.run_id, _row(("", *cells[1:]), width)]
+        else:
+            lines.append(_row(cells, width))
+    return lines
+
+
+def _row(cells: Sequence[str], width: int) -> str:
+    return " ".join(f"{cell:<{wide}}" for cell, wide in zip(cells, (width, *_WIDTHS))).rstrip()
+
+
+def _step(state: State) -> str:
+    progress = state.progress
+    if progress.step is None:
+        return "-"
+    return f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
+
+
+def _speed(state: State) -> str:
+    if state.rate is None:
+        return "-"
+    value, unit = state.rate
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter} {unit[:9]}"
+    return f"{value:.3g} {unit[:9]}"
+
+
+def _time(state: State) -> str:
+    from drumbeat.desk.closing import duration
+
+    return "-" if state.seconds is None else duration(state.seconds)

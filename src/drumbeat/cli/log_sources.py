@@ -8,9 +8,12 @@ import sys
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Iterator, List, Optional, Tuple
 
 from drumbeat.problem import Problem
+
+if TYPE_CHECKING:
+    from drumbeat.runfolder.run import Run
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -39,7 +42,7 @@ class Source:
 class Sources:
     files: List[Source] = field(default_factory=list)
     skipped: int = 0  # binary or not for us
-    run_folder: Optional[str] = None
+    run: Optional[Run] = None  # where a run folder was given
 
 
 def find(paths: List[str]) -> Sources:
@@ -53,12 +56,24 @@ def find(paths: List[str]) -> Sources:
         elif os.path.exists(path):
             found.files.append(Source(path, path))
         else:
-            raise Problem(f"{path}: no such file or folder", "give log files, folders, run folders, or - for stdin")
+            _run_folder(_run_named(path), found)
     if not found.files:
         raise Problem(
             f"{', '.join(paths)}: nothing to read there", "give the files themselves if they have unusual names"
         )
     return found
+
+
+def _run_named(name: str) -> str:
+    """The folder of the run with this id, or one that begins so."""
+    from drumbeat.desk.runs import find_run
+
+    try:
+        return find_run(name, os.environ).path
+    except Problem:
+        raise Problem(
+            f"{name}: no such file, folder or run", "give log files, folders, run folders, run ids, or - for stdin"
+        ) from None
 
 
 def _folder(path: str, found: Sources) -> None:
@@ -80,33 +95,21 @@ def _folder(path: str, found: Sources) -> None:
 
 
 def _run_folder(path: str, found: Sources) -> None:
-    """The rank logs of the last attempt; events and offsets are read by who knows them."""
+    """The logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
     from drumbeat.record import RecordError
-    from drumbeat.runfolder.read import open_run, read_json
+    from drumbeat.runfolder.run import Run
 
     try:
-        run = open_run(path)
+        run = Run.open(path)
     except RecordError as error:
-        raise Problem(str(error), "use the drumbeat that wrote it") from None
-    found.run_folder = path
-    peers = read_json(run.peers) or {}
-    hosts = {peer.get("node"): peer.get("host") for peer in peers.get("nodes", ()) if isinstance(peer, dict)}
-    for node in run.nodes():
-        for attempt in node.attempts()[-1:]:
-            merged = node.merged(attempt)  # one file a node where the job is large
-            if os.path.exists(merged):
-                found.files.append(Source(merged, os.path.relpath(merged, path), None, hosts.get(node.node)))
-            for rank, stem in sorted(node.ranks(attempt).items()):
-                for stream in ("out", "err"):
-                    log = f"{stem}.{stream}"
-                    if os.path.exists(log):
-                        found.files.append(Source(log, os.path.relpath(log, path), rank, hosts.get(node.node)))
-            for name in sorted(os.listdir(node.attempt(attempt))):
-                if name.startswith(
-                    ("nccl-", "torchrun.")
-                ):  # what NCCL wrote (a trace, or kept by the gate) and torchrun said
-                    log = os.path.join(node.attempt(attempt), name)
-                    found.files.append(Source(log, os.path.relpath(log, path), host=hosts.get(node.node)))
+        raise Problem(str(error), "use the drumbeat that wrote it, or give its log files one by one") from None
+    found.run = run
+    hosts = {member.node: member.host for member in run.members()}
+    for log in run.logs():
+        found.files.append(Source(os.path.join(path, log.name), log.name, log.rank, hosts.get(log.node)))
+    for node, name in run.nccl_logs():
+        found.files.append(Source(os.path.join(path, name), name, host=hosts.get(node)))
+    found.files += [Source(os.path.join(path, name), name) for name in run.output()]
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
@@ -182,20 +185,3 @@ class Progress:
     def end(self) -> None:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def recorded(path: str) -> Tuple[Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
-    """Of the last attempt, by the lead's clock: the event of the rank that ended first with an error, and of the failure."""
-    from drumbeat.runfolder.layout import RunFolder
-    from drumbeat.runfolder.read import events
-
-    first: Optional[Dict[str, Any]] = None
-    failed: Optional[Dict[str, Any]] = None
-    for event in events(RunFolder(os.path.abspath(path))):
-        if event.get("kind") == "attempt-started":
-            first = failed = None
-        elif event.get("kind") == "failed":
-            failed = failed or event
-        elif event.get("kind") == "rank-exited" and (event.get("exit_code") or event.get("signal")):
-            first = first or event
-    return first, failed

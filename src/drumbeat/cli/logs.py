@@ -2,71 +2,80 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, Any, Iterable
+
+from drumbeat.cli.options import add_json, add_run
+
+if TYPE_CHECKING:
+    from drumbeat.runfolder.follow import Record
+    from drumbeat.runfolder.run import Run
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
-    )
+    add_run(parser, "default: the newest")
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
     parser.add_argument("--attempt", type=int, metavar="N", help="of this attempt only; default: the last one")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
+    add_json(parser)
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.runs import Run, find_run, status
+    from drumbeat.desk.runs import find_run
     from drumbeat.problem import Problem
-    from drumbeat.runfolder.read import Tail
 
     found = find_run(args.run, os.environ)
-    tails: Dict[str, Tail] = {}
-
-    def show(each: Run, final: bool) -> bool:
-        seen = False
-        for path, prefix in _files(each, args.rank, args.attempt):
-            seen = True
-            for line in tails.setdefault(path, Tail(path)).lines(final):
-                print(f"{prefix}{line}")
-        for path in _merged(each, args.attempt):
-            for line in tails.setdefault(path, Tail(path)).lines(final):
-                rank, _, text = (line.split(" ", 2) + ["", ""])[:3]
-                if args.rank is None or rank == str(args.rank):
-                    seen = True
-                    print(text if args.rank is not None else f"[{rank}] {text}")
-        return seen
-
-    while args.follow and status(found).state in ("queued", "running"):
-        show(found, False)
-        time.sleep(0.3)
-    if not show(found, True):
-        who = "" if args.rank is None else f" of rank {args.rank}"
-        raise Problem(f"{found.run_id} has no log{who}", f"look into {found.folder.path}/nodes")
-    return 0
+    printed = _follow(found, args) if args.follow else _print_all(found, args)
+    if printed:
+        return 0
+    if args.rank is None and found.output():
+        print(f"no rank of {found.run_id} printed anything; this is what its job printed:", file=sys.stderr)
+        for text in found.output_lines():
+            print(text)
+        return 0
+    who = "" if args.rank is None else f" of rank {args.rank}"
+    raise Problem(f"{found.run_id} has no log{who}", f"look into {found.path}/nodes")
 
 
-def _merged(found: Any, attempt: int | None) -> List[str]:
-    """One file a node, where the job is large."""
-    paths = []
-    for node in found.folder.nodes():
-        attempts = node.attempts()
-        paths += [node.merged(each) for each in (attempts[-1:] if attempt is None else [attempt])]
-    return [path for path in paths if os.path.exists(path)]
+def _print_all(found: Run, args: Any) -> bool:
+    """Rank after rank, standard output before standard error."""
+    printed = False
+    for log in found.logs(args.attempt, args.rank):
+        printed = _print(found.lines(log), args) or printed
+    return printed
 
 
-def _files(found: Any, rank: int | None, attempt: int | None) -> List[tuple[str, str]]:
-    """Paths with the prefix of their lines; both streams of a rank, standard output first."""
-    files = []
-    for node in found.folder.nodes():
-        attempts = node.attempts()
-        for number in attempts[-1:] if attempt is None else [attempt]:
-            for each, stem in sorted(node.ranks(number).items()):
-                if rank is None or rank == each:
-                    prefix = f"[{each}] " if rank is None else ""
-                    files += [(f"{stem}.{stream}", prefix) for stream in ("out", "err")]
-    return files
+def _follow(found: Run, args: Any) -> bool:
+    from drumbeat.desk.state import GOING_ON, status
+    from drumbeat.runfolder.follow import LINES, Follower
+
+    first = args.attempt if args.attempt is not None else max(found.attempts(), default=0)
+    follower = Follower(found, what=(LINES,), rank=args.rank, first_attempt=first, last_attempt=args.attempt)
+    printed = False
+    while status(found).state in GOING_ON:
+        printed = _print(follower.poll(), args) or printed
+        if not follower.behind:
+            time.sleep(0.3)
+    for records in follower.drain():
+        printed = _print(records, args) or printed
+    return printed
+
+
+def _print(records: Iterable[Record], args: Any) -> bool:
+    from drumbeat.record import to_plain
+    from drumbeat.runfolder.records import Line
+
+    printed = False
+    for line in records:
+        if not isinstance(line, Line) or (args.rank is not None and line.rank != args.rank):
+            continue
+        printed = True
+        if args.json:
+            print(json.dumps(to_plain(line)))
+        else:
+            print(line.text if args.rank is not None or line.rank is None else f"[{line.rank}] {line.text}")
+    sys.stdout.flush()
+    return printed

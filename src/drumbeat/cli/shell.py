@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from drumbeat.cli.options import add_run
+
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument("run", metavar="RUN", help="its id, the start of it, its folder, or its Slurm job")
+    add_run(parser, "default: the newest")
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
 
 
@@ -15,14 +17,12 @@ def run(args: Any) -> int:
     from drumbeat.backends.slurm_client import parse_handle, shell_argv
     from drumbeat.desk.runs import find_run
     from drumbeat.problem import Problem
-    from drumbeat.runfolder.read import read_json
 
     found = find_run(args.run, os.environ)
-    handle = parse_handle(str(found.record.get("handle", "")))
+    handle = parse_handle(found.record.handle)
     if handle is None:
         raise Problem(f"{found.run_id} is no job of Slurm", "its processes run on this machine: any shell will do")
-    nodes = (read_json(found.folder.peers) or {}).get("nodes") or []
-    hosts = {int(node["node"]): str(node["host"]) for node in nodes}
+    hosts = {member.node: member.host for member in found.members()}
     if args.node not in hosts:
         known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"
         raise Problem(f"{found.run_id} has no node {args.node}", known)

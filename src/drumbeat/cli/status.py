@@ -4,39 +4,79 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any, List, Tuple
+
+from drumbeat.cli.options import add_json, add_run
+
+if TYPE_CHECKING:
+    from drumbeat.desk.state import State
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="its id, the start of it, its folder, or its Slurm job; default: the newest",
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_run(parser, "default: the newest")
+    add_json(parser)
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.console import closing_lines, progress_line
-    from drumbeat.desk.runs import find_run, progress, status
-    from drumbeat.record import to_plain
-    from drumbeat.runfolder.read import read_json
+    from drumbeat.desk.closing import closing_lines, failure_lines
+    from drumbeat.desk.runs import find_run
+    from drumbeat.desk.state import state_of
 
     found = find_run(args.run, os.environ)
-    state, summary = status(found), read_json(found.folder.summary)
+    state = state_of(found)
     if args.json:
-        plain = {"status": to_plain(state), "folder": found.folder.path, "summary": summary}
-        print(json.dumps({**plain, "progress": progress(found).to_plain()}, indent=2))
+        print(json.dumps(as_plain(state), indent=2))
         return 0
-    print(f"{'run':<10} {found.run_id}")
-    print(f"{'state':<10} {state.state}{': ' + state.detail if state.detail else ''}")
-    if summary:
-        for label, text in closing_lines(found.folder, summary):
-            print(f"{label:<10} {text}")
+    told = state.status
+    lines = [("run", found.run_id), ("state", told.state + (f": {told.detail}" if told.detail else ""))]
+    if state.summary:
+        lines += closing_lines(found, state.summary)
     else:
-        so_far = progress(found)
-        if so_far.step is not None:
-            print(f"{'progress':<10} {progress_line(so_far)}")
-        print(f"{'folder':<10} {found.folder.path}")
+        lines += failure_lines(found, state.failure) if state.failure else []
+        lines += going_on(state, time.time())
+        lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
+        lines.append(("folder", found.path))
+    tasks = [(f"task {os.path.basename(task.path)}", task) for task in found.array()]
+    for label, task in tasks:
+        its = state_of(task)
+        lines.append((label, f"{its.status.state}{': ' + its.status.detail if its.status.detail else ''}"))
+    for label, text in lines:
+        print(f"{label:<10} {text}")
     return 0
+
+
+def going_on(state: State, now: float) -> List[Tuple[str, str]]:
+    """Time, progress and ranks of a run that has not ended."""
+    from drumbeat.desk.closing import duration, progress_line
+    from drumbeat.ranges import named_ranks
+
+    lines: List[Tuple[str, str]] = []
+    if state.seconds is not None:
+        left = state.progress.seconds_left()
+        rest = f", about {duration(left)} left" if left is not None and state.goes_on else ""
+        lines.append(("elapsed", duration(state.seconds) + rest))
+    if state.progress.step is not None:
+        lines.append(("progress", progress_line(state.progress)))
+    ended = state.ranks.ended
+    if ended:
+        ago = duration(max(0.0, now - ended[-1].t))
+        which = named_ranks((end.rank for end in ended), 8)
+        failed = sorted({end.words for end in ended if end.failed})
+        how = f" ({', '.join(failed[:3])})" if failed else ""
+        lines.append(
+            ("ranks", f"{len(ended)} of {state.ranks.started} have ended, the last one {ago} ago: {which}{how}")
+        )
+    elif state.ranks.started:
+        lines.append(("ranks", f"all {state.ranks.started} running"))
+    return lines
+
+
+def as_plain(state: State) -> dict[str, Any]:
+    from drumbeat.record import to_plain
+
+    rate = state.rate
+    plain: dict[str, Any] = to_plain(state)
+    plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
+    plain["seconds_left"] = state.progress.seconds_left() if state.goes_on else None
+    return plain

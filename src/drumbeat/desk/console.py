@@ -1,22 +1,40 @@
-"""What a person sees of a run in the foreground: one line a matter, the job's own output untouched between."""
+"""What a person sees of a run in the foreground: one line per matter, the job's own output untouched between."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
-from drumbeat.agent.ranks.log_tail import tail
+from drumbeat.desk.closing import closing_lines, count, duration, near, progress_line
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
-from drumbeat.runfolder.layout import NodeFolder, RunFolder
+from drumbeat.ranges import ranges
+from drumbeat.record import RecordError
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import Tail, read_json
+from drumbeat.runfolder.records import Line, Metric
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary
 
 _PROGRESS_EVERY = 15.0  # seconds, where there is no terminal to redraw a line on
+_WAITING_AFTER = 5.0  # seconds without all nodes, after which it is said who is missing
+_WAITING_EVERY = 30.0
+_ALL_NODES = 64  # up to here the lead's console reads the metrics of all nodes, above only those of its own
+_LAUNCHERS = {
+    "ranks": "drumbeat starts each rank directly",
+    "torchrun": "torchrun starts the ranks of each node",
+    "tasks": "each scheduler task is one rank",
+    "once": "one process per node",
+}
+_COLOURS = {"failed": 31, "error": 31, "lost": 31, "warning": 33, "restart": 33, "stop": 33, "waiting": 33, "end": 1}
+_OWN_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
 
 
 class Console:
@@ -24,144 +42,205 @@ class Console:
 
     def __init__(self, order: Order, nodes: List[int], joined: str = "") -> None:
         self.order, self.nodes, self.joined = order, nodes, joined
+        self.leads = 0 in nodes  # of a run on several machines only the lead's console speaks of the run
         self.live = sys.stderr.isatty()
+        self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.progress = Progress()
-        self._tails: Dict[Tuple[str, str], Tail] = {}
-        self._metrics: Dict[int, Tail] = {}
-        self._events: Optional[Tail] = None
+        self.follower: Optional[Follower] = None
+        self._others: Optional[Follower] = None  # the other nodes' metrics
+        self._logs: Dict[int, str] = {}  # node -> where its ranks write, if that is not the run folder
+        self._begun = time.monotonic()
+        self._connected: Dict[int, str] = {}
+        self._started = False  # the ranks
+        self._waiting_said = 0.0
+        self._environment_said = False
         self._drawn = ""
         self._last_progress = time.monotonic()
-        self._environment_said = False
-        self.logs: Dict[int, NodeFolder] = {}  # node -> where its ranks write, if that is not the run folder
-        self._earlier: Dict[int, List[int]] = {}  # node -> attempts of before, where a scheduler started the job again
 
     def begin(self) -> None:
         order = self.order
-        folder = RunFolder(order.folder)
-        self._earlier = {node: folder.node(node).attempts() for node in self.nodes}
-        if 0 not in self.nodes:
-            return  # the lead's node says it
-        if os.path.exists(folder.events):
-            self._events = Tail(folder.events, os.path.getsize(folder.events))
-        ranks = _count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank a GPU"
+        self._open(order.folder, from_end=True)
+        if not self.leads:
+            return
+        ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
-        said = self.joined or order.run_id
-        self.say("drumbeat", f"{said}: {_count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
-        self.say("launch", f"{order.launcher}: {order.launcher_why}")
+        name = self.joined or order.run_id
+        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
+        self.say("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})")
         replaced = replaced_flags(order.command)
         if replaced:
-            said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
-            self.say("replaced", f"{said} (said by the muster instead)")
-        self.say("folder", _near(order.folder))
+            flags = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
+            self.say("replaced", f"{flags} (drumbeat sets these itself)")
+        self.say("folder", near(order.folder))
+
+    def logs_at(self, node: int, path: str) -> None:
+        """This node's ranks write to node-local storage."""
+        self._logs[node] = path
+        if self.follower:
+            self.follower.read_logs_from(node, path)
+
+    @property
+    def local_logs(self) -> List[str]:
+        return list(self._logs.values())
 
     def poll(self, folder: Optional[RunFolder], final: bool = False) -> None:
-        if folder is None:
-            return
-        if 0 in self.nodes:  # one reader of the run's events is enough
-            self._show_events(folder)
-        self._show_logs(folder, final)
-        self._read_metrics(folder, final)
+        if folder is not None:
+            self._open(folder.path)
+        if self.follower:
+            for records in self.follower.drain() if final else [self.follower.poll()]:
+                self._show(records)
+        if self._others:
+            for records in self._others.drain() if final else [self._others.poll()]:
+                self._add_metrics(records)
+        if self.leads:
+            self._say_environment()
+            self._say_waiting()
         self._show_progress(final)
 
     def stopping(self, number: int, grace: float) -> None:
-        if 0 not in self.nodes:
-            return  # the lead's node says it
-        name = signal.Signals(number).name
-        self.say("stop", f"{name}: the ranks have {grace:g} s to save; once more ends them now")
-
-    def end(self, folder: Optional[RunFolder], summary: Optional[Dict[str, Any]]) -> None:
-        if folder is None or summary is None:
+        if not self.leads:
             return
-        for label, text in closing_lines(folder, summary):
+        name = signal.Signals(number).name
+        if number == signal.SIGQUIT:
+            self.say("stop", "asked again: ending now")
+        elif self._started:
+            self.say("stop", f"{name}: the ranks have {grace:g} s to save; once more ends them now")
+        else:
+            self.say("stop", f"{name}: ending; no rank had been started")
+
+    def end(self, run: Run, summary: Summary) -> None:
+        for label, text in closing_lines(run, summary, printed=self.nodes):
             self.say(label, text)
 
     def say(self, label: str, text: str) -> None:
         self._clear()
-        print(f"{label:<10} {text}", file=sys.stderr, flush=True)
+        shown = f"{label:<10}"
+        if self.colour and label in _COLOURS:
+            shown = f"\x1b[{_COLOURS[label]}m{shown}\x1b[0m"
+        print(f"{shown} {text}", file=sys.stderr, flush=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _show_events(self, folder: RunFolder) -> None:
-        for event in self._new_events(folder):
-            kind = event.get("kind")
-            if kind == "mustered":
-                at = f"{event['master_addr']}:{event['master_port']}"
-                self.say(
-                    "muster", f"{_count(self.order.nodes, 'node')} in {event['seconds']:.1f} s; ranks meet at {at}"
-                )
-            elif kind == "decided" and event.get("action") == "restart":
-                self.say("restart", str(event.get("why")))
-            elif kind == "failed" and self.order.restarts:
-                self.say("failed", str(event["finding"]["title"]))
-            elif kind == "node-lost":
-                self.say("lost", f"node {event['peer']} ({event['peer_host']}): {event['why']}")
-            elif kind == "verdict" and (event.get("peer") == 0 or event["verdict"]["answer"] == "mismatch"):
-                verdict = event["verdict"]
-                if verdict["answer"] == "unknown" and verdict["check"] in ("transport", "traffic"):
-                    continue  # it stands in the events; a person learns nothing from it
-                label = {"affinity": "cpu", "transport": "net"}.get(verdict["check"], verdict["check"])
-                self.say(label, f"{verdict['answer']}: {verdict['summary']}")
-            elif kind == "finding":
-                finding = event["finding"]
-                self.say(str(finding["severity"]), f"{finding['title']}: {finding['fix']}")
-        if not self._environment_said:
-            self._say_environment(folder)
-
-    def _new_events(self, folder: RunFolder) -> List[Dict[str, Any]]:
-        if self._events is None or self._events.path != folder.events:
-            self._events = Tail(folder.events)
-        found = []
-        for line in self._events.lines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-        return found
-
-    def _say_environment(self, folder: RunFolder) -> None:
-        environment = read_json(folder.node(self.nodes[0]).environment)
-        if environment is None or environment.get("attempt") in self._earlier.get(self.nodes[0], ()):
+    def _open(self, path: str, from_end: bool = False) -> None:
+        """Follow the run folder at `path`, which a node without shared storage learns from its agent."""
+        path = os.path.abspath(path)
+        if self.follower and self.follower.run.path == path:
             return
+        try:
+            run = Run.open(path)
+        except RecordError:
+            return  # not there yet
+        what = (EVENTS, METRICS, LINES)
+        self.follower = Follower(run, self.nodes, what, from_end=from_end)
+        for node, logs in self._logs.items():
+            self.follower.read_logs_from(node, logs)
+        others = [node for node in range(self.order.nodes) if node not in self.nodes]
+        if self.leads and others and self.order.nodes <= _ALL_NODES:
+            self._others = Follower(run, others, (METRICS,), from_end=from_end)
+
+    def _show(self, records: Sequence[Record]) -> None:
+        if self.leads:
+            for record in records:
+                if isinstance(record, Event):
+                    self._show_event(record)
+        self._show_lines([record for record in records if isinstance(record, Line)])
+        self._add_metrics(records)
+
+    def _add_metrics(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if isinstance(record, Metric):
+                self.progress.add(record)
+
+    def _show_event(self, event: Event) -> None:
+        if isinstance(event, kinds.NodeJoined):
+            self._connected[event.peer] = event.peer_host
+        elif isinstance(event, kinds.Mustered):
+            size = f"{event.master_addr}:{event.master_port}"
+            nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
+            self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
+        elif isinstance(event, kinds.AttemptStarted):
+            self._started = True
+        elif isinstance(event, kinds.Decided) and event.action == "restart":
+            self.say("restart", event.why)
+        elif isinstance(event, kinds.Failed) and self.order.restarts:
+            self.say("failed", event.finding.title)
+        elif isinstance(event, kinds.NodeLost):
+            self.say("lost", f"node {event.peer} ({event.peer_host}): {event.why}")
+        elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
+            self._show_verdict(event)
+        elif isinstance(event, kinds.FindingMade):
+            self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
+
+    def _show_verdict(self, event: kinds.VerdictGiven) -> None:
+        verdict = event.verdict
+        if event.peer != 0 and verdict.answer != "mismatch":
+            return  # node 0 speaks for those that are as they should be
+        if verdict.answer == "unknown" and verdict.check in ("transport", "traffic"):
+            return  # it is in the events; a person learns nothing from it
+        label = {"affinity": "cpu", "transport": "net"}.get(verdict.check, verdict.check)
+        self.say(label, verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}")
+
+    def _say_waiting(self) -> None:
+        """Who is missing, while the nodes come together."""
+        now = time.monotonic()
+        if self._started or self.order.nodes == 1 or now - self._begun < _WAITING_AFTER:
+            return
+        if self._waiting_said and now - self._waiting_said < _WAITING_EVERY:
+            return
+        self._waiting_said = now
+        missing = [node for node in range(self.order.nodes) if node not in self._connected]
+        if not missing:
+            return
+        hosts = self.order.hosts
+        names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing[:4]]
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        here = self.order.nodes - len(missing)
+        left = max(0.0, self.order.timing.muster - (now - self._begun))
+        self.say(
+            "waiting",
+            f"{here} of {count(self.order.nodes, 'node')} connected; still missing: node {', '.join(names)}{more}; "
+            f"giving up in {duration(left)}",
+        )
+
+    def _say_environment(self) -> None:
+        """One of the variables that were chosen, and where the others are."""
+        if self._environment_said or not self._started or self.follower is None:
+            return
+        run, node = self.follower.run, self.nodes[0]
+        environment = run.environment(node)
+        found, attempt = environment.get("variables"), environment.get("attempt")
+        variables = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        if not variables or not isinstance(attempt, int) or attempt < self.follower.first_attempt:
+            return  # not written yet, or that of an earlier start
         self._environment_said = True
-        chosen = [v for v in environment["variables"] if v["source"] in ("site", "detected") and "_IFNAME" in v["name"]]
-        first = chosen[0] if chosen else environment["variables"][0]
-        others = len(environment["variables"]) - 1
-        path = _near(folder.node(self.nodes[0]).environment)
-        self.say("set", f"{first['name']}={first['value']} ({first['why']}), {others} more: {path}")
+        chosen = [v for v in variables if v.get("source") in ("site", "detected") and "_IFNAME" in str(v.get("name"))]
+        first = (chosen or variables)[0]
+        path = near(run.folder.node(node).environment)
+        what = f"{first.get('name')}={first.get('value')} ({first.get('why')})"
+        self.say("set", f"{what}, {len(variables) - 1} more: {path}")
 
-    def _show_logs(self, folder: RunFolder, final: bool) -> None:
-        for number in self.nodes:
-            node = self.logs.get(number) or folder.node(number)
-            for attempt in sorted(set(node.attempts()) - set(self._earlier.get(number, ()))):
-                for rank, stem in sorted(node.ranks(attempt).items()):
-                    for stream in ("out", "err"):
-                        self._copy(f"{stem}.{stream}", rank, stream, final)
-                for stream in ("out", "err"):
-                    self._copy(os.path.join(node.attempt(attempt), f"torchrun.{stream}"), 0, stream, final)
-
-    def _copy(self, path: str, rank: int, stream: str, final: bool) -> None:
-        tail = self._tails.setdefault((path, stream), Tail(path))
-        lines = tail.lines(final)
-        if lines:
-            self._clear()
-            prefix = f"[{rank}] " if rank else ""
-            target = sys.stdout if stream == "out" else sys.stderr
-            target.write("".join(f"{prefix}{line}\n" for line in lines))
-            target.flush()
-
-    def _read_metrics(self, folder: RunFolder, final: bool) -> None:
-        for node in map(folder.node, self.nodes):
-            tail = self._metrics.setdefault(node.node, Tail(node.metrics))
-            for line in tail.lines(final):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
-                    self.progress.add(record)
+    def _show_lines(self, lines: List[Line]) -> None:
+        """By rank. The same error output of several ranks, a traceback say, is shown once."""
+        if not lines:
+            return
+        self._clear()
+        blocks: Dict[Tuple[Optional[int], str], List[str]] = {}
+        for line in lines:
+            blocks.setdefault((line.rank, line.stream), []).append(line.text)
+        shown: Dict[Tuple[str, ...], List[int]] = {}
+        for (rank, stream), texts in sorted(blocks.items(), key=lambda item: (item[0][0] or 0, item[0][1] != "out")):
+            if stream == "err" and rank is not None and len(texts) > 1:
+                shown.setdefault(tuple(_OWN_PREFIX.sub("", text, count=1) for text in texts), []).append(rank)
+            else:
+                _write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", texts)
+        for block, ranks in shown.items():
+            if ranks == [0]:
+                _write(sys.stderr, "", blocks[0, "err"])
+            else:
+                _write(sys.stderr, f"[{ranges(ranks)}] ", block)
 
     def _show_progress(self, final: bool) -> None:
-        if self.progress.step is None or 0 not in self.nodes:
+        if self.progress.step is None or not self.leads:
             return
         line = progress_line(self.progress)
         if self.live and not final:
@@ -179,109 +258,6 @@ class Console:
             self._drawn = ""
 
 
-def progress_line(progress: Progress) -> str:
-    parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
-    if progress.last_loss is not None:
-        parts.append(f"loss {progress.last_loss:.3f}")
-    rate, left = progress.rate(), progress.seconds_left()
-    if rate:
-        parts.append(f"{rate[0]:,.0f} {rate[1]}" if rate[0] >= 10 else f"{rate[0]:.2f} {rate[1]}")
-    if left is not None:
-        parts.append(f"{duration(left)} left")
-    return "  ".join(parts)
-
-
-def closing_lines(folder: RunFolder, summary: Dict[str, Any]) -> List[Tuple[str, str]]:
-    """The summary for a person."""
-    lines: List[Tuple[str, str]] = []
-    failure = summary.get("failure")
-    if failure:
-        lines += _failure_lines(folder, failure, summary.get("consequences") or [])
-    lines.append(("end", f"{summary['outcome']} in {duration(summary['seconds'])}, exit code {summary['exit_code']}"))
-    progress = Progress.from_plain(summary["progress"]) if summary.get("progress") else Progress()
-    for name, first, last in (
-        ("loss", progress.first_loss, progress.last_loss),
-        ("validation", progress.first_validation, progress.last_validation),
-    ):
-        if first is not None and last is not None:
-            went = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
-            steps = f" over {progress.step} steps" if progress.step and name == "loss" else ""
-            lines.append((name, (went if last != first else f"stayed at {last:.3f}") + steps))
-    if progress.target_reached is not None:
-        lines.append(("target", "reached" if progress.target_reached else "not reached"))
-    throughput = summary.get("throughput")
-    if throughput:
-        size = f"{_count(summary['nodes'], 'node')}, {_count(summary['ranks'], 'rank')}"
-        lines.append(("speed", f"{throughput['value']:,.0f} {throughput['unit']} on {size}"))
-    ledger = summary.get("ledger") or {}
-    if ledger:
-        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in ledger.items() if seconds >= 0.05)
-        lines.append(("time", spent))
-    attempts = summary.get("attempts") or []
-    if len(attempts) > 1:
-        lines.append(("attempts", ", ".join(attempt["outcome"] for attempt in attempts)))
-    lines.append(("folder", _near(folder.path)))
-    return lines
-
-
-def _failure_lines(
-    folder: RunFolder, failure: Dict[str, Any], consequences: List[Dict[str, Any]]
-) -> List[Tuple[str, str]]:
-    rank = failure.get("rank")
-    who = "" if rank is None else f"rank {rank} on {failure.get('host')} (node {failure.get('node')}): "
-    lines = [("failed", f"{who}{failure['title']}")]
-    if failure.get("cause"):
-        lines.append(("cause", failure["cause"]))
-    if rank is not None:
-        log = next((e["file"] for e in failure.get("evidence") or [] if e.get("file")), None) or _error_log(
-            folder, failure
-        )
-        if log:
-            last = [line for line in _of_rank(tail(folder.at(log), 400), log, int(rank)) if line.strip()][-8:]
-            lines.append(("log", f"the end of {log}:" if last else f"{log} is empty"))
-            lines += [("", line) for line in last]
-    if failure.get("fix"):
-        lines.append(("fix", failure["fix"]))
-    if consequences:
-        said: Dict[str, List[str]] = {}
-        for each in consequences:
-            said.setdefault(str(each["what"]), []).append(str(each["rank"]))
-        lines.append(("then", "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in said.items())))
-    return lines
-
-
-def _of_rank(lines: List[str], log: str, rank: int) -> List[str]:
-    """A large job's ranks share one file a node, whose lines begin with rank and stream."""
-    if os.path.basename(log) != "ranks.log":
-        return lines
-    return [line.split(" ", 2)[-1] for line in lines if line.startswith(f"{rank} err ")]
-
-
-def _error_log(folder: RunFolder, failure: Dict[str, Any]) -> Optional[str]:
-    attempts = folder.node(int(failure.get("node") or 0)).attempts()
-    if not attempts:
-        return None
-    return os.path.relpath(
-        folder.node(int(failure["node"])).log(attempts[-1], int(failure["rank"]), "err"), folder.path
-    )
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _ranks(ranks: List[str]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
-
-
-def _near(path: str) -> str:
-    """A path as short as it can be said from here."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+def _write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
+    stream.write("".join(f"{prefix}{text}\n" for text in texts))
+    stream.flush()

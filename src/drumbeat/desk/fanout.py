@@ -17,7 +17,7 @@ from drumbeat.facts.model import Identity
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.write import replace
 
@@ -55,7 +55,7 @@ def fan_out(order: Order, folder: RunFolder, identity: Identity, environ: Mappin
     for number in _STOPS:
         signal.signal(number, on_signal)
     code = srun.wait()
-    summary = read_json(folder.summary)
-    if summary and summary.get("outcome"):
-        return int(summary["exit_code"])
+    summary = Run.open(folder.path).summary()
+    if summary:
+        return summary.exit_code
     return 128 - code if code < 0 else code or 1

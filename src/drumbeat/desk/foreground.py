@@ -13,13 +13,13 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
-from drumbeat.finding import ERROR, Finding
+from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.order import Order
 from drumbeat.processes import become_subreaper, stops_held_back, sweep
-from drumbeat.record import to_plain
-from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.write import replace_json
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.signals import STOPS
 
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
@@ -87,11 +87,13 @@ class Foreground:
         sweep()
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
-        for logs in self.console.logs.values():  # node-local, and read to the end by now
-            shutil.rmtree(logs.path, ignore_errors=True)
-        summary = self._summary(codes)
-        self.console.end(self.folder, summary)
-        return int(summary["exit_code"]) if summary else next((code for code in codes.values() if code), 0)
+        for logs in self.console.local_logs:  # read to the end by now
+            shutil.rmtree(logs, ignore_errors=True)
+        ended = self._ended(codes)
+        if ended is None:
+            return next((code for code in codes.values() if code), 0)
+        self.console.end(*ended)
+        return ended[1].exit_code
 
     def _pause(self) -> None:
         """Until the next look, or until an agent is gone."""
@@ -127,41 +129,23 @@ class Foreground:
             if "folder" in report:
                 self.folder = RunFolder(report["folder"])
                 if report.get("logs"):
-                    self.console.logs[int(report["node"])] = NodeFolder(report["logs"], int(report["node"]))
+                    self.console.logs_at(int(report["node"]), report["logs"])
             self.ended_by_lead = self.ended_by_lead or "ended" in report
 
-    def _summary(self, codes: Dict[int, int]) -> Optional[Dict[str, Any]]:
-        """The lead's summary. If the lead was killed before it could write one, ours says so."""
+    def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
+        """The lead's summary. If the lead was killed before it could write one, we do: nobody else is left."""
         if 0 not in codes:
             return None  # a joined node: the lead's machine has it
-        if self.folder is None:
-            self.folder = RunFolder(self.order.folder)
-        summary = read_json(self.folder.summary)
-        if summary is not None and summary.get("outcome"):
-            return summary
-        code = codes[0]
-        number = code - 128 if code > 128 else -code if code < 0 else 0
-        finding = _lead_lost(number, code)
-        summary = {
-            "schema": "1.0", "run_id": self.order.run_id, "outcome": "failed",
-            "exit_code": 128 + number if number else code or 1, "failure": to_plain(finding), "consequences": [],
-            "seconds": round(time.time() - self.order.created, 3), "nodes": self.order.nodes,
-        }  # fmt: skip
         try:
-            replace_json(self.folder.summary, summary)  # nobody else is left to write it
-        except OSError as error:
-            print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
-        return summary
-
-
-def _lead_lost(number: int, code: int) -> Finding:
-    if number:
-        return Finding(
-            "lead-lost", ERROR, f"the lead's agent was killed by {signal.Signals(number).name} before the run ended",
-            "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
-            "look at the machine's kernel log for 'Out of memory'; start the run again",
-        )  # fmt: skip
-    return Finding(
-        "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
-        "it says why above, or it has a fault", "mend what it names; if it names nothing, report the traceback",
-    )  # fmt: skip
+            run = Run.open(self.folder.path if self.folder else self.order.folder)
+            summary = run.summary()
+        except RecordError as error:
+            print(f"drumbeat: {error}", file=sys.stderr)
+            return None
+        if summary is None:
+            summary = summary_without_lead(run, self.order, codes[0], time.time())
+            try:
+                write_summary(run.folder, summary)
+            except OSError as error:
+                print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
+        return run, summary

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.desk.run import run_job
 from drumbeat.facts.model import Peers
 from drumbeat.finding import Verdict
-from drumbeat.order import load_order
 from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json, read_lines
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job
 from drumbeat.verify.judge import Judgement, judge
@@ -52,32 +51,28 @@ def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Op
 
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
-    attempts = folder.node(0).attempts() or [0]  # more than one where a rendezvous port was taken
-    results = read_json(os.path.join(folder.node(0).attempt(attempts[-1]), RESULTS))
-    peers = read_json(folder.peers)
-    if results is None or peers is None:
+    run = Run.open(folder.path)
+    results, peers, order = run.results(RESULTS), read_json(folder.peers), run.order()
+    if results is None or peers is None or order is None:
         return None, None
-    with open(folder.order, encoding="utf-8") as file:
-        order = load_order(file.read(), folder.order)
-    results = _with_nics(folder, results)
+    results = _with_nics(run, results)
     judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
-    return results, dataclasses.replace(judgement, verdicts=(*_transport(folder), *judgement.verdicts))
+    return results, dataclasses.replace(judgement, verdicts=(*_transport(run), *judgement.verdicts))
 
 
-def _with_nics(folder: RunFolder, results: Dict[str, Any]) -> Dict[str, Any]:
+def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:
     """Each rank with the NIC that its node's plan put beside it, so that a slow one can be named."""
     slots = {}
-    for node in folder.nodes():
-        planned = (read_json(node.environment) or {}).get("binding") or {}
-        slots.update({(node.node, slot.get("local_rank")): slot.get("nic") for slot in planned.get("slots") or ()})
+    for node in run.nodes():
+        planned = run.environment(node).get("binding") or {}
+        slots.update({(node, slot.get("local_rank")): slot.get("nic") for slot in planned.get("slots") or ()})
     ranks = [{**each, "nic": slots.get((each["node"], each["local_rank"]))} for each in results["ranks"]]
     return {**results, "ranks": ranks}
 
 
-def _transport(folder: RunFolder) -> Tuple[Verdict, ...]:
+def _transport(run: Run) -> Tuple[Verdict, ...]:
     """What the gate of each node saw; the same answer of several is told once."""
-    said = [event["verdict"] for event in read_lines(folder.events) if event.get("kind") == "verdict"]
-    verdicts = [from_plain(Verdict, each) for each in said if each.get("check") == "transport"]
+    verdicts = [verdict for verdict in run.verdicts() if verdict.check == "transport"]
     return tuple({verdict.answer: verdict for verdict in reversed(verdicts)}.values())
 
 
@@ -91,6 +86,7 @@ def write_verdict(folder: RunFolder, plain: Dict[str, Any], results: Dict[str, A
 def as_plain(
     folder: RunFolder, code: int, results: Optional[Dict[str, Any]], judgement: Optional[Judgement]
 ) -> Dict[str, Any]:
+    summary = Run.open(folder.path).summary()
     return {
         "schema": SCHEMA,
         "folder": folder.path,
@@ -98,5 +94,5 @@ def as_plain(
         "verdicts": to_plain(judgement.verdicts) if judgement else [],
         "rows": to_plain(judgement.rows) if judgement else [],
         "results": results,
-        "failure": (read_json(folder.summary) or {}).get("failure"),
+        "failure": to_plain(summary.failure) if summary else None,
     }

@@ -1,34 +1,207 @@
-"""Event kinds: the vocabulary of events.jsonl. One line is one event; readers ignore kinds they do not know.
+"""Events: one line of an events.jsonl is one event, and each kind of event is a record with its own fields.
 
-Every event carries: `kind`, `t` (wall clock of its host), `mono` (monotonic clock of its host), `seq` (counts up in its
-file), `host`, `node` (node rank) and `attempt`. The rest is the kind's own, listed here; a test holds writers to this list.
+`t` is the wall clock of the event's host, `mono` its monotonic clock, `seq` counts up in its file, `node` is a node rank.
+Readers ignore keys that they do not know; an event of an unknown kind is read as a plain `Event`.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
-KINDS: Dict[str, Tuple[str, ...]] = {
-    # lead, top-level events.jsonl
-    "run-started": ("run_id", "nodes", "ranks_per_node", "launcher", "launcher_why"),
-    "node-joined": ("peer", "peer_host", "address", "clock_offset"),
-    "mustered": ("seconds", "master_addr", "master_port"),
-    "attempt-started": ("world_size", "master_addr", "master_port"),
-    "first-step": ("seconds",),  # from run-started to the first reported training step
-    "failed": ("finding",),  # a Finding: the first real failure
-    "consequence": ("rank", "what"),
-    "attempt-ended": ("outcome", "exit_code"),  # outcome: finished, failed, stopped, time-limit, requeue
-    "decided": ("action", "why"),  # stop, restart, requeue
-    "stopping": ("why", "signal", "grace"),
-    "node-lost": ("peer", "peer_host", "why"),
-    "run-ended": ("outcome", "exit_code"),
-    # every agent, nodes/K/events.jsonl
-    "agent-started": ("pid", "version", "python"),
-    "rank-started": ("rank", "local_rank", "pid", "cpus"),
-    "rank-exited": ("rank", "exit_code", "signal", "seconds", "core_dumped"),
-    "verdict": ("verdict",),  # a Verdict: transport, affinity; also by the lead, with `peer`
-    "finding": ("finding",),  # a Finding that stops nothing
-    "agent-ended": ("cpu_seconds", "seconds", "reaped"),
+from drumbeat.finding import Finding, Verdict
+from drumbeat.record import RecordError, from_plain
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str
+    t: float
+    mono: float
+    seq: int
+    host: str
+    node: int
+    attempt: int
+
+
+# -- written by the lead, to RUN/events.jsonl
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    run_id: str
+    nodes: int
+    ranks_per_node: int
+    launcher: str
+    launcher_why: str
+
+
+@dataclass(frozen=True)
+class NodeJoined(Event):
+    peer: int
+    peer_host: str
+    address: str
+    clock_offset: float
+
+
+@dataclass(frozen=True)
+class Mustered(Event):
+    seconds: float
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class AttemptStarted(Event):
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class FirstStep(Event):
+    seconds: float  # from the command to the first training step that a rank reported
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    finding: Finding  # the first real failure
+
+
+@dataclass(frozen=True)
+class Consequence(Event):
+    """Ranks that failed, or were ended, because of the first failure."""
+
+    ranks: str  # 0-7,9
+    what: str
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class AttemptEnded(Event):
+    outcome: str  # finished, failed, stopped, time-limit, requeue
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Decided(Event):
+    action: str  # stop, restart, requeue
+    why: str
+
+
+@dataclass(frozen=True)
+class Stopping(Event):
+    why: str
+    signal: int
+    grace: float
+
+
+@dataclass(frozen=True)
+class NodeLost(Event):
+    peer: int
+    peer_host: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    outcome: str
+    exit_code: int
+
+
+# -- written by every agent, to nodes/K/events.jsonl
+
+
+@dataclass(frozen=True)
+class AgentStarted(Event):
+    pid: int
+    version: str
+    python: str
+
+
+@dataclass(frozen=True)
+class RankStarted(Event):
+    rank: int
+    local_rank: int
+    pid: int
+    cpus: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankExited(Event):
+    rank: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    seconds: float
+    core_dumped: bool
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+
+@dataclass(frozen=True)
+class VerdictGiven(Event):
+    """The answer of a check on one node; the lead repeats it in its own file, with `peer`."""
+
+    verdict: Verdict
+    peer: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class FindingMade(Event):
+    finding: Finding  # stops nothing
+
+
+@dataclass(frozen=True)
+class AgentEnded(Event):
+    cpu_seconds: float
+    seconds: float
+    reaped: int
+
+
+TYPES: Dict[str, Type[Event]] = {
+    "run-started": RunStarted,
+    "node-joined": NodeJoined,
+    "mustered": Mustered,
+    "attempt-started": AttemptStarted,
+    "first-step": FirstStep,
+    "failed": Failed,
+    "consequence": Consequence,
+    "attempt-ended": AttemptEnded,
+    "decided": Decided,
+    "stopping": Stopping,
+    "node-lost": NodeLost,
+    "run-ended": RunEnded,
+    "agent-started": AgentStarted,
+    "rank-started": RankStarted,
+    "rank-exited": RankExited,
+    "verdict": VerdictGiven,
+    "finding": FindingMade,
+    "agent-ended": AgentEnded,
 }
 
-COMMON = ("kind", "t", "mono", "seq", "host", "node", "attempt")
+COMMON = tuple(field.name for field in dataclasses.fields(Event))
+
+
+def _own_fields(kind: Type[Event]) -> Tuple[str, ...]:
+    own = [field for field in dataclasses.fields(kind) if field.name not in COMMON]
+    return tuple(field.name for field in own if field.default is dataclasses.MISSING)
+
+
+KINDS: Dict[str, Tuple[str, ...]] = {
+    kind: _own_fields(record) for kind, record in TYPES.items()
+}  # what writers must give
+
+
+def parse_event(data: Mapping[str, Any]) -> Optional[Event]:
+    """The event that a decoded line stands for; None if a field is missing or of the wrong type."""
+    record = TYPES.get(str(data.get("kind")), Event)
+    try:
+        event = from_plain(record, data)
+    except (RecordError, AssertionError, OverflowError):
+        return None
+    whole = all(math.isfinite(value) for value in vars(event).values() if isinstance(value, float))
+    return event if whole else None

@@ -1,11 +1,15 @@
-"""Progress: what the ranks' metrics add up to. Fed one record at a time; parts of several nodes merge."""
+"""Progress: what the ranks' metrics add up to. Fed one metric at a time; parts of several nodes merge."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Optional, Set, Tuple
 
 from drumbeat.record import from_plain, to_plain
+from drumbeat.runfolder.records import Metric
+
+_MOST_KINDS = 32  # of `spent`: scripts may use any word
 
 
 @dataclass
@@ -26,48 +30,48 @@ class Progress:
     reported_rate: Optional[float] = None  # where a script prints its own throughput
     reported_unit: str = ""
     spent: Dict[str, float] = field(default_factory=dict)  # kind -> seconds, as reported by the lowest rank
-    ranks: Dict[str, int] = field(default_factory=dict)  # rank -> reports
+    ranks: int = 0  # that have reported a step
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """One metrics record; a value of the wrong type is passed over, since any script may write this file."""
-        rank = str(record.get("rank", 0))
-        kind = record.get("kind", "step")
-        t = _number(record.get("t"))
-        if t is None or not rank.isdecimal():
-            return
-        seconds = _number(record.get("seconds"))
-        lowest = int(rank) <= min(map(int, self.ranks), default=int(rank))
-        if seconds is not None and lowest:
-            self.spent[str(kind)] = self.spent.get(str(kind), 0.0) + seconds
-        accuracy = _number(record.get("accuracy"))
-        self.accuracy = self.accuracy if accuracy is None else accuracy
-        if isinstance(record.get("target_reached"), bool):
-            self.target_reached = record["target_reached"]
-        rate = _number(record.get("rate"))
-        if rate is not None:
-            self.reported_rate, self.reported_unit = rate, str(record.get("unit", ""))
-        loss = _number(record.get("loss"))
-        if kind == "validation":
+    def __post_init__(self) -> None:
+        self._reporting: Set[int] = set()
+        self._lowest: Optional[int] = None  # of the ranks that have reported anything
+
+    def add(self, metric: Metric) -> None:
+        rank = metric.rank
+        if self._lowest is None or rank < self._lowest:
+            self._lowest = rank
+        lowest = rank == self._lowest
+        if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
+            self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
+        if metric.accuracy is not None:
+            self.accuracy = _finite(metric.accuracy)
+        if metric.target_reached is not None:
+            self.target_reached = metric.target_reached
+        if metric.rate is not None:
+            self.reported_rate, self.reported_unit = metric.rate, metric.unit
+        loss = _finite(metric.loss)
+        if metric.kind == "validation":
             if loss is not None and lowest:
                 self.first_validation = loss if self.first_validation is None else self.first_validation
                 self.last_validation = loss
-            return
-        if kind != "step":
-            return
-        seen = self.ranks.get(rank, 0)
-        self.ranks[rank] = seen + 1
-        self.first_t = t if self.first_t is None else min(self.first_t, t)
-        self.last_t = t if self.last_t is None else max(self.last_t, t)
-        if seen:
-            self.tokens += _number(record.get("tokens")) or 0.0
-            self.samples += _number(record.get("samples")) or 0.0
-        step, steps = _number(record.get("step")), _number(record.get("steps"))
-        if step is not None:
-            self.first_step = int(step) if self.first_step is None else min(self.first_step, int(step))
-            self.step = int(step) if self.step is None else max(self.step, int(step))
-        if steps is not None:
-            self.steps = int(steps)
-        if loss is not None and lowest:
+        elif metric.kind == "step":
+            self._add_step(metric, loss if lowest else None)
+
+    def _add_step(self, metric: Metric, loss: Optional[float]) -> None:
+        if metric.rank in self._reporting:
+            self.tokens += metric.tokens or 0.0
+            self.samples += metric.samples or 0.0
+        else:
+            self._reporting.add(metric.rank)
+            self.ranks += 1
+        self.first_t = metric.t if self.first_t is None else min(self.first_t, metric.t)
+        self.last_t = metric.t if self.last_t is None else max(self.last_t, metric.t)
+        if metric.step is not None:
+            self.first_step = metric.step if self.first_step is None else min(self.first_step, metric.step)
+            self.step = metric.step if self.step is None else max(self.step, metric.step)
+        if metric.steps is not None:
+            self.steps = metric.steps
+        if loss is not None:
             self.first_loss = loss if self.first_loss is None else self.first_loss
             self.last_loss = loss
 
@@ -75,20 +79,23 @@ class Progress:
         """Add another node's part: its work counts, its times are corrected; losses stay those of the first node."""
         self.tokens += other.tokens
         self.samples += other.samples
-        self.ranks.update(other.ranks)
+        self.ranks += other.ranks
         for name, pick in (("first_t", min), ("last_t", max)):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            theirs = None if theirs is None else theirs + clock_offset
-            setattr(self, name, pick(mine, theirs) if mine is not None and theirs is not None else mine or theirs)
+            times = [getattr(self, name)] if getattr(self, name) is not None else []
+            times += [getattr(other, name) + clock_offset] if getattr(other, name) is not None else []
+            setattr(self, name, pick(times, default=None))
         for name in ("step", "steps", "first_step", "first_loss", "last_loss", "first_validation", "last_validation"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(other, name))
 
     @property
     def seconds(self) -> float:
-        return max(0.0, (self.last_t or 0.0) - (self.first_t or 0.0))
+        """From the first report of a step to the last one."""
+        if self.first_t is None or self.last_t is None:
+            return 0.0
+        return max(0.0, self.last_t - self.first_t)
 
-    def rate(self) -> tuple[float, str] | None:
+    def rate(self) -> Optional[Tuple[float, str]]:
         """Throughput of all ranks together, with its unit."""
         if self.seconds > 0:
             if self.tokens:
@@ -104,7 +111,7 @@ class Progress:
     def seconds_left(self) -> Optional[float]:
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
+        return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def to_plain(self) -> Dict[str, Any]:
         plain: Dict[str, Any] = to_plain(self)
@@ -115,5 +122,5 @@ class Progress:
         return from_plain(Progress, data)
 
 
-def _number(value: Any) -> Optional[float]:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _finite(value: Optional[float]) -> Optional[float]:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,99 +1,137 @@
-"""Reading a run folder: tolerant of half lines and unknown keys, strict about a newer schema."""
+"""Reading what others write: bytes, JSON and growing files, none of which can be trusted to be whole.
+
+All readers of run folders go through `Files`. A mirror of a folder on another machine has to offer the same three calls.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional
+import stat
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from drumbeat.record import RecordError, check_schema
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+_WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have
+_CHUNK = 1 << 20
+_LONGEST_LINE = 1 << 20  # bytes: a line without end must not eat the memory
+_ANCHOR = 64  # bytes before a tail's position, by which it knows its file again
+_DEEPEST = 32  # levels of JSON
 
 
-def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """The object in a file; None when it is not there or not whole."""
+class Chunk(NamedTuple):
+    data: bytes
+    size: int  # of the whole file
+
+
+class Files:
+    """Read access to the files below `root`; names are relative to it, absolute names stand for themselves."""
+
+    def __init__(self, root: str = "") -> None:
+        self.root = root
+
+    def read(self, name: str) -> Optional[bytes]:
+        """A whole file; None if there is none, or it is larger than any of ours."""
+        chunk = self.chunk(name, 0, _WHOLE)
+        return None if chunk is None or chunk.size > _WHOLE else chunk.data
+
+    def chunk(self, name: str, offset: int, limit: int) -> Optional[Chunk]:
+        """Up to `limit` bytes from `offset` on. Opened anew each time, so that a network file system looks for news."""
+        try:
+            fd = os.open(os.path.join(self.root, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):  # ValueError: a name with a NUL in it
+            return None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):  # a pipe would block, a folder is no file
+                return None
+            data = os.pread(fd, limit, offset) if status.st_size > offset else b""
+            return Chunk(data, status.st_size)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def names(self, folder: str) -> List[str]:
+        try:
+            return os.listdir(os.path.join(self.root, folder))
+        except (OSError, ValueError):
+            return []
+
+
+def decode(line: str) -> Optional[Dict[str, Any]]:
+    """The JSON object on a line; None for a torn line, another value, deep nesting or text that cannot be printed."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            return None
+        if line.count("{") + line.count("[") > _DEEPEST and _deeper(value, _DEEPEST):
+            return None
+        if (
+            "\\ud" in line or "\\uD" in line
+        ):  # one half of a surrogate pair can be read, but neither printed nor written
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value
 
 
-def read_lines(path: str) -> Iterator[Dict[str, Any]]:
-    """The JSON lines of a file; a torn line is passed over."""
-    if not os.path.exists(path):
-        return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
 
 
-def open_run(path: str) -> RunFolder:
-    """The run folder at `path`; RecordError when it is none, or one of a newer drumbeat."""
-    folder = RunFolder(os.path.abspath(path))
-    run = read_json(folder.run_json)
-    if run is None:
-        raise RecordError(f"{path}: not a run folder (no readable run.json)")
-    check_schema(str(run.get("schema", "?")), SCHEMA, folder.run_json)
-    return folder
-
-
-def clock_offsets(folder: RunFolder) -> Dict[int, float]:
-    peers = read_json(folder.peers) or {}
-    return {int(peer["node"]): float(peer["clock_offset"]) for peer in peers.get("nodes", ()) if "node" in peer}
-
-
-def earlier_attempts(folder: RunFolder) -> List[Dict[str, Any]]:
-    """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
-    found: List[Dict[str, Any]] = []
-    for event in read_lines(folder.events):
-        kind = event.get("kind")
-        if kind == "attempt-started":
-            cut_off = {"outcome": "cut off", "exit_code": None, "finding": None}
-            found.append({"attempt": int(event.get("attempt") or 0), **cut_off})
-        elif found and kind == "failed":
-            found[-1]["finding"] = event.get("finding")
-        elif found and kind == "attempt-ended":
-            found[-1].update(outcome=event.get("outcome"), exit_code=event.get("exit_code"))
-    return found
-
-
-def events(folder: RunFolder) -> List[Dict[str, Any]]:
-    """All events of all nodes, in the order of the lead's clock."""
-    offsets = clock_offsets(folder)
-    found = list(read_lines(folder.events))
-    for node in folder.nodes():
-        shift = offsets.get(node.node, 0.0)
-        found += ({**event, "t": event.get("t", 0.0) + shift} for event in read_lines(node.events))
-    return sorted(found, key=lambda event: (event.get("t", 0.0), event.get("node", 0), event.get("seq", 0)))
+def read_json(path: str, files: Optional[Files] = None) -> Optional[Dict[str, Any]]:
+    """The object in a file; None when it is not there or not whole."""
+    data = (files or Files()).read(path)
+    return None if data is None else decode(data.decode("utf-8", "replace"))
 
 
 @dataclass
 class Tail:
-    """Follows one growing file from where it was left; returns only whole lines, or all of it at the end."""
+    """Follows one growing file; returns only whole lines, or all of it at the end.
+
+    A file that was cut short or replaced is read from its start, unless what stood before our position still stands there:
+    a mirror replaces a file by a longer copy of itself.
+    """
 
     path: str
     position: int = 0
+    files: Files = field(default_factory=Files)
+    behind: bool = False  # the file held more than the last call could read
     _rest: bytes = b""
+    _anchor: bytes = b""
 
-    def lines(self, final: bool = False) -> List[str]:
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.position)
-                data = file.read(4 << 20)
-        except OSError:
-            data = b""
-        self.position += len(data)
+    def lines(self, final: bool = False, limit: int = _CHUNK) -> List[str]:
+        """At most `limit` bytes of them in one call; `final` also gives a last line that has no end yet."""
+        data = self._new(limit)
+        if data:
+            self._anchor = (self._anchor + data)[-_ANCHOR:]
+            self.position += len(data)
         parts = (self._rest + data).split(b"\n")
         self._rest = parts.pop()
-        if (final and self._rest) or len(self._rest) > 1 << 20:  # a line without end must not eat the memory
+        if (final and self._rest and not self.behind) or len(self._rest) > _LONGEST_LINE:
             parts.append(self._rest)
             self._rest = b""
         return [part.decode("utf-8", "replace") for part in parts]
+
+    def skip(self) -> None:
+        """Take all that is in the file now as read."""
+        chunk = self.files.chunk(self.path, 0, 0)
+        self.position, self._rest, self._anchor = chunk.size if chunk else 0, b"", b""
+
+    def _new(self, limit: int) -> bytes:
+        known = len(self._anchor)
+        chunk = self.files.chunk(self.path, self.position - known, known + limit)
+        self.behind = False
+        if chunk is None:  # not there yet, or not there just now
+            return b""
+        if chunk.size == self.position:
+            return b""
+        if chunk.size < self.position or chunk.data[:known] != self._anchor:
+            self.position, self._rest, self._anchor, known = 0, b"", b"", 0
+            chunk = self.files.chunk(self.path, 0, limit)
+            if chunk is None:
+                return b""
+        data = chunk.data[known:]
+        self.behind = self.position + len(data) < chunk.size
+        return data

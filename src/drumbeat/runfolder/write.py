@@ -59,7 +59,8 @@ class EventLog:
             **to_plain(dict(data)),
         }
         self._seq += 1
-        os.write(self._fd, json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
+        os.write(self._fd, text.encode("utf-8", "replace"))  # a host or path may hold bytes that are no text
         return event
 
     def close(self) -> None:

@@ -12,8 +12,7 @@ from typing import Any, Dict, List, Optional
 from drumbeat.problem import Problem
 from drumbeat.processes import become_subreaper
 from drumbeat.record import to_plain
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace_json
 from drumbeat.spec.expand import literal
 from drumbeat.spec.job import Job
@@ -91,6 +90,7 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
     become_subreaper()
     interruption.listen()
     make_folder(tuning.folder)
+    _write(tuning, shown)
     while not tuning.ended:
         answer = tuning.plan.next(tuning.results)
         if isinstance(answer, Done):
@@ -100,10 +100,14 @@ def run_tuning(tuning: Tuning, shown: Shown, interruption: Interruption) -> None
         else:
             _try(tuning, answer, shown, interruption)
         tuning.judgement = judge(tuning.asked.kind, tuning.results, tuning.place.gpu_gib or _gpu_gib(tuning.results))
-        try:
-            replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
-        except OSError as error:
-            shown.say("warning", f"tune.json cannot be written: {error.strerror}")
+        _write(tuning, shown)
+
+
+def _write(tuning: Tuning, shown: Shown) -> None:
+    try:
+        replace_json(os.path.join(tuning.folder, "tune.json"), tuning.to_plain())
+    except OSError as error:
+        shown.say("warning", f"tune.json cannot be written: {error.strerror}")
 
 
 def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption) -> None:
@@ -145,7 +149,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
         speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
-        watched.folder.path if watched.folder else "", trial.long,
+        watched.run.path if watched.run else "", trial.long,
     )  # fmt: skip
 
 
@@ -180,11 +184,10 @@ def trial_job(tuning: Tuning, trial: Trial) -> Job:
 def _gpu_gib(results: List[Result]) -> Optional[float]:
     """Memory of a GPU of node 0, as its agent saw it."""
     for each in results:
-        facts = read_json(RunFolder(each.run).node(0).facts) if each.run else None
-        sizes = [gpu.get("memory_bytes") for gpu in (facts or {}).get("gpus") or () if isinstance(gpu, dict)]
-        known = [size for size in sizes if isinstance(size, int)]
-        if known:
-            return min(known) / 2**30
+        facts = Run.open(each.run).facts(0) if each.run else None
+        sizes = [gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes is not None] if facts else []
+        if sizes:
+            return min(sizes) / 2**30
     return None
 
 

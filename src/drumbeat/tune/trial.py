@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 from drumbeat.desk.run import run_job
 from drumbeat.problem import Problem
 from drumbeat.processes import die_with_parent, plain_signals, sweep
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
+from drumbeat.runfolder.records import Line, Metric
+from drumbeat.runfolder.run import Run
 from drumbeat.signals import STOP_REQUESTS
 from drumbeat.spec.job import Job
 from drumbeat.tune import evidence
@@ -61,47 +62,37 @@ class Watched:
 
     seen: Observed
     rate: Optional[re.Pattern[str]] = None
-    folder: Optional[RunFolder] = None
+    follower: Optional[Follower] = None  # once it has a run folder
     problem: Optional[Tuple[str, str]] = None
     last_step: float = 0.0  # when one was last seen, by our clock
-    _tails: Dict[str, Tail] = field(default_factory=dict)
     _pipe: bytes = b""
 
     def look(self, pipe: int, now: float, final: bool = False) -> None:
         self._read_pipe(pipe)
-        if self.folder is None:
+        if self.follower is None:
             return
         before = (self.seen.steps, len(self.seen.rates))
-        for node in self.folder.nodes():
-            for line in self._lines(node.metrics, final):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and not (self.rate and record.get("printed")):
-                    self.seen.add(record)
-        if self.rate:
-            self._read_rates(self.folder, self.rate, final)
+        for records in self.follower.drain() if final else [self.follower.poll()]:
+            for record in records:
+                self._add(record)
         if before != (self.seen.steps, len(self.seen.rates)):
             self.last_step = now
 
-    def _read_rates(self, folder: RunFolder, rate: re.Pattern[str], final: bool) -> None:
-        """Rank 0's own lines; in a large job they stand among those of its node, behind `0 out`."""
-        node = folder.node(0)
-        for attempt in node.attempts()[-1:]:
-            lines = self._lines(node.log(attempt, 0, "out"), final) + self._lines(node.log(attempt, 0, "err"), final)
-            merged = self._lines(node.merged(attempt), final)
-            lines += [line.split(" ", 2)[2] for line in merged if re.match(r"0 (?:out|err) ", line)]
-            for line in lines:
-                found = rate.search(line[:_MAX_LINE])
-                if found:
-                    try:
-                        self.seen.add_rate(float(found.group(1).replace(",", "")), "")
-                    except (TypeError, ValueError):
-                        continue
+    def _add(self, record: Record) -> None:
+        if isinstance(record, Metric):
+            if not (self.rate and record.printed):
+                self.seen.add(vars(record))
+        elif isinstance(record, Line) and self.rate:
+            found = self.rate.search(record.text[:_MAX_LINE])
+            if found:
+                try:
+                    self.seen.add_rate(float(found.group(1).replace(",", "")), "")
+                except (TypeError, ValueError):
+                    pass
 
-    def _lines(self, path: str, final: bool) -> List[str]:
-        return self._tails.setdefault(path, Tail(path)).lines(final)
+    @property
+    def run(self) -> Optional[Run]:
+        return self.follower.run if self.follower else None
 
     def _read_pipe(self, pipe: int) -> None:
         """What the trial's own process says: its run folder, or why it did not start."""
@@ -113,7 +104,8 @@ class Watched:
         for line in whole:
             said = json.loads(line)
             if "folder" in said:
-                self.folder = RunFolder(said["folder"])
+                what = (METRICS, LINES) if self.rate else (METRICS,)
+                self.follower = Follower(Run.open(said["folder"]), what=what, rank=0)
             else:
                 self.problem = (said["what"], said["fix"])
 
@@ -144,9 +136,9 @@ def run_trial(
             break
         if not why:
             why = _reason(watched, limits, interruption, now, begun)
-            if not why and now - max(watched.last_step, looked) > _QUIET and watched.folder:
+            if not why and now - max(watched.last_step, looked) > _QUIET and watched.run:
                 looked = now
-                why = NO_MEMORY if out_of_memory(*evidence.in_logs(watched.folder)) else ""
+                why = NO_MEMORY if out_of_memory(*evidence.in_logs(watched.run)) else ""
             if why:
                 stopped = now
                 os.kill(pid, signal.SIGTERM)
@@ -183,23 +175,23 @@ def _reason(watched: Watched, limits: Limits, interruption: Interruption, now: f
 
 
 def _ended(why: str, watched: Watched, limits: Limits, seconds: float, status: Optional[int]) -> Ended:
-    folder, seen = watched.folder, watched.seen
-    told: Dict[str, Any] = evidence.summary(folder) if folder else {}
-    code = told.get("exit_code")
+    run, seen = watched.run, watched.seen
+    summary = run.summary() if run else None
+    code = summary.exit_code if summary else None
     if code is None and status is not None:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
     if why == ENDED and seen.measured >= limits.steps and code == 0:
         why = STEPS
-    elif why in (STEPS, TIME, SILENCE) and folder and evidence.failed_before_stop(folder):
+    elif why in (STEPS, TIME, SILENCE) and run and evidence.failed_before_stop(run):
         why = ENDED  # another rank had reported all of its steps, or nobody could tell yet
     return Ended(
         why,
         round(seconds, 1),
         code,
-        evidence.finding(told) if why == ENDED else None,
-        evidence.in_logs(folder) if folder and why != INTERRUPTED else (),
-        evidence.refusal(folder) if folder and why == ENDED and code == 2 else "",
-        str(told.get("outcome", "")),
+        summary.failure if summary and why == ENDED else None,
+        evidence.in_logs(run) if run and why != INTERRUPTED else (),
+        evidence.refusal(run) if run and why == ENDED and code == 2 else "",
+        summary.outcome if summary else "",
     )
 
 

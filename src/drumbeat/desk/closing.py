@@ -1,0 +1,146 @@
+"""A run's progress and its end in words: what `run` prints last, and `status` shows later."""
+
+from __future__ import annotations
+
+import os
+from typing import Collection, List, Optional, Tuple
+
+from drumbeat.finding import Finding
+from drumbeat.runfolder.logs import Log
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Affected, Summary
+
+Lines = List[Tuple[str, str]]  # label, text
+
+MOST_LINES = 12  # of an end, whatever happened to however many ranks
+_MOST_GROUPS = 3
+_MOST_LOG = 6  # lines of the failed rank's log
+_LONGEST = 300  # characters of a line
+
+
+def progress_line(progress: Progress) -> str:
+    parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
+    if progress.last_loss is not None:
+        parts.append(f"loss {progress.last_loss:.3f}")
+    rate, left = progress.rate(), progress.seconds_left()
+    if rate:
+        parts.append(speed(*rate))
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
+    """At most MOST_LINES. `printed`: nodes whose ranks' output the reader has seen already, so it is not repeated."""
+    progress = summary.progress
+    after: Lines = [("end", end_words(summary))]
+    losses = [_went(progress.first_loss, progress.last_loss, "", progress.step)]
+    losses.append(_went(progress.first_validation, progress.last_validation, "validation loss ", None))
+    if any(losses):
+        after.append(("loss", "; ".join(text for text in losses if text)))
+    if progress.target_reached is not None:
+        after.append(("target", "reached" if progress.target_reached else "not reached"))
+    if summary.throughput:
+        size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
+        after.append(("speed", f"{speed(summary.throughput.value, summary.throughput.unit)} on {size}"))
+    if summary.ledger:
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in summary.ledger.items() if seconds >= 0.05)
+        after.append(("time", spent))
+    if len(summary.attempts) > 1:
+        after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
+    after.append(("folder", near(run.path)))
+    before: Lines = []
+    if summary.failure:
+        room = MOST_LINES - len(after)
+        before = failure_lines(run, summary.failure, summary.consequences, room, printed)
+    return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
+
+
+def failure_lines(
+    run: Run,
+    failure: Finding,
+    affected: Tuple[Affected, ...] = (),
+    room: int = MOST_LINES,
+    printed: Collection[int] = (),
+) -> Lines:
+    """What failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
+    where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
+    who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
+    lines = [("failed", f"{who}{failure.title}")]
+    if failure.cause:
+        lines.append(("cause", failure.cause))
+    last = [("fix", failure.fix)] if failure.fix else []
+    if affected:
+        last.append(("then", _affected_words(affected)))
+    name = _log_name(run, failure)
+    if name:
+        texts: List[str] = []
+        if failure.node not in printed:
+            texts = _end_of_log(run, name, failure)[-max(0, min(_MOST_LOG, room - len(lines) - len(last) - 1)) :]
+        lines.append(("log", f"the end of {name}:" if texts else name))
+        lines += [("", text) for text in texts]
+    return lines + last
+
+
+def end_words(summary: Summary) -> str:
+    took = duration(summary.elapsed)
+    if summary.outcome == "requeue":
+        return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
+    return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
+
+
+def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:
+    if first is None or last is None:
+        return ""
+    words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}" if last != first else ""
+    return f"{what}{words or f'stayed at {last:.3f}'}" + (f" over {steps} steps" if steps else "")
+
+
+def _affected_words(affected: Tuple[Affected, ...]) -> str:
+    shown = [f"{_short_ranks(each)}: {each.what}" for each in affected[:_MOST_GROUPS]]
+    rest = sum(each.count for each in affected[_MOST_GROUPS:])
+    return "; ".join(shown + ([f"{count(rest, 'other rank')} in other ways"] if rest else []))
+
+
+def _short_ranks(affected: Affected) -> str:
+    parts = affected.ranks.split(",")
+    ranks = affected.ranks if len(parts) <= 8 else f"{','.join(parts[:8])},... ({affected.count:,} ranks)"
+    return f"rank {ranks}" if affected.count == 1 else f"ranks {ranks}"
+
+
+def _log_name(run: Run, failure: Finding) -> str:
+    """The failed rank's log, relative to the run folder: as the finding says, else its standard error."""
+    named = next((each.file for each in failure.evidence if each.file), None)
+    if failure.rank is None or named:
+        return named or ""
+    logs = [log for log in run.logs(rank=failure.rank) if log.node == failure.node]
+    return next((log.name for log in logs if log.merged or log.stream == "err"), "")
+
+
+def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
+    log = next((log for log in run.logs() if log.name == name), None) or Log(name, failure.node or 0, 0, failure.rank)
+    lines = run.last_lines(log)
+    mine = [line for line in lines if not log.merged or (line.rank == failure.rank and line.stream == "err")]
+    return [line.text for line in mine if line.text.strip()]
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
+
+
+def speed(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def near(path: str) -> str:
+    """A path as short as it can be written from here."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,52 @@
+"""The summary of a run whose lead was killed before it could write one: the same record, from what the run folder holds."""
+
+from __future__ import annotations
+
+import signal
+
+from drumbeat.finding import ERROR, Finding
+from drumbeat.order import Order
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import AttemptEnd, Summary, Times, group, summarize
+
+
+def summary_without_lead(run: Run, order: Order, code: int, now: float) -> Summary:
+    """`code` is how the lead's agent ended, negative or above 128 for a signal; `now` is the wall clock."""
+    number = code - 128 if code > 128 else -code if code < 0 else 0
+    finding = _finding(number, code)
+    attempts = run.attempt_ends()
+    if attempts and attempts[-1].outcome == "cut off":
+        attempts.pop()
+        last = run.attempts()[-1:] or [len(attempts)]
+    else:
+        last = [attempts[-1].attempt + 1 if attempts else 0]
+    attempts.append(AttemptEnd(last[0], "failed", 128 + number if number else code or 1, finding))
+    affected = group((end.rank, end.words) for end in run.ranks().ended if end.failed)
+    return summarize(order, attempts, run.members(), affected, run.progress(), _times(run, order, now))
+
+
+def _times(run: Run, order: Order, now: float) -> Times:
+    before_lead = muster = 0.0
+    first_step = None
+    for event in run.run_events():
+        if isinstance(event, kinds.RunStarted):
+            before_lead, first_step = max(0.0, event.t - order.created), None
+        elif isinstance(event, kinds.Mustered):
+            muster = event.seconds
+        elif isinstance(event, kinds.FirstStep):
+            first_step = order.created + event.seconds
+    return Times(max(0.0, now - order.created), before_lead, muster, first_step)
+
+
+def _finding(number: int, code: int) -> Finding:
+    if number:
+        return Finding(
+            "lead-lost", ERROR, f"the lead's agent was killed by {signal.Signals(number).name} before the run ended",
+            "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+            "look at the machine's kernel log for 'Out of memory'; start the run again",
+        )  # fmt: skip
+    return Finding(
+        "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",
+        "it says why above, or it has a fault", "fix what it names; if it names nothing, report the traceback",
+    )  # fmt: skip

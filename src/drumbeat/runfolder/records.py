@@ -1,0 +1,149 @@
+"""Records of what a run's nodes report: metrics, telemetry, printed lines, members. Events: see events.py.
+
+Any script may write metrics, so a record that cannot be used is dropped by its reader, who counts it; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from drumbeat.facts.telemetry import GpuSample
+from drumbeat.record import RecordError, from_plain
+
+_LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # how metrics.report writes what JSON cannot
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One report of one rank. `loss` and `accuracy` may be NaN or infinite, all other numbers are finite."""
+
+    node: int
+    rank: int
+    t: float  # by the clock of its node
+    kind: str = "step"  # or validation, checkpoint, throughput, any word
+    step: Optional[int] = None
+    steps: Optional[int] = None  # planned in all
+    loss: Optional[float] = None
+    tokens: Optional[float] = None  # processed by this rank since its last report
+    samples: Optional[float] = None
+    seconds: Optional[float] = None  # that this step, validation or checkpoint took
+    accuracy: Optional[float] = None
+    rate: Optional[float] = None  # the script's own throughput
+    unit: str = ""  # of `rate`
+    memory_gib: Optional[float] = None
+    target_reached: Optional[bool] = None
+    printed: bool = False  # read from what the script printed
+    more: Mapping[str, Any] = field(default_factory=dict)  # what else the script reported: numbers and strings
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of a node's devices; None is unknown."""
+
+    node: int
+    t: float
+    host: str = ""
+    gpus: Tuple[GpuSample, ...] = ()
+    cpu: Mapping[str, Any] = field(default_factory=dict)  # busy_ticks, all_ticks, load
+    memory: Mapping[str, Any] = field(default_factory=dict)  # total, used: bytes
+    network: Mapping[str, Any] = field(default_factory=dict)  # interface or RDMA port -> received, sent: bytes
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a rank printed; `rank` is None for what torchrun itself printed."""
+
+    node: int
+    attempt: int
+    rank: Optional[int]
+    stream: str  # out, err
+    text: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """An agent on a machine, with its part in the run."""
+
+    node: int  # node rank
+    host: str
+    address: str = ""
+    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
+    ranks: int = 1
+
+
+_KNOWN = frozenset({"t", *Metric.__dataclass_fields__} - {"node", "more"})
+
+
+def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
+    """The metric that a decoded line stands for; None if one of its known values cannot be used."""
+    get = data.get
+    try:
+        rank = get("rank", 0)
+        return Metric(
+            node,
+            _whole(int(rank) if isinstance(rank, str) and rank.isdecimal() and len(rank) < 10 else rank),
+            _finite(data["t"]),
+            str(get("kind") or "step")[:100],
+            None if get("step") is None else _whole(data["step"]),
+            None if get("steps") is None else _whole(data["steps"]),
+            None if get("loss") is None else _measured(data["loss"]),
+            None if get("tokens") is None else _finite(data["tokens"]),
+            None if get("samples") is None else _finite(data["samples"]),
+            None if get("seconds") is None else _finite(data["seconds"]),
+            None if get("accuracy") is None else _measured(data["accuracy"]),
+            None if get("rate") is None else _finite(data["rate"]),
+            str(get("unit") or "")[:40],
+            None if get("memory_gib") is None else _finite(data["memory_gib"]),
+            get("target_reached") if isinstance(get("target_reached"), bool) else None,
+            bool(get("printed")),
+            _others(data) if len(data) > 4 else {},
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def parse_sample(data: Mapping[str, Any], node: int) -> Optional[Sample]:
+    try:
+        sample = from_plain(Sample, {**data, "node": node})
+        return sample if math.isfinite(sample.t) else None
+    except (RecordError, OverflowError):
+        return None
+
+
+def parse_member(data: Any) -> Optional[Member]:
+    try:
+        member = from_plain(Member, data)
+        return member if math.isfinite(member.clock_offset) else None
+    except (RecordError, OverflowError):
+        return None
+
+
+def _finite(value: Any) -> float:
+    number = _number(value)
+    if not abs(number) < _LARGEST:  # NaN compares false
+        raise ValueError(value)
+    return number
+
+
+def _whole(value: Any) -> int:
+    number = int(_finite(value))
+    if number < 0:
+        raise ValueError(value)
+    return number
+
+
+def _measured(value: Any) -> float:
+    return _WORDS[value] if isinstance(value, str) else _number(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(value)
+    return float(value)  # OverflowError where an int has too many digits
+
+
+def _others(data: Mapping[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in _KNOWN and isinstance(value, (str, float, int))}

@@ -1,0 +1,381 @@
+"""`Run`: typed access to one run folder. Every reader goes through it; what is damaged or missing is None or left out.
+
+`Run.open(path)` checks that there is a run of a schema that we know. `Run.follow()` gives a Follower for what is still written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+
+from drumbeat.finding import Verdict
+from drumbeat.order import Order, load_order
+from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event, parse_event
+from drumbeat.runfolder.layout import SCHEMA, NodeFolder, RunFolder
+from drumbeat.runfolder.logs import Log, list_logs
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.read import Files, Tail, decode, read_json
+from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
+from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
+
+if TYPE_CHECKING:
+    from drumbeat.facts.model import Facts
+    from drumbeat.runfolder.follow import Follower
+
+_RECENT = 8 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
+_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
+_LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The process that started the run and stays with it."""
+
+    host: str
+    pid: int
+    started: Optional[str] = None  # its start time, as the kernel counts it: pids are used again
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json."""
+
+    run_id: str
+    schema: str = SCHEMA
+    name: str = ""
+    created: float = 0.0
+    handle: str = ""  # local://host/run-id, slurm://cluster/1234
+    version: str = ""
+    desk: Optional[Desk] = None
+    output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    rank: int
+    node: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    t: float  # the lead's clock
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    @property
+    def words(self) -> str:
+        return f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of the last attempt: how many were started, and those that have ended."""
+
+    started: int = 0
+    ended: Tuple[RankEnd, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    path: str
+    record: RunRecord
+    files: Files = field(compare=False)
+
+    @classmethod
+    def open(cls, path: str, files: Optional[Files] = None) -> Run:
+        """RecordError when there is no run there, or one of a newer drumbeat."""
+        path = os.path.abspath(path)
+        files = files or Files(path)
+        data = read_json(RunFolder("").run_json, files)
+        if data is None:
+            raise RecordError(f"{path}: not a run folder (no readable run.json)")
+        check_schema(str(data.get("schema", "?")), SCHEMA, os.path.join(path, "run.json"))
+        try:
+            record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, os.path.join(path, "run.json"))
+        except OverflowError as error:
+            raise RecordError(f"{path}/run.json: {error}") from None
+        return cls(path, record, files)
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def folder(self) -> RunFolder:
+        """Paths, for those who write."""
+        return RunFolder(self.path)
+
+    # -- whole files -------------------------------------------------------------------------------------------------
+
+    def order(self) -> Optional[Order]:
+        """RecordError for an order of a newer drumbeat."""
+        data = self.files.read(_AT.order)
+        if data is None:
+            return None
+        try:
+            return load_order(data.decode("utf-8", "replace"), os.path.join(self.path, _AT.order))
+        except (AssertionError, OverflowError) as error:
+            raise RecordError(f"{self.path}/{_AT.order}: {error}") from None
+
+    def summary(self) -> Optional[Summary]:
+        """How it went; None while it goes on, or when nobody could write it."""
+        return parse_summary(read_json(_AT.summary, self.files), os.path.join(self.path, _AT.summary))
+
+    def members(self) -> Tuple[Member, ...]:
+        peers = read_json(_AT.peers, self.files) or {}
+        nodes = peers.get("nodes")
+        found = [parse_member(each) for each in nodes] if isinstance(nodes, list) else []
+        return tuple(member for member in found if member)
+
+    def facts(self, node: int) -> Optional[Facts]:
+        from drumbeat.facts.model import Facts
+
+        facts: Optional[Facts] = _parsed(Facts, read_json(_AT.node(node).facts, self.files))
+        return facts
+
+    def environment(self, node: int) -> Dict[str, Any]:
+        """Every variable that the node's ranks were given, with reason and source, and their binding; {} if unknown."""
+        return read_json(_AT.node(node).environment, self.files) or {}
+
+    def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
+        """A JSON file that a rank has left in the last attempt's folder."""
+        attempts = self.attempts(node)
+        return read_json(os.path.join(_AT.node(node).attempt(attempts[-1]), name), self.files) if attempts else None
+
+    def output(self) -> List[str]:
+        """Names of the files that a scheduler's job printed into, the newest last."""
+        found = [self.record.output] if self.record.output else []
+        found += sorted(name for name in self.files.names("") if name.endswith(".out"))
+        return [name for name in dict.fromkeys(found) if self.files.chunk(name, 0, 1) is not None]
+
+    def output_lines(self) -> List[str]:
+        """The last lines of all that a scheduler's job printed."""
+        lines: List[str] = []
+        for name in self.output():
+            size = (self.files.chunk(name, 0, 0) or (b"", 0))[1]
+            chunk = self.files.chunk(name, max(0, size - _LAST_OUTPUT), _LAST_OUTPUT)
+            lines += (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
+        return lines
+
+    # -- nodes, attempts, logs ---------------------------------------------------------------------------------------
+
+    def nodes(self) -> List[int]:
+        """Node ranks that have a folder here."""
+        return sorted(int(name) for name in self.files.names("nodes") if name.isdecimal())
+
+    def size(self) -> int:
+        """How many nodes the run has; 0 if its order cannot be read."""
+        try:
+            order = self.order()
+        except RecordError:
+            return 0
+        return order.nodes if order else 0
+
+    def attempts(self, node: int = 0) -> List[int]:
+        names = self.files.names(_AT.node(node).path)
+        return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdecimal())
+
+    def array(self) -> List[Run]:
+        """The runs of a job array; each task has a run folder of its own."""
+        tasks = sorted((name for name in self.files.names("array") if name.isdecimal()), key=int)
+        runs = []
+        for name in tasks:
+            try:
+                runs.append(Run.open(os.path.join(self.path, "array", name)))
+            except RecordError:
+                continue
+        return runs
+
+    def logs(self, attempt: Optional[int] = None, rank: Optional[int] = None) -> List[Log]:
+        """The logs of one attempt, of the last one if none is named; of large runs one log per node holds all its ranks."""
+        found: List[Log] = []
+        for node in self.nodes():
+            numbers = self.attempts(node)[-1:] if attempt is None else [attempt]
+            for number in numbers:
+                found += list_logs(self.files, _AT.node(node), number)
+        return [log for log in found if rank is None or log.rank == rank or log.merged]
+
+    def nccl_logs(self) -> List[Tuple[int, str]]:
+        """Nodes and names of what NCCL wrote in the last attempt: a trace, or a log that was kept after a failure."""
+        found = []
+        for node in self.nodes():
+            for attempt in self.attempts(node)[-1:]:
+                folder = _AT.node(node).attempt(attempt)
+                names = sorted(name for name in self.files.names(folder) if name.startswith("nccl-"))
+                found += [(node, os.path.join(folder, name)) for name in names]
+        return found
+
+    def lines(self, log: Log) -> Iterator[Line]:
+        """All lines of a log, read in pieces."""
+        tail = Tail(log.name, 0, self.files)
+        while True:
+            texts = tail.lines(final=True)
+            for text in texts:
+                line = log.line(text)
+                if line:
+                    yield line
+            if not texts and not tail.behind:
+                return
+
+    def last_lines(self, log: Log, size: int = 64 << 10) -> List[Line]:
+        """The lines in the last `size` bytes of a log."""
+        found = self.files.chunk(log.name, 0, 0)
+        if found is None:
+            return []
+        chunk = self.files.chunk(log.name, max(0, found.size - size), size)
+        texts = (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
+        lines = (log.line(text) for text in (texts if found.size <= size else texts[1:]))
+        return [line for line in lines if line]
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def clock_offsets(self) -> Dict[int, float]:
+        """Seconds to add to a node's clock to get the lead's."""
+        return {member.node: member.clock_offset for member in self.members()}
+
+    def run_events(self) -> List[Event]:
+        """What the lead recorded, in its order."""
+        return list(self._events(_AT.events))
+
+    def events(self) -> List[Event]:
+        """All events of all nodes, by the lead's clock."""
+        offsets = self.clock_offsets()
+        found = self.run_events()
+        for node in self.nodes():
+            shift = offsets.get(node, 0.0)
+            found += (dataclasses.replace(event, t=event.t + shift) for event in self._events(_AT.node(node).events))
+        return sorted(found, key=lambda event: (event.t, event.node, event.seq))
+
+    def verdicts(self) -> List[Verdict]:
+        return [event.verdict for event in self.run_events() if isinstance(event, kinds.VerdictGiven)]
+
+    def metrics(self, node: int) -> Iterator[Metric]:
+        for data in self._decoded(_AT.node(node).metrics):
+            metric = parse_metric(data, node)
+            if metric:
+                yield metric
+
+    def telemetry(self, node: int) -> Iterator[Sample]:
+        for data in self._decoded(_AT.node(node).telemetry):
+            sample = parse_sample(data, node)
+            if sample:
+                yield sample
+
+    def follow(self, **options: Any) -> Follower:
+        from drumbeat.runfolder.follow import Follower
+
+        return Follower(self, **options)
+
+    # -- what the records say ----------------------------------------------------------------------------------------
+
+    def attempt_ends(self) -> List[AttemptEnd]:
+        """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
+        found: List[AttemptEnd] = []
+        for event in self.run_events():
+            if isinstance(event, kinds.AttemptStarted):
+                found.append(AttemptEnd(event.attempt, "cut off", None))
+            elif found and isinstance(event, kinds.Failed):
+                found[-1] = dataclasses.replace(found[-1], finding=event.finding)
+            elif found and isinstance(event, kinds.AttemptEnded):
+                found[-1] = dataclasses.replace(found[-1], outcome=event.outcome, exit_code=event.exit_code)
+        return found
+
+    def ranks(self) -> Ranks:
+        """Those of the last attempt, by the nodes' own events."""
+        offsets = self.clock_offsets()
+        attempt, started = -1, 0
+        ended: Dict[int, RankEnd] = {}
+        for node in self.nodes():
+            for event in self._events(_AT.node(node).events):
+                if not isinstance(event, (kinds.RankStarted, kinds.RankExited)) or event.attempt < attempt:
+                    continue
+                if event.attempt > attempt:
+                    attempt, started, ended = event.attempt, 0, {}
+                if isinstance(event, kinds.RankStarted):
+                    started += 1
+                else:
+                    t = event.t + offsets.get(node, 0.0)
+                    ended[event.rank] = RankEnd(event.rank, node, event.exit_code, event.signal, t)
+        return Ranks(started, tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank))))
+
+    def progress(self) -> Progress:
+        """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
+        nodes = self.nodes()
+        size = max(_HEAD, _RECENT // max(1, len(nodes)))
+        offsets = self.clock_offsets()
+        recent: List[Metric] = []
+        starts: List[float] = []
+        first = Progress()
+        for node in nodes:
+            name, shift = _AT.node(node).metrics, offsets.get(node, 0.0)
+            head, tail = self._ends(name, size)
+            for line in head:
+                metric = _metric(line, node)
+                if metric:
+                    first.add(metric)
+            metrics = [metric for metric in (_metric(line, node) for line in tail) if metric]
+            steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
+            starts += [min(steps)] if steps else []
+            recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
+        total = Progress()
+        begin = max(starts, default=0.0)  # from here on all nodes are covered
+        for metric in sorted(recent, key=lambda metric: metric.t):
+            if metric.t >= begin or metric.kind != "step":
+                total.add(metric)
+        if first.first_loss is not None:
+            total.first_loss = first.first_loss
+        if first.first_validation is not None:
+            total.first_validation = first.first_validation
+        return total
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _ends(self, name: str, size: int) -> Tuple[List[str], List[str]]:
+        """The first and the last lines of a file: the first `_HEAD` bytes (none of a short file), the last `size`."""
+        found = self.files.chunk(name, 0, _HEAD)
+        if found is None:
+            return [], []
+        last = self.files.chunk(name, max(0, found.size - size), size)
+        texts = (last.data if last else b"").decode("utf-8", "replace").split("\n")[:-1]
+        if found.size <= size:
+            return [], texts
+        return found.data.decode("utf-8", "replace").split("\n")[:-1], texts[1:]
+
+    def _events(self, name: str) -> Iterator[Event]:
+        for data in self._decoded(name):
+            event = parse_event(data)
+            if event:
+                yield event
+
+    def _decoded(self, name: str) -> Iterator[Dict[str, Any]]:
+        tail = Tail(name, 0, self.files)
+        while True:
+            texts = tail.lines(final=True)
+            for text in texts:
+                data = decode(text)
+                if data is not None:
+                    yield data
+            if not texts and not tail.behind:
+                return
+
+
+_AT = RunFolder("")  # names relative to the run folder
+
+
+def _metric(line: str, node: int) -> Optional[Metric]:
+    data = decode(line)
+    return None if data is None else parse_metric(data, node)
+
+
+def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
+    try:
+        return None if data is None else from_plain(record, data)
+    except (RecordError, AssertionError, OverflowError):
+        return None
+
+
+__all__ = ["Desk", "NodeFolder", "RankEnd", "Ranks", "Run", "RunRecord"]

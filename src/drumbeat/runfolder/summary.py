@@ -1,0 +1,190 @@
+"""summary.json: how a run went, in one small file. The lead writes it; the desk does if the lead was killed.
+
+Both go through `summarize`. *Finished* and *target reached* are two things. However many ranks failed, it stays small: ranks
+are written as ranges, hosts as a node list, and what would grow without end is cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.finding import Finding
+from drumbeat.hostlist import fold
+from drumbeat.order import Order
+from drumbeat.ranges import ranges
+from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import Member
+from drumbeat.runfolder.write import replace_json
+
+_MOST_GROUPS = 8  # of ranks that ended in the same way
+_MOST_ATTEMPTS = 24
+_MOST_EVIDENCE = 12
+_LONGEST = 400  # characters of a text
+_LONGEST_HOSTS = 8000
+_QUEUE = "queue and start"
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    attempt: int
+    outcome: str  # finished, failed, stopped, time-limit, requeue; cut off: its node, or the whole job, was killed
+    exit_code: Optional[int]
+    finding: Optional[Finding] = None
+
+
+@dataclass(frozen=True)
+class Affected:
+    """Ranks that ended because another one had failed, all in the same way."""
+
+    ranks: str  # 0-7,9
+    count: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Throughput:
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Times:
+    """When things happened, in seconds; wall-clock times are the lead's."""
+
+    total: float  # from the command to the end
+    before_lead: float  # from the command to the lead's start
+    muster: float
+    first_step: Optional[float] = None  # wall clock
+    queued: bool = False  # before the lead's start it waited in a scheduler's queue
+
+
+@dataclass(frozen=True)
+class Summary:
+    run_id: str
+    outcome: str
+    exit_code: int
+    seconds: float  # from the command to the end
+    nodes: int
+    ranks: int = 0
+    hosts: str = ""  # as a node list
+    launcher: str = ""
+    target_reached: Optional[bool] = None
+    attempts: Tuple[AttemptEnd, ...] = ()
+    failure: Optional[Finding] = None
+    consequences: Tuple[Affected, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+    throughput: Optional[Throughput] = None
+    ledger: Dict[str, float] = field(default_factory=dict)
+    schema: str = SCHEMA
+
+    @property
+    def elapsed(self) -> float:
+        """How long it ran: without the time in a queue."""
+        return max(0.0, self.seconds - self.ledger.get(_QUEUE, 0.0))
+
+
+def summarize(
+    order: Order,
+    attempts: Sequence[AttemptEnd],
+    members: Sequence[Member],
+    affected: Sequence[Affected],
+    progress: Progress,
+    times: Times,
+) -> Summary:
+    """`attempts` are all of them; how the last one ended is how the run ended."""
+    last = attempts[-1]
+    rate = progress.rate()
+    return Summary(
+        run_id=order.run_id,
+        outcome=last.outcome,
+        exit_code=1 if last.exit_code is None else last.exit_code,
+        seconds=round(times.total, 3),
+        nodes=order.nodes,
+        ranks=sum(member.ranks for member in members),
+        hosts=_cut_hosts(fold(member.host for member in members)),
+        launcher=order.launcher,
+        target_reached=progress.target_reached,
+        attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
+        failure=shortened(last.finding) if last.finding else None,
+        consequences=tuple(affected) if last.finding else (),
+        progress=progress,
+        throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
+        ledger=_ledger(order, progress, times),
+    )
+
+
+def write_summary(folder: RunFolder, summary: Summary) -> None:
+    replace_json(folder.summary, summary)
+
+
+def parse_summary(data: Optional[Mapping[str, Any]], where: str) -> Optional[Summary]:
+    """None where there is none, or none that can be read; RecordError for one of a newer drumbeat."""
+    if data is None:
+        return None
+    check_schema(str(data.get("schema", "?")), SCHEMA, where)
+    try:
+        summary = from_plain(Summary, data)
+    except (RecordError, AssertionError, OverflowError):
+        return None
+    return summary if math.isfinite(summary.seconds) else None
+
+
+def group(ends: Iterable[Tuple[int, str]]) -> Tuple[Affected, ...]:
+    """Ranks and what became of each: ranks that ended in the same way together, the largest group first."""
+    groups: Dict[str, List[int]] = {}
+    for rank, what in ends:
+        groups.setdefault(_cut(what), []).append(rank)
+    order = sorted(groups, key=lambda what: (-len(groups[what]), min(groups[what])))
+    shown, rest = order[:_MOST_GROUPS], order[_MOST_GROUPS:]
+    if rest:
+        shown, rest = order[: _MOST_GROUPS - 1], order[_MOST_GROUPS - 1 :]
+        others = [rank for what in rest for rank in groups.pop(what)]
+        words = f"ended in {len(rest)} other ways"
+        shown.append(words)
+        groups[words] = others
+    return tuple(Affected(ranges(groups[what]), len(groups[what]), what) for what in shown)
+
+
+def shortened(finding: Finding) -> Finding:
+    """With evidence that fits on a page."""
+    evidence = tuple(dataclasses.replace(each, text=_cut(each.text)) for each in finding.evidence[:_MOST_EVIDENCE])
+    title, cause, fix = _cut(finding.title), _cut(finding.cause, 1000), _cut(finding.fix, 1000)
+    return dataclasses.replace(finding, title=title, cause=cause, fix=fix, evidence=evidence)
+
+
+def _small(attempt: AttemptEnd) -> AttemptEnd:
+    if attempt.finding is None:
+        return attempt
+    finding = dataclasses.replace(attempt.finding, title=_cut(attempt.finding.title), evidence=())
+    finding = dataclasses.replace(finding, cause=_cut(finding.cause), fix=_cut(finding.fix))
+    return dataclasses.replace(attempt, finding=finding)
+
+
+def _cut(text: str, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def _cut_hosts(text: str) -> str:
+    return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
+
+
+def _ledger(order: Order, progress: Progress, times: Times) -> Dict[str, float]:
+    """Where the time went, from the command to the end; the parts add up to the whole."""
+    parts = {_QUEUE if times.queued else "start agents": times.before_lead, "muster": times.muster}
+    if times.first_step is None or progress.last_t is None:
+        parts["ranks"] = times.total - sum(parts.values())
+    else:
+        parts["ranks to first step"] = times.first_step - order.created - sum(parts.values())
+        training = max(0.0, progress.last_t - times.first_step)
+        for kind, seconds in progress.spent.items():
+            if kind != "step" and seconds < training:
+                parts[kind] = seconds
+                training -= seconds
+        parts["training"] = training
+        parts["end"] = times.total - sum(parts.values())
+    return {name: round(seconds, 3) for name, seconds in parts.items()}
