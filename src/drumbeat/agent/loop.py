@@ -7,7 +7,7 @@ import selectors
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat import __version__
 from drumbeat.agent.lead_side import LeadSide
@@ -36,6 +36,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
+_SERVE = 0.2  # for messages in one turn
 _NODE_TICK = 0.1  # between two looks at our own node, however often the members of a large job wake us
 
 
@@ -69,6 +70,7 @@ class Agent:
         self.exit_code: Optional[int] = None
         self.last_beat = 0.0
         self.last_tick = 0.0
+        self.backwards = False
 
     def run(self) -> int:
         from drumbeat.facts.gather import gather
@@ -167,8 +169,7 @@ class Agent:
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        for key, _ in self.selector.select(_TICK):
-            key.data()
+        self._serve(self.selector.select(_TICK))
         reaped = self._reap()
         now = time.monotonic()
         if self.node and (reaped or now - self.last_tick >= _NODE_TICK):
@@ -176,6 +177,17 @@ class Agent:
             self.node.tick(now)
         self.side.tick(now)
         self.beat()
+
+    def _serve(self, ready: List[Tuple[selectors.SelectorKey, int]]) -> None:
+        """Whoever has something to say; in a large job not all in one turn, or the rest of the loop would wait too long."""
+        until = time.monotonic() + _SERVE
+        if self.backwards:
+            ready.reverse()  # so that those at the end get their turn as well
+        for key, _ in ready:
+            key.data()
+            if time.monotonic() > until:
+                self.backwards = not self.backwards
+                return
 
     def _reap(self) -> bool:
         """Whether a child has ended."""

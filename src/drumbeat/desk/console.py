@@ -154,9 +154,6 @@ class Console:
     def _show_event(self, event: Event) -> None:
         if isinstance(event, kinds.NodeJoined):
             self._connected[event.peer] = event.peer_host
-        elif isinstance(event, kinds.Waiting):
-            here = f"{event.here} of {count(self.order.nodes, 'node')} after {event.seconds:.0f} s"
-            self.say("waiting", f"{here}; missing: {event.missing}")
         elif isinstance(event, kinds.Mustered):
             size = f"{event.master_addr}:{event.master_port}"
             nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
