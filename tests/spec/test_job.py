@@ -184,3 +184,16 @@ def test_every_example_in_the_documentation_is_right(cls, load):
         if key.inner:
             inside = "".join(f"    {inner}: {each.example}\n" for inner, (_, each) in keys_of(key.inner).items())
             load(f"{extra}{name}:\n" + ("  A:\n" if key.kind == "tables" else "") + inside)
+
+
+def test_all_mistakes_at_once_with_the_names_that_other_tools_use():
+    with pytest.raises(Problem) as caught:
+        job_from_text("gpus-per-node: 8\nnodes: x\ncommand: a\nenv: {1A: b}\n")
+    first, *lines = str(caught.value).split("\n")
+    assert first == "job.yaml: 3 mistakes"
+    assert "did you mean 'gpus'?" in lines[0] and ":2: nodes" in lines[1] and ":4: env.1A" in lines[2]
+
+
+def test_very_many_mistakes_are_counted():
+    with pytest.raises(Problem, match="and 88 more"):
+        job_from_text("".join(f"zz{number}: 1\n" for number in range(100)))

@@ -80,7 +80,7 @@ def run_saver(folder: Path, slow: bool, stop: int) -> subprocess.Popen[str]:
 
 
 def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint import committed
+    from drumbeat.train.checkpoint_folder import committed
 
     done = run_saver(tmp_path, slow=False, stop=5)
     assert done.wait(120) == 75, "stopped and saved: requeue me"
@@ -103,10 +103,13 @@ def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
     assert committed(str(tmp_path)) == [5, 8]
 
 
-def test_a_stop_signal_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint import newest
+def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
+    from drumbeat.train.checkpoint_folder import newest
 
-    code = "from drumbeat.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whatever the caller ignores
+    )
+    code += "from drumbeat.cli import main; sys.exit(main(sys.argv[1:]))"
     settings = ["steps=100000", "batch=2", "validation=0", "report_every=1", f"checkpoint={tmp_path}"]
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, "train", "llama", "--set", *settings],
@@ -116,8 +119,64 @@ def test_a_stop_signal_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
     assert process.stdout is not None
     while "step 2/" not in process.stdout.readline():
         pass
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     text = process.stdout.read()
     assert process.wait(60) == 75
     assert "stopped by a signal" in text
     assert newest(str(tmp_path)) is not None
+
+
+def told_by(number: int, folder: str) -> Any:
+    """Train; after the second step this process is sent a signal."""
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+    from drumbeat.train.step import Step
+
+    update, steps = Step._update, 0
+
+    def signalled(self: Step, norm: Any) -> None:
+        nonlocal steps
+        steps += 1
+        update(self, norm)
+        if steps == 2:
+            os.kill(os.getpid(), number)
+
+    texts = ["steps=6", "batch=2", "validation=8", "validate_every=2", "report_every=1", f"checkpoint={folder}"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    Step._update = signalled  # type: ignore[method-assign]
+    try:
+        result = run(fill(LlamaSettings, texts))
+    finally:
+        Step._update = update  # type: ignore[method-assign]
+        signal.signal(signal.SIGINT, before)
+    return result.step, result.exit_code, len(result.validation)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
+def test_every_stop_signal_saves_and_does_not_validate_first(world: GlooWorld, tmp_path: Path, name: str) -> None:
+    from drumbeat.train.checkpoint_folder import newest
+
+    number = int(getattr(signal, name))
+    assert world.run(told_by, number, str(tmp_path), size=1) == [(2, 75, 0)]
+    assert newest(str(tmp_path)) == 2
+    assert world.run(told_by, number, "", size=1) == [(2, 128 + number, 0)], "nothing saved: not a requeue"
+
+
+def test_a_second_ctrl_c_ends_at_once_but_an_echo_of_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drumbeat.train import stopping
+
+    monkeypatch.setattr(stopping, "SIGNALS", ())  # this process's own handlers stay
+    sent: List[int] = []
+    now = [100.0]
+    monkeypatch.setattr(stopping.os, "kill", lambda _pid, number: sent.append(number))
+    monkeypatch.setattr(stopping.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+    stop = stopping.StopTogether()
+    for at in (100.0, 100.1, 100.9):
+        now[0] = at
+        stop._on_signal(signal.SIGINT, None)
+        stop._on_signal(signal.SIGTERM, None)
+    assert sent == [] and stop.agreed()
+    now[0] = 103.0
+    stop._on_signal(signal.SIGINT, None)
+    assert sent == [signal.SIGINT]

@@ -229,8 +229,8 @@ def test_saving_faster_than_the_disk_writes_is_said(
     assert said.count("training waited") == 1 and "checkpoint of step 1, which took 3 s" in said, said
 
 
-def statistics_of_all_ranks(folder: str) -> Tuple[float, float]:
-    """A running mean of this rank, before a save and after it."""
+def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:
+    """A running mean of this rank after a save; in a fresh model after a load; and there as rank 0 alone would load it."""
     import torch.distributed as dist
 
     from drumbeat.train.assemble import Anatomy, meshes_for
@@ -241,15 +241,79 @@ def statistics_of_all_ranks(folder: str) -> Tuple[float, float]:
 
     world = join()
     settings = ResNetSettings(depth=18, layout="ddp", checkpoint=folder)
-    parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
-    assert parts.checkpoints is not None
-    mean = next(value for name, value in parts.parts[0].named_buffers() if name.endswith("running_mean"))
+
+    def fresh() -> Tuple[Any, torch.Tensor]:
+        parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
+        return parts, next(value for name, value in parts.parts[0].named_buffers() if name.endswith("running_mean"))
+
+    parts, mean = fresh()
     mean.fill_(float(world.rank))
-    before = float(mean[0])
     parts.checkpoints.save(1, {"sample": 0}, wait=True)
     dist.barrier()
-    return before, float(mean[0])
+    again, loaded = fresh()
+    again.checkpoints.load(["sample"])
+    other, agreed = fresh()
+    other.checkpoints.size = 3  # as if another number of ranks loaded it
+    other.checkpoints.load(["sample"])
+    return float(mean[0]), float(loaded[0]), float(agreed[0])
 
 
-def test_a_checkpoint_holds_the_statistics_of_all_ranks(world: GlooWorld, tmp_path: Path) -> None:
-    assert world.run(statistics_of_all_ranks, str(tmp_path), size=2) == [(0.0, 0.5), (1.0, 0.5)]
+def test_a_checkpoint_holds_each_ranks_statistics_and_those_of_all(world: GlooWorld, tmp_path: Path) -> None:
+    assert world.run(statistics_of_all_ranks, str(tmp_path), size=2) == [(0.0, 0.0, 0.5), (1.0, 1.0, 0.5)]
+
+
+def test_an_older_or_newer_checkpoint_is_refused_with_its_version(tmp_path: Path) -> None:
+    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.refusal import Refusal
+
+    model = nn.Linear(2, 2)
+    saves = Checkpoints(str(tmp_path), [model], torch.optim.SGD(model.parameters(), lr=0.1))
+    saves.save(1, {}, wait=True)
+    marker = tmp_path / "step-00000001" / "commit.json"
+    known = json.loads(marker.read_text())
+    assert known["version"] == 2
+    marker.write_text(json.dumps({**known, "version": 3}))
+    with pytest.raises(Refusal, match=r"a newer drumbeat: checkpoint version 3, this one reads version 2"):
+        saves.load([])
+    del known["version"]
+    marker.write_text(json.dumps(known))
+    with pytest.raises(Refusal, match=r"an older drumbeat: checkpoint version 1, this one reads version 2"):
+        saves.load([])
+
+
+def test_generators_come_back() -> None:
+    import random
+
+    import numpy as np
+
+    from drumbeat.train.generators import generators, restore_generators
+
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    before = generators()
+    want = (random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(())), random.random())
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    restore_generators(before)
+    assert (random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(())), random.random()) == want
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # a file that grows beyond it cannot be written
+from drumbeat.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    words = ["train", "llama", "--set", *SMALL, f"checkpoint={tmp_path}"]
+    assert main([*words, "stop_after=3", "keep=1"]) == 75
+    (tmp_path / "step-00000002").mkdir()  # cut short by a kill
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FULL, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
+    assert "the checkpoint of step 4 FAILED: " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
+    assert main(words) == 0, "and from there it goes on"

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,3 +83,14 @@ def test_any_script_may_write_anything(records):
     speed = seen.speed()
     assert speed is None or not math.isnan(speed[0])
     assert seen.steps is not None and seen.measured >= 0
+
+
+def test_the_spread_of_a_speed_is_that_of_its_steps():
+    seen = Observed(1)
+    for step, t in enumerate((0.0, 1.0, 2.0, 3.0, 4.0)):
+        seen.add({"rank": 0, "t": t, "step": step + 1, "samples": 8})
+        seen.add({"rank": 1, "t": t + 0.5 * (step == 2), "step": step + 1, "samples": 8})
+    assert seen.spread() == pytest.approx(0.2041, abs=1e-3)  # rank 1: steps of 1.5, 0.5, 1 and 1 s
+    few = Observed(1)
+    few.add({"rank": 0, "t": 1.0, "step": 1})
+    assert few.spread() is None

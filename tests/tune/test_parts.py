@@ -12,9 +12,11 @@ from drumbeat.tune.candidates import layouts, ranked
 from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify
 from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable
 from drumbeat.tune.cost import cost
-from drumbeat.tune.judge import judge
+from drumbeat.tune.judge import Judgement, judge
 from drumbeat.tune.observe import Observed
+from drumbeat.tune.own_batch import own_batch
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED, Point, Result
+from drumbeat.tune.progress import closing
 from drumbeat.tune.search import Done, divisors, most_trials
 from drumbeat.tune.trial_list import Plan
 
@@ -186,6 +188,27 @@ def test_the_largest_needs_room():
     assert "unknown" in judge("batch", [result(4, 100.0)]).why
 
 
+def hook(name, speed, spread=None, loss=None):
+    return Result(Point(hook=name), OK, "", 1.0, speed=speed, unit="tokens/s", spread=spread, loss=loss)
+
+
+def test_a_difference_within_the_noise_is_none():
+    """The plain hook stays unless another is faster by more than these trials can tell apart."""
+    same = judge("hooks", [hook("all-reduce", 100.0, 0.02), hook("bf16", 104.0, 0.02)])
+    assert same.fastest.point.hook == "bf16" and same.recommended.point.hook == "all-reduce"
+    assert same.why == (
+        "no difference above the noise: bf16 was 3.8% faster, and 5.7% is what these trials can tell apart"
+    )
+    real = judge("hooks", [hook("all-reduce", 100.0, 0.01, 3.0), hook("bf16", 120.0, 0.01, 3.5)])
+    assert real.recommended.point.hook == "bf16" and "3.5000 where all-reduce has 3.0000" in real.why
+    assert judge("hooks", [hook("all-reduce", 100.0), hook("bf16", 101.9)]).recommended.point.hook == "all-reduce"
+    noisy = judge(
+        "batch",
+        [Result(Point(batch=b), OK, "", 1.0, speed=s, unit="x", spread=0.1) for b, s in ((2, 80.0), (4, 100.0))],
+    )
+    assert noisy.recommended.point.batch == 2 and "(noise 28.3%)" in noisy.why
+
+
 def test_speed_is_never_made_up():
     found = judge("batch", [result(1), result(2)])
     assert found.largest.point.batch == 2 and found.fastest is None and found.recommended is None
@@ -217,3 +240,33 @@ def test_the_largest_batch_is_compared_with_smaller_ones_where_there_are_speeds(
             results.append(Result(trial.point, OK, "", 1.0, speed=speed, unit="tokens/s", long=trial.long))
         assert [each.point.batch for each in results] == order
         assert [each.point.accumulate for each in results][-1] == 64 // order[-1]
+
+
+@pytest.mark.parametrize(
+    "declared, command, batch",
+    [
+        ('p.add_argument("-b", "--batch-size", type=int, default=64)', "python t.py --batch-size {batch}", 64),
+        ('p.add_argument("-b", "--batch-size", type=int, default=64)', "torchrun t.py -b={batch}", 64),
+        ('@click.option("--batch", default=32)\ndef main(): pass', "python t.py --batch {batch} --lr 1", 32),
+        ('p.add_argument("--batch-size", default=SIZE)', "python t.py --batch-size {batch}", None),
+        ('p.add_argument("--batch-size", default=True)', "python t.py --batch-size {batch}", None),
+        ('p.add_argument("--batch-size", default=64)', "python t.py {batch}", None),
+        ("this is (no Python", "python t.py --batch-size {batch}", None),
+    ],
+)
+def test_the_scripts_own_batch(tmp_path, monkeypatch, declared, command, batch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text(f"import argparse\np = argparse.ArgumentParser()\n{declared}\n")
+    assert own_batch(words(command), words(command)) == batch
+    assert own_batch(words(command), words("python elsewhere.py")) is None
+
+
+def test_a_batch_that_grows_says_what_else_changes():
+    plan = Plan("batch", 9, 2, None, start=64, batches=range(1, 1025), own_batch=64)
+    assert plan.next([]).point.batch == 64
+    assert plan.changes(result(1024, 9.0)) == "Global batch becomes 2048 (it was 128): retune the learning rate."
+    assert "nothing else changes" in plan.changes(result(64, 9.0))
+    (line,) = [text for label, text in closing(Judgement(None, None, result(1024, 9.0), "the fastest"), "w",
+               plan.changes(result(1024, 9.0)), "", "f", False, None) if label == "recommended"]  # fmt: skip
+    assert line == "batch 1024 (fastest). Global batch becomes 2048 (it was 128): retune the learning rate."
+    assert Plan("batch", 9, 2, 128).changes(result(8, 9.0)) == ""

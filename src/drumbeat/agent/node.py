@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Set
 
+from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.node_metrics import NodeMetrics
 from drumbeat.agent.ranks.explain import Explainer
@@ -22,11 +23,12 @@ from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Message, RankEnded, StartRank
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Message, RankEnded, StartRank
 from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, processes
-from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
@@ -89,15 +91,20 @@ class Node:
         self.ranks = Ranks(self.tasks)
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
-        bound = self.tasks.as_bound(binding(self.order, self.facts, node_rank))
-        variables = environment(self.order, self.facts, peers, node_rank)
-        variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path)
+        facts = self.tasks.facts(self.facts)
+        right = right_binding(self.order, facts, node_rank)
+        bound = self._bind(facts, right)
+        variables, unsafe_caches = private_caches(environment(self.order, self.facts, peers, node_rank), self.local)
+        for finding in unsafe_caches:
+            self._tell_finding(finding)
+        place = os.path.abspath(self.folder.attempt(attempt))
+        variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path, place)
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": variables, "binding": bound})
-        self._watch(peers, bound, variables)
+        self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
             self._start_one(process, variables, bound)
@@ -181,13 +188,26 @@ class Node:
     def _gate(self) -> OpenGate:
         return OpenGate(self.order, self.node_rank, self.facts, self.local, self._rank_of, self._out_of)
 
-    def _watch(self, peers: Peers, bound: Binding, variables: List[EnvVar]) -> None:
+    def _bind(self, facts: Facts, right: Binding) -> Binding:
+        """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+        if self.order.cpu_bind or not self.tasks.views:
+            return binding(self.order, facts, self.node_rank)
+        bound = self.tasks.bound(right, facts)
+        for finding in bound.findings[len(right.findings) :]:
+            self.events.write("finding", {"finding": replace(finding, node=self.node_rank)})
+            if finding.severity in (WARNING, ERROR):
+                self._tell_finding(finding)
+        return bound
+
+    def _tell_finding(self, finding: Finding) -> None:
+        self.tell(Found(replace(finding, node=self.node_rank, host=self.facts.host)))
+
+    def _watch(self, peers: Peers, facts: Facts, bound: Binding, right: Binding, variables: List[EnvVar]) -> None:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
-        visible = self.launcher.affinity_is_known
-        scene = Scene(self.node_rank, first, bound, variables, lambda: self.stopped_by_us, visible)
-        now = time.monotonic()
-        self.watching = build_watchers(self.order, self.facts, scene, self.gates, now, self.events.write, self.tell)
-        self.watching.tick(now)  # how the counters stood before
+        ranks = len(bound.slots) if self.launcher.starts_ranks else 0
+        scene = Scene(self.node_rank, first, facts, bound, right, variables, ranks, self.local)
+        self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
+        self.watching.tick(time.monotonic())  # how the counters stood before
 
     def _new_explainer(self) -> Explainer:
         kept = self.folder.merged(self.attempt) if self.local_logs else ""

@@ -1,4 +1,4 @@
-"""The command line: one small file a command, imported only when it is asked for.
+"""The command line: one small file per command, imported only when it is asked for.
 
 A command's module has `add_arguments(parser)` and `run(args) -> int`. It parses, calls and prints; logic lives in the
 rooms. `drumbeat --help` and a wrong name answer without importing argparse: starting must be cheap.
@@ -15,7 +15,8 @@ COMMANDS = {
     "submit": "hand a job to Slurm: the job file takes the place of the batch script",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "lint": "what is wrong in a batch script or launch command that I already have",
-    "doctor": "look at this node and say what is wrong and how to mend it",
+    "convert": "the job file of a batch script that I already have, and what was left out and why",
+    "doctor": "look at this node and say what is wrong and how to fix it",
     "facts": "what this node has; --capture packs it for a support person",
     "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
     "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
@@ -79,11 +80,12 @@ def overview() -> str:
 
 def parser_for(name: str):  # type: ignore[no-untyped-def]
     """The argparse parser of one command; completion and the docs are made from it too."""
-    import argparse
     import importlib
 
+    from drumbeat.cli.parser import Parser
+
     module = importlib.import_module("drumbeat.cli." + name.replace("-", "_"))
-    parser = argparse.ArgumentParser(prog=f"drumbeat {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = Parser(prog=f"drumbeat {name}", description=COMMANDS[name])
     module.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser, module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from argparse import SUPPRESS
 from typing import Any, Dict, List, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
@@ -42,6 +43,8 @@ def offers() -> Dict[str, Offer]:
 
 def _gather(parser: Any, offer: Offer) -> None:
     for action in parser._actions:
+        if action.help == SUPPRESS:  # an alias
+            continue
         words = [str(word) for word in action.choices or ()]
         if not action.option_strings:
             offer.words.extend(words)

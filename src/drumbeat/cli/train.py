@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
-import sys
 from typing import Any, List
 
 from drumbeat.problem import Problem
@@ -43,12 +41,9 @@ def run(args: argparse.Namespace) -> int:
         near = difflib.get_close_matches(args.recipe, RECIPES, 1)
         hint = f"did you mean {near[0]}?" if near else ""
         raise Problem(f"no recipe '{args.recipe}'", f"{hint} known: {', '.join(RECIPES)}".strip())
-    for package in ("torch", "numpy"):
-        if importlib.util.find_spec(package) is None:
-            raise Problem(
-                f"training needs {package}, which this Python ({sys.executable}) does not have",
-                "pip install 'drumbeat[torch]', or use a Python that has it, with drumbeat's src folder on PYTHONPATH",
-            )
+    from drumbeat.train import require_torch
+
+    require_torch()
     from drumbeat.train.refusal import Refusal
 
     try:
@@ -66,7 +61,6 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     texts: List[str] = list(args.set) + ([f"layout={args.layout}"] if args.layout else [])
     settings = fill(recipe.SettingsClass, texts)
-    from drumbeat.train.stopping import REQUEUE
     from drumbeat.train.world import join, leave
 
     lead = join().lead
@@ -80,4 +74,4 @@ def _train(args: argparse.Namespace) -> int:
         leave()
     if args.json and lead:
         print(json.dumps(result._asdict()))
-    return REQUEUE if result.stopped else 0
+    return int(result.exit_code)

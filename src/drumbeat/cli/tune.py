@@ -31,7 +31,9 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--with", dest="given", action="append", default=[], metavar="NAME=VALUE", help="for a {NAME} that is not tuned"
     )
-    group.add_argument("--start", type=int, metavar="N", help="batch: the first one. Default: as now, else 1")
+    group.add_argument(
+        "--start", type=int, metavar="N", help="batch: the first one. Default: the command's own, else 1"
+    )
     group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: memory decides")
     group.add_argument("--global-batch", type=int, metavar="N", help="samples a step, of all ranks. Default: as now")
     group.add_argument(
@@ -136,9 +138,12 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
         print(json.dumps(tuning.to_plain(), indent=2))
     elif not dry:
         print("\n".join(table(tuning.asked.kind, tuning.results, tuning.plan.refused)))
+        changes = tuning.plan.changes(tuning.judgement.recommended)
         recipe, broken = tuning.tunable.recipe is not None, tuning.results[0] if tuning.broken else None
-        for label, text in closing(tuning.judgement, tuning.words, tuning.ended, tuning.folder, recipe, broken):
-            print(f"{label:<10} {text}")
+        for label, text in closing(
+            tuning.judgement, tuning.words, changes, tuning.ended, tuning.folder, recipe, broken
+        ):
+            print(f"{label:<12} {text}")
     return 0 if dry else outcome_code(tuning, interruption)
 
 

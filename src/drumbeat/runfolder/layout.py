@@ -22,6 +22,7 @@ RUN/
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
   nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
+  nodes/K/attempt-N/profile/rank-R.pt.trace.json   drumbeat train with profile=   rank R
   nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
   verify.json, verify.svg            verify: what it means             desk, at the end
 """

@@ -9,11 +9,12 @@ import dataclasses
 import difflib
 import re
 import shlex
-from typing import Any, Callable, Dict, Iterable, NoReturn, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Type, TypeVar
 
 from drumbeat.problem import Problem
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.fields import KINDS, Key, keys_of, required_keys
+from drumbeat.spec.shell_syntax import refuse_shell, shell_syntax
 from drumbeat.spec.yamlfile import Items, Node, Table, Text, kind_of, shown
 
 T = TypeVar("T")
@@ -24,10 +25,28 @@ _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+_SHOWN = 12  # mistakes of one file
+# Keys that other launchers and schedulers use, and ours.
+_KNOWN_AS = {
+    "gpus-per-node": "gpus", "gres": "gpus", "nnodes": "nodes", "nproc-per-node": "ranks-per-node",
+    "tasks-per-node": "ranks-per-node", "ntasks-per-node": "ranks-per-node", "processes-per-node": "ranks-per-node",
+    "cpus-per-task": "cpus", "image": "container", "walltime": "time", "timeout": "time", "time-limit": "time",
+    "cmd": "command", "script": "command", "run": "command", "environment": "env", "envs": "env", "vars": "env",
+    "cluster": "site", "mem": "memory", "max-restarts": "restarts", "retries": "restarts", "cwd": "workdir",
+    "working-dir": "workdir", "mounts": "binds", "volumes": "binds", "queue": "partition", "project": "account",
+}  # fmt: skip
+
+
 def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
     """`what` names the whole for messages (`the job`); `given` are fields that do not stand in the file."""
     checker = Checker(file)
     made = checker.record(cls, table, what, **given)
+    if len(checker.problems) == 1:
+        raise checker.problems[0]
+    if checker.problems:
+        lines = [str(problem).replace("\n ", ";") for problem in checker.problems[:_SHOWN]]
+        more = [f"and {len(checker.problems) - _SHOWN} more"] if len(checker.problems) > _SHOWN else []
+        raise Problem("\n  ".join([f"{file}: {len(checker.problems)} mistakes", *lines, *more]))
     return dataclasses.replace(made, origins=checker.origins)  # type: ignore[type-var]
 
 
@@ -37,23 +56,33 @@ class Checker:
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.origins: Dict[str, str] = {}
+        self.problems: List[Problem] = []  # of a file: all are shown at once
 
     def record(self, cls: Type[T], table: Table, what: str, prefix: str = "", **given: Any) -> T:
         known = keys_of(cls)
         values: Dict[str, Any] = dict(given)
         for name, node in table.entries.items():
             if name not in known:
-                hint = near(name, known) or "; known keys: " + ", ".join(known)
-                raise Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{hint}")
-            field, key = known[name]
-            values[field] = self.value(key, node, self._place(table, name, prefix), prefix + name)
-        for name in required_keys(cls):
-            if known[name][0] not in values:
-                key = known[name][1]
-                raise Problem(
-                    f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; example: {key.example})"
+                self.problems.append(
+                    Problem(f"{self.file}:{table.lines[name]}: unknown key {shown(name)} in {what}{_hint(name, known)}")
                 )
-        return cls(**values)
+                continue
+            field, key = known[name]
+            try:
+                values[field] = self.value(key, node, self._place(table, name, prefix), prefix + name)
+            except Problem as problem:
+                self.problems.append(problem)
+        misspelt = any(name not in known for name in table.entries)  # what is missing may be what that was meant to be
+        for name in () if misspelt else required_keys(cls):
+            if known[name][0] not in values and name not in table.entries:
+                key = known[name][1]
+                self.problems.append(
+                    Problem(
+                        f"{self.file}:{table.line}: {what} has no '{name}' ({KINDS[key.kind]}; example: {key.example})"
+                    )
+                )
+        # With problems, what comes out is never used: check() raises them.
+        return cls(**values) if not self.problems else cls.__new__(cls)
 
     def value(self, key: Key, node: Node, place: str, path: str) -> Any:
         """One value. `place` begins every message about it: `job.yaml:3: nodes`, `--nodes`."""
@@ -112,6 +141,13 @@ def check_variable_name(name: str, place: str) -> None:
         raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    ours = _KNOWN_AS.get(name.replace("_", "-").lower())
+    if ours and ours in set(known):
+        return f"; did you mean '{ours}'?"
+    return near(name, known) or "; known keys: " + ", ".join(known)
+
+
 def near(word: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(word, list(known), 1)
     return f"; did you mean '{found[0]}'?" if found else ""
@@ -138,8 +174,12 @@ def _command(key: Key, node: Node, place: str) -> Tuple[str, ...]:
     if isinstance(node, Items):
         words = _words(key, node, place)
     else:
+        text = _text(key, node, place)
+        only_shell = shell_syntax(text)
+        if only_shell:
+            refuse_shell(only_shell, place)
         try:
-            words = tuple(shlex.split(_text(key, node, place)))
+            words = tuple(shlex.split(text))
         except ValueError as error:
             raise Problem(f"{place}: cannot be split into words: {str(error).lower()}") from None
     if not words or not words[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from argparse import SUPPRESS
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.problem import Problem
@@ -13,27 +14,42 @@ from drumbeat.spec.job import Job, job_from_file
 from drumbeat.spec.presets import with_preset
 from drumbeat.spec.yamlfile import Text, shown_path
 
+# What most people need, in the short help, with its short words there. All others are shown by --help-all.
+_COMMON = {
+    "nodes": "number of nodes",
+    "ranks-per-node": "ranks per node (default: one per GPU)",
+    "gpus": "GPUs per node (default: all)",
+    "site": "cluster profile (default: detected)",
+    "env": "set a variable in every rank, or pass yours on by NAME",
+    "container": "image that the ranks run in",
+    "time": "time limit, such as 30m, 4h or 2d",
+    "restarts": "restarts after a failure (default: 0)",
+}
+# What fingers know from torchrun.
+_ALIASES = {"nodes": ("--nnodes",), "ranks-per-node": ("--nproc-per-node", "--nproc_per_node")}
 _EXPANDED = ("path", "variables")  # the kinds whose text resolve() expands; the user's shell has done it for a flag
 
 
 def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
     """`[JOB.yaml]`, a flag for each field that has one, and `-- COMMAND...` (cli/__init__.py cuts that off first)."""
-    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="the job file; the flags win over what it says")
-    group = parser.add_argument_group("the job (each is also a key of the job file)")
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help="job file; flags win over what it says")
+    group = parser.add_argument_group("job (each is also a key of the job file)")
     for name, (field, key) in keys_of(Job).items():
         if not key.flag or name in leave_out:
             continue
         options: Dict[str, Any] = {"dest": f"job_{field}", "help": _help(key, field)}
         if key.kind == "switch":
-            group.add_argument(f"--{name}", action="store_const", const="true", **options)
-        elif key.kind == "variables":
-            group.add_argument(f"--{name}", action="append", metavar=key.flag, **options)
+            options.update(action="store_const", const="true")
+        elif key.allowed:
+            options["choices"] = key.allowed
         else:
-            if key.allowed:
-                options["choices"] = key.allowed
-            else:
-                options["metavar"] = key.flag
-            group.add_argument(f"--{name}", **options)
+            options["metavar"] = key.flag
+        if key.kind == "variables":
+            options["action"] = "append"
+        action = group.add_argument(f"--{name}", **options)
+        action.rare, action.short = name not in _COMMON, _COMMON.get(name)
+        for alias in _ALIASES.get(name, ()):
+            group.add_argument(alias, **{**options, "help": SUPPRESS})
     parser.set_defaults(takes_command=True, after=None)
     parser.usage = f"{parser.prog} [JOB.yaml] [options] [-- COMMAND...]"
 

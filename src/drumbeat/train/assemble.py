@@ -26,6 +26,8 @@ from drumbeat.train.settings import Settings
 from drumbeat.train.step import Loss, Step, plain
 from drumbeat.train.world import World
 
+Shared = Callable[[Sequence[nn.Module], Meshes], Dict[str, Tensor]]
+
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -63,8 +65,10 @@ def assemble(
     anatomy: Anatomy,
     large: bool = False,
     context: Optional[Context] = None,
+    shared: Optional[Shared] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (start.py)."""
+    """`large`: make the weights only after they are cut, each rank its own part (init_parts.py). `shared`: entries of the
+    model's state on which ranks agree before a save."""
     precision = Precision(settings.precision)
     layout = meshes.layout
     numbers = [0]
@@ -111,22 +115,18 @@ def assemble(
             fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
     torch.manual_seed(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
-    adam = optimizer([p for part in parts for p in part.parameters()])
-    step = Step(parts, adam, loss, meshes, precision, world.device, settings.clip or None)
-    if context is not None:
-        step.share = context.share
-    pipe = meshes.one("pp")
+    updates = optimizer([p for part in parts for p in part.parameters()])
+    pipe, pipeline = meshes.one("pp"), None
     if pipe is not None:
-        step.pipeline = Pipeline(
-            parts,
-            pipe,
-            world.device,
-            settings.schedule,
-            settings.accumulate,
-            lambda output, target: plain(cross_entropy_sum(output, target)) / step.divisor,
-        )
-    saved = Checkpoints(settings.checkpoint, parts, adam, settings.keep) if settings.checkpoint else None
-    return Assembly(world, meshes, precision, parts, step, saved)
+        summed: Callable[[Any, Tensor], Tensor] = lambda output, target: plain(cross_entropy_sum(output, target))  # noqa: E731
+        pipeline = Pipeline(parts, pipe, world.device, settings.schedule, settings.accumulate, summed)
+    share = context.share if context is not None else None
+    step = Step(parts, updates, loss, meshes, precision, world.device, settings.clip or None, pipeline, share)
+    checkpoints = None
+    if settings.checkpoint:
+        agreed = (lambda: shared(parts, meshes)) if shared is not None else None
+        checkpoints = Checkpoints(settings.checkpoint, parts, updates, settings.keep, {"step": step}, agreed)
+    return Assembly(world, meshes, precision, parts, step, checkpoints)
 
 
 def adamw(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], torch.optim.Optimizer]:
@@ -146,7 +146,7 @@ def adamw(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], to
 
 
 def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
-    profile = Profile.parse(settings.profile, "profile") if settings.profile else Profile()
+    profile = Profile.parse(settings.profile) if settings.profile else Profile()
     sinks = [text for text in settings.figures.split(",") if text]
     return Plan(
         steps=settings.steps,

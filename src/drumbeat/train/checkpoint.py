@@ -1,25 +1,18 @@
 """Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
 
-    FOLDER/step-00000400/     what torch's distributed checkpoint writes: one file a rank, .metadata last
-    FOLDER/step-00000400/commit.json     our commit marker, after .metadata: step, ranks, the model's fingerprint
-    FOLDER/latest             the name of the newest committed one
-
-A folder without a commit marker is a save that did not finish; it is never loaded, and the next save removes it.
-
-A save in the background costs the training thread a copy of the state (state.py). The rest is another thread's: meeting
-the other ranks, torch's writing, the marker.
+A save costs the training thread a copy of the state (state.py). The rest is another thread's: meeting the other ranks,
+torch's writing, the commit marker (checkpoint_folder.py). A save before a stop takes the same way, and is waited for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -31,10 +24,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from drumbeat.train.checkpoint_folder import commit, name_of, newest, read_marker, remove_uncommitted
+from drumbeat.train.generators import generators, restore_generators
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.state import TrainingState, own_part
-
-_MARKER = "commit.json"
 
 # torch says so at every save and load of a world of one, where it is meant.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
@@ -50,17 +43,31 @@ class Saved(NamedTuple):
     waited: float = 0.0  # seconds that training stood still for it
 
 
+class HasState(Protocol):
+    def state_dict(self) -> Dict[str, Any]: ...
+
+    def load_state_dict(self, state: Dict[str, Any]) -> Any: ...
+
+
 class Checkpoints:
     def __init__(
-        self, folder: str, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, keep: int = 2
+        self,
+        folder: str,
+        parts: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        keep: int = 2,
+        others: Optional[Mapping[str, HasState]] = None,
+        shared: Optional[Callable[[], Dict[str, Tensor]]] = None,
     ) -> None:
+        """`others`: what else has a state that is the same on all ranks. `shared()`: entries of the model's state on which
+        the ranks must agree before they are saved (running means); all ranks call it together."""
         self.folder, self.parts, self.keep = folder, list(parts), keep
         self.state = TrainingState(parts, optimizer)
+        self.others, self.shared = dict(others or {}), shared
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         # The saving thread's collectives must not mix with training's.
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
-        self.before: Callable[[], None] = lambda: None  # what all ranks must do before the state is worth saving
         self._saving: Optional[Future[Saved]] = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
 
@@ -74,23 +81,22 @@ class Checkpoints:
         At most one save is under way. Returned are those that have ended and were not known yet: the one before, this.
         """
         ended = [self.finish()]
-        self.before()
         began = time.monotonic()
-        state, arrived = (self.state.now(), None) if wait else self.state.copied()
+        state, arrived = self.state.copied(self.shared() if self.shared is not None else {})
         state["extra"] = dict(more)
-        # One key a rank: under one common key torch would keep rank 0's generator for everybody.
-        state[f"generator_{self.rank}"] = generators()
+        if self.others:
+            state["others"] = {name: other.state_dict() for name, other in self.others.items()}
+        # One key per rank: under one common key torch would keep rank 0's generators and buffers for everybody.
+        state[self._own] = {"generators": generators(), "buffers": state.pop("buffers")}
+        self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
         if wait:
-            try:
-                self._write(step, state)
-            except (Exception, CheckpointException) as problem:  # the latter is no Exception
+            saved = self.finish()
+            assert saved is not None
+            if saved.error:
                 raise Refusal(
-                    f"{self.path_of(step)} cannot be written: {_first_line(problem)}",
-                    "make room, or give another checkpoint folder",
-                ) from problem
-            ended.append(Saved(step, self.path_of(step), time.monotonic() - began, ""))
-        else:
-            self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
+                    f"{saved.path} cannot be written: {saved.error}", "make room, or give another checkpoint folder"
+                )
+            ended.append(saved)
         return [saved for saved in ended if saved is not None]
 
     def poll(self) -> Optional[Saved]:
@@ -106,17 +112,16 @@ class Checkpoints:
         saved = pending.result()
         return saved._replace(waited=time.monotonic() - began)
 
-    def _in_background(
-        self, step: int, state: Dict[str, Any], arrived: Optional[Callable[[], None]], began: float
-    ) -> Saved:
+    def _in_background(self, step: int, state: Dict[str, Any], arrived: Callable[[], None], began: float) -> Saved:
         """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
         error = ""
         try:
-            if arrived is not None:
-                arrived()
+            arrived()
             self._write(step, state)
-        except (Exception, CheckpointException) as problem:
+        except (Exception, CheckpointException) as problem:  # the latter is no Exception
             error = _first_line(problem)
+            if self.rank == 0:  # a full disk gets its room back
+                shutil.rmtree(self.path_of(step), ignore_errors=True)
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
 
     def _write(self, step: int, state: Dict[str, Any]) -> None:
@@ -126,9 +131,11 @@ class Checkpoints:
         self._meet()
         save(state, storage_writer=FileSystemWriter(path, thread_count=writers(state)), process_group=self.group)
         error = ""
-        if self.rank == 0:
+        if self.rank == 0:  # whose save ends after every rank's: torch writes .metadata only when all have reported
             try:
-                self._commit(step)
+                count = sum(p.numel() for part in self.parts for p in part.parameters())
+                marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
+                commit(self.folder, marker, self.keep)
             except OSError as problem:
                 error = str(problem)
         if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
@@ -136,6 +143,8 @@ class Checkpoints:
 
     def load(self, wanted: Sequence[str]) -> Optional[Tuple[int, Dict[str, Any]]]:
         """Load the newest committed checkpoint: (step, the `wanted` extras), or None where there is none."""
+        if self.rank == 0:
+            remove_uncommitted(self.folder)
         step = self._told_by_rank_0(newest(self.folder) if self.rank == 0 else None)
         if step is None:
             return None
@@ -151,35 +160,40 @@ class Checkpoints:
             saved = _dtypes(reader.read_metadata())
         except Exception as error:
             raise _unreadable(path, error) from error
-        try:
-            state = self.state.ready_for(saved)
-        except Refusal as refusal:
-            raise Refusal(f"{path}: {refusal.what}", refusal.fix) from None
+        state = self._ready_for(path, saved, marker["ranks"] == self.size)
         state["extra"] = dict.fromkeys(wanted, 0)
-        if self.rank < marker["ranks"]:
-            state[f"generator_{self.rank}"] = generators()
         try:
             load(state, storage_reader=reader, process_group=self.group)
         except (Exception, CheckpointException) as error:  # all mean: unusable files
             raise _unreadable(path, error) from error
-        self.state.restore(state)
-        if self.rank < marker["ranks"]:
-            restore_generators(state[f"generator_{self.rank}"])
+        own = state.pop(self._own, {})
+        self.state.restore({**state, "buffers": own.get("buffers", {})})
+        for name, values in state.get("others", {}).items():
+            self.others[name].load_state_dict(values)
+        if own:
+            restore_generators(own["generators"])
         return step, state["extra"]
 
-    def _commit(self, step: int) -> None:
-        """On rank 0, whose save ends after every rank's: torch writes .metadata only when all have reported."""
-        path = self.path_of(step)
-        count = sum(p.numel() for part in self.parts for p in part.parameters())
-        marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
-        _write(os.path.join(path, _MARKER), json.dumps(marker))
-        _write(os.path.join(self.folder, "latest"), name_of(step))
-        done = committed(self.folder)
-        for old in done[: -self.keep] if self.keep else []:
-            shutil.rmtree(os.path.join(self.folder, name_of(old)), ignore_errors=True)
-        for name in os.listdir(self.folder):  # saves that were cut short
-            if name.startswith("step-") and name < name_of(step) and _step(name) not in done:
-                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+    def _ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
+        """Live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed
+        and every rank starts with the buffers that all agreed on."""
+        try:
+            state = self.state.ready_for(saved)
+        except Refusal as refusal:
+            raise Refusal(f"{path}: {refusal.what}", refusal.fix) from None
+        buffers = state.pop("buffers")
+        mine = [name for name in buffers if f"{self._own}.buffers.{name}" in saved]
+        if same_ranks:
+            here = {name: value for name, value in generators().items() if f"{self._own}.generators.{name}" in saved}
+            state[self._own] = {"generators": here, "buffers": {name: buffers[name].clone() for name in mine}}
+        there = [name for name in self.others if any(key.startswith(f"others.{name}.") for key in saved)]
+        if there:
+            state["others"] = {name: self.others[name].state_dict() for name in there}
+        return state
+
+    @property
+    def _own(self) -> str:
+        return f"rank_{self.rank}"
 
     def path_of(self, step: int) -> str:
         return os.path.join(self.folder, name_of(step))
@@ -197,45 +211,14 @@ class Checkpoints:
 
 
 def writers(state: Dict[str, Any]) -> int:
-    """A thread writes one or two gigabytes a second, a file of its own: one for each two gigabytes of this rank."""
+    """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank."""
     tensors = [value for kind in ("model", "optimizer") for value in state[kind].values() if isinstance(value, Tensor)]
     size = sum(own_part(value).nbytes for value in tensors)
     return max(1, min(size >> 31, len(os.sched_getaffinity(0)), 8))
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _step(name: str) -> Optional[int]:
-    digits = name[len("step-") :]
-    return int(digits) if name.startswith("step-") and digits.isdigit() else None
-
-
-def committed(folder: str) -> List[int]:
-    """The steps whose checkpoints are whole, in order."""
-    if not os.path.isdir(folder):
-        return []
-    steps = [_step(name) for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, _MARKER))]
-    return sorted(step for step in steps if step is not None)
-
-
-def newest(folder: str) -> Optional[int]:
-    steps = committed(folder)
-    return steps[-1] if steps else None
-
-
-def read_marker(path: str) -> Dict[str, Any]:
-    try:
-        with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
-            marker = json.load(file)
-        return {key: marker[key] for key in ("step", "ranks", "model", "parameters")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"{path}/{_MARKER} cannot be read: {_first_line(error)}", "delete this checkpoint") from error
-
-
 def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
-    """Of the names and shapes of all parameters of all pipeline stages, however they are cut."""
+    """A hash of the names and shapes of all parameters of all pipeline stages, however they are cut."""
     states = [item for part in parts for item in get_model_state_dict(part).items()]
     own = sorted(f"{name} {tuple(value.shape)}" for name, value in states if isinstance(value, Tensor))
     if group is not None:
@@ -257,31 +240,8 @@ def _unreadable(path: str, error: BaseException) -> Refusal:
     return Refusal(f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used")
 
 
-def generators() -> Dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def restore_generators(state: Dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def _first_line(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (inner, _) = next(iter(error.failures.items()))
         return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _write(path: str, text: str) -> None:
-    """Whole or not at all, and on the disk before it has its name."""
-    part = path + ".part"
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from drumbeat.train.meshes import Meshes
 from drumbeat.train.parallelize import shards
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
+from drumbeat.train.state import named_buffers
 from drumbeat.train.world import World
 
 
@@ -73,44 +75,35 @@ def assemble_images(
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
 
-    assembly = assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy)
-
-    def agree_on_statistics() -> None:
-        for part in assembly.parts:
-            average_statistics(part, meshes)
-
-    if assembly.checkpoints is not None:
-        assembly.checkpoints.before = agree_on_statistics  # a checkpoint holds them once, not once a rank
-    return assembly
+    return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy, shared=mean_statistics)
 
 
 @torch.no_grad()
 def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str, float]:
     """Mean loss and share of right answers over `limit` kept images (0: all), each rank its share."""
     for part in parts.parts:
-        average_statistics(part, parts.meshes)
         part.eval()
     pipeline = parts.step.pipeline
     count = min(limit or len(kept), len(kept))
     rank, ranks = parts.meshes.data_rank, parts.meshes.layout.data_ranks
-    own = list(range(rank, count - count % ranks, ranks))
+    chosen = list(range(rank, count - count % ranks, ranks))
     totals = torch.zeros(3, device=parts.world.device)
     if pipeline is not None:  # always as many images, in equal micro-batches
-        batch = min(batch, len(own)) // pipeline.micro_batches * pipeline.micro_batches or pipeline.micro_batches
-        own = [own[i % len(own)] for i in range(max(batch, len(own) - len(own) % batch))]
-        parts.step.divisor = torch.ones((), device=parts.world.device)
-    for at in range(0, len(own), batch):
-        indices = own[at : at + batch]
-        images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
-        with parts.precision.computing(parts.world.device, parts.step.sharded):
-            images = kept.finish(images)
-            logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
-        if logits is None:  # not the last stage
-            continue
-        logits = logits.float()
-        totals[0] += F.cross_entropy(logits, labels, reduction="sum")
-        totals[1] += (logits.argmax(dim=1) == labels).sum()
-        totals[2] += len(indices)
+        batch = min(batch, len(chosen)) // pipeline.micro_batches * pipeline.micro_batches or pipeline.micro_batches
+        chosen = [chosen[i % len(chosen)] for i in range(max(batch, len(chosen) - len(chosen) % batch))]
+    with agreed_statistics(parts.parts, parts.meshes):
+        for at in range(0, len(chosen), batch):
+            indices = chosen[at : at + batch]
+            images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
+            with parts.precision.computing(parts.world.device, parts.step.sharded):
+                images = kept.finish(images)
+                logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
+            if logits is None:  # not the last stage
+                continue
+            logits = logits.float()
+            totals[0] += F.cross_entropy(logits, labels, reduction="sum")
+            totals[1] += (logits.argmax(dim=1) == labels).sum()
+            totals[2] += len(indices)
     for part in parts.parts:
         part.train()
     pipe = parts.meshes.one("pp")
@@ -120,11 +113,32 @@ def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str,
     return {"loss": loss, "accuracy": right}
 
 
-def average_statistics(model: nn.Module, meshes: Meshes) -> None:
-    """Each rank keeps running means of its own images; before they are used, all ranks take the mean of them."""
+def mean_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Dict[str, Tensor]:
+    """Each rank keeps running means of its own images. Where they are used or saved, all ranks take the mean of them; what
+    a rank holds stays its own, so neither a save nor a validation changes the training."""
     if meshes.tokens is None:
-        return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            dist.all_reduce(buffer, group=meshes.tokens.get_group())
-            buffer /= meshes.tokens.size()
+        return {}
+    means = {name: buffer.clone() for name, buffer in _statistics(parts).items()}
+    for buffer in means.values():
+        dist.all_reduce(buffer, group=meshes.tokens.get_group())
+        buffer /= meshes.tokens.size()
+    return means
+
+
+@contextmanager
+def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[None]:
+    """Inside, every rank computes with the mean of all ranks' running means; afterwards each has its own again."""
+    own = _statistics(parts)
+    before = {name: buffer.clone() for name, buffer in own.items()}
+    for name, mean in mean_statistics(parts, meshes).items():
+        own[name].copy_(mean)
+    yield
+    for name, value in before.items():
+        own[name].copy_(value)
+
+
+def _statistics(parts: Sequence[nn.Module]) -> Dict[str, Tensor]:
+    """The running means of batch normalisation, under the names that they have in a checkpoint."""
+    layers = [m for part in parts for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    running = {id(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)}
+    return {name: buffer for name, buffer in named_buffers(parts) if id(buffer) in running}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drumbeat.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint import Checkpoints, Saved
 from drumbeat.train.communication import Communication
 from drumbeat.train.data.stream import Stream
@@ -46,9 +48,10 @@ class Result(NamedTuple):
     step: int
     losses: List[float]  # of every reported step
     validation: List[Dict[str, float]]
-    stopped: bool  # by a signal, after saving: exit with REQUEUE
+    stopped: bool  # by a signal
     figures: Dict[str, float]
     step_ms: List[float]  # every step after the warm-up
+    exit_code: int = 0  # 75: stopped and saved, start me again; 128 + N: stopped by signal N, nothing saved
 
 
 def train(
@@ -69,7 +72,6 @@ def train(
     meter = Meter(world.device)
     communication = Communication(world, plan.watch_communication)
     stop = StopTogether()
-    step.mark = meter.mark
     losses: List[float] = []
     checks: List[Dict[str, float]] = []
     gathered: List[Outcome] = []
@@ -95,12 +97,12 @@ def train(
             reporting = (done + 1) % plan.report_every == 0 or last
             look = reporting and communication.due(done + 1) and not profiler.active
             with communication.watch(done + 1) if look else nullcontext():
-                gathered.append(step(batches))  # marks "forward+backward" and "optimizer"
+                gathered.append(step(batches, meter.mark))
             if look:
                 meter.leave_out()
             done += 1
             if done == first + 1:
-                if checkpoints is not None and plan.save_every:
+                if checkpoints is not None:
                     checkpoints.prepare()
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
@@ -109,24 +111,31 @@ def train(
                 losses.append(figures["loss"])
                 gathered.clear()
                 gc.collect(1)
-            if validate is not None and (last or (plan.validate_every and done % plan.validate_every == 0)):
-                checks.append(_validated(validate, reporter, done))
-                meter.mark(VALIDATION)
-                last = last or (finished is not None and finished(checks[-1]))
             stopped = (stop.agreed() or done == plan.stop_after) and not last
             if stopped or last:
                 meter.start()  # the last step is over: a last save is no part of it
+            save = checkpoints is not None and (stopped or (plan.save_every and (last or _due(plan.save_every, done))))
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
-                if stopped or (plan.save_every and (last or done % plan.save_every == 0)):
+                if save:  # before validating: what has been trained is not lost to whatever happens there
                     for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
                         _saved(reporter, saved)
                         if saved.waited > 1 and not (stopped or last):
                             reporter.say(_too_often(saved))
                 meter.mark("checkpoint")
+            if validate is not None and not stopped and (last or _due(plan.validate_every, done)):
+                checks.append(_validated(validate, reporter, done))
+                meter.mark(VALIDATION)
+                if not last and finished is not None and finished(checks[-1]):
+                    last = True
+                    meter.start()
+                    if checkpoints is not None and plan.save_every:
+                        for saved in checkpoints.save(done, stream.state_dict(), wait=True):
+                            _saved(reporter, saved)
             profiler.step()
             if stopped:
-                reporter.say(f"stopped by a signal after step {done}" + ("; saved" if checkpoints is not None else ""))
+                where = "; saved" if checkpoints is not None else "; nothing is saved: no checkpoint folder was given"
+                reporter.say(f"stopped by a signal after step {done}{where}")
             if stopped or last:
                 break
         if checkpoints is not None:
@@ -141,7 +150,14 @@ def train(
     meter.take()
     if meter.step_ms:
         reporter.say(meter.summary())
-    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms)
+    code = 0
+    if stopped:
+        code = EXIT_REQUEUE if checkpoints is not None else 128 + (stop.number or signal.SIGTERM)
+    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms, code)
+
+
+def _due(every: int, done: int) -> bool:
+    return every > 0 and done % every == 0
 
 
 def _report(

@@ -7,7 +7,7 @@ before the next slice starts, in the forward pass, since the gradient of a sum o
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,16 @@ _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, 
 def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
     """The sum over all targets but IGNORE of the cross-entropy of `head(hidden)`."""
     weight = head.weight
-    if isinstance(weight, DTensor) or not torch.is_grad_enabled():  # tensor parallel: a rank holds a slice already
+    if isinstance(weight, DTensor):  # tensor parallel: a rank holds a slice already
         return cross_entropy_sum(head(hidden), targets)
     if torch.is_autocast_enabled(hidden.device.type):  # autocast does not look inside our function
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten())  # type: ignore[no-any-return]
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
+    if not torch.is_grad_enabled():
+        losses = [_slope(hidden[part] @ weight.t(), targets[part])[0] for part in _slices(hidden, weight)]
+        return torch.stack(losses).sum()
+    return _LinearCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -36,18 +40,14 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        rows = max(1, _SLICE_BYTES // (2 * weight.shape[0]))
-        if rows < hidden.shape[0]:
-            rows = -(-hidden.shape[0] // -(-hidden.shape[0] // rows))  # slices of equal size
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.empty_like(weight)
-        for at in range(0, hidden.shape[0], rows):
-            part = slice(at, at + rows)
+        for part in _slices(hidden, weight):
             loss, d_logits = _slope(hidden[part] @ weight.t(), targets[part])
             total += loss
             torch.mm(d_logits, weight, out=d_hidden[part])
-            if at == 0:
+            if part.start == 0:
                 torch.mm(d_logits.t(), hidden[part], out=d_weight)
             else:
                 d_weight.addmm_(d_logits.t(), hidden[part])
@@ -59,6 +59,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None]:
         d_hidden, d_weight = ctx.saved_tensors
         return d_hidden.mul_(grads[0]), d_weight.mul_(grads[0]), None
+
+
+def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
+    """Rows whose logits are made together: slices of equal size."""
+    rows = max(1, _SLICE_BYTES // (2 * weight.shape[0]))
+    if rows < hidden.shape[0]:
+        rows = -(-hidden.shape[0] // -(-hidden.shape[0] // rows))
+    return [slice(at, at + rows) for at in range(0, hidden.shape[0], rows)]
 
 
 def _slope(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ class _Stage(PipelineStage):
 
 
 class Pipeline:
-    """The stages of this rank and their schedule. `loss(output, target)` must return a sum, not a mean."""
+    """The stages of this rank and their schedule. `loss(output, target)` is a sum, not a mean: a step divides it."""
 
     def __init__(
         self,
@@ -103,13 +103,20 @@ class Pipeline:
             )
         numbers = stage_numbers(schedule, rank, ranks)
         stages = [_Stage(part, number, total, device, group=mesh.get_group()) for part, number in zip(parts, numbers)]
+        self._divisor = torch.ones((), device=device)
         self.first = 0 in numbers
         self.last = total - 1 in numbers
-        # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
-        self.schedule = kind(stages[0] if each == 1 else stages, micro_batches, loss_fn=loss, scale_grads=False)
 
-    def run(self, inputs: Tensor, targets: Tensor) -> List[Tensor]:
-        """Forward and backward of one step; the losses of the micro-batches on the last stage, none elsewhere."""
+        def divided(output: Any, target: Tensor) -> Tensor:
+            return loss(output, target) / self._divisor
+
+        # scale_grads would divide by the number of micro-batches: our loss is divided by all samples already.
+        self.schedule = kind(stages[0] if each == 1 else stages, micro_batches, loss_fn=divided, scale_grads=False)
+
+    def run(self, inputs: Tensor, targets: Tensor, divisor: Tensor) -> List[Tensor]:
+        """Forward and backward of one step; the losses of the micro-batches, each divided by `divisor`, on the last
+        stage; none elsewhere."""
+        self._divisor = divisor
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
         if self.last:
@@ -122,6 +129,7 @@ class Pipeline:
         """Outputs and losses of the micro-batches, on the last stage. Always as many samples, a multiple of them."""
         losses: List[Tensor] = []
         given = (inputs,) if self.first else ()
+        self._divisor = torch.ones_like(self._divisor)
         with self._forward_only():
             if self.last:
                 return self.schedule.eval(*given, target=targets, losses=losses), losses

@@ -22,6 +22,8 @@ from drumbeat.train.refusal import Refusal
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and torch.compile put these into names
 
+_KINDS = ("model", "optimizer", "buffers")
+
 Entries = Dict[str, Any]
 
 
@@ -29,6 +31,7 @@ class _Walked(NamedTuple):
     model: Entries
     optimizer: Entries  # leaves of the optimizer's state, named state.PARAMETER.KEY
     places: Dict[str, Tuple[Any, Any]]  # name of such a leaf -> the dict or list that holds it, and its key there
+    buffers: Entries  # those entries of `model` that are no parameters
     group_of: Dict[str, int]  # parameter name -> number of its parameter group
     seen: List[Tuple[Tensor, int]]  # every tensor and the address of its data: is the walk still true?
     fixed: bool  # whether all entries are tensors; other values would be old at the next save
@@ -43,24 +46,28 @@ class TrainingState:
         self._copied: Optional[torch.cuda.Event] = None
 
     def now(self) -> Dict[str, Any]:
-        """The state itself, not a copy. `groups` holds what belongs to a parameter group (learning rate, ...): a tuple
-        a parameter, for torch would write each single value as a file of its own inside the file.
+        """The state itself, not a copy. `groups` holds what belongs to a parameter group (learning rate, ...): one tuple
+        per parameter, for torch would write each single value as a file of its own inside the file. `buffers` are those
+        of this rank, for where ranks differ in them.
         """
         walked = self._walk()
         groups = [_values(group) for group in self.optimizer.param_groups]
         return {
             "model": dict(walked.model),
             "optimizer": dict(walked.optimizer),
+            "buffers": dict(walked.buffers),
             "groups": {name: groups[number] for name, number in walked.group_of.items()},
         }
 
-    def copied(self) -> Tuple[Dict[str, Any], Callable[[], None]]:
+    def copied(self, shared: Optional[Dict[str, Tensor]] = None) -> Tuple[Dict[str, Any], Callable[[], None]]:
         """A copy in host memory, and a function that waits until it is complete (on a GPU it is still on its way).
 
-        The same buffers each time: the copy before must no longer be needed.
+        `shared`: other values for some entries of the model. The same buffers each time: the copy before must no longer be
+        needed.
         """
         state = self.now()
         self.make_room(state)
+        state["model"].update(shared or {})
         slow: List[Tuple[Tensor, Tensor]] = []
         here: List[Tuple[Tensor, Tensor]] = []
         for kind, copies in self._copies.items():
@@ -77,7 +84,7 @@ class TrainingState:
 
     def make_room(self, state: Dict[str, Any]) -> None:
         """Buffers for a copy of `state`; those that there are and fit are kept."""
-        for kind in ("model", "optimizer"):
+        for kind in _KINDS:
             old = self._copies.get(kind, {})
             self._copies[kind] = {
                 name: old[name] if _fits(old.get(name), value) else _room(value) for name, value in state[kind].items()
@@ -86,20 +93,21 @@ class TrainingState:
     def _copy_from_device(self, pairs: List[Tuple[Tensor, Tensor]]) -> Callable[[], None]:
         """On a stream of its own, beside the next forward and backward pass; the next update waits for it.
 
-        Buffers that a forward pass changes (running means) are small: they are copied in the training's own stream.
+        What more than an update changes (running means) is small: it is copied in the training's own stream.
         """
         if self._stream is None:
             self._stream = torch.cuda.Stream()
             self.optimizer.register_step_pre_hook(self._before_update)
-        changing = {own_part(b).data_ptr() for part in self.parts for b in part.buffers() if b.is_cuda}
-        first = [pair for pair in pairs if pair[1].data_ptr() in changing]
-        rest = [pair for pair in pairs if pair[1].data_ptr() not in changing]
-        for to, of in first:
-            to.copy_(of, non_blocking=True)
+        held = [p for part in self.parts for p in part.parameters()] + list(self._optimizer_tensors())
+        steady = {own_part(tensor).data_ptr() for tensor in held}
+        for to, of in pairs:
+            if of.data_ptr() not in steady:
+                to.copy_(of, non_blocking=True)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for to, of in rest:
-                to.copy_(of, non_blocking=True)
+            for to, of in pairs:
+                if of.data_ptr() in steady:
+                    to.copy_(of, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._copied = event
@@ -117,14 +125,14 @@ class TrainingState:
         """
         if not self.optimizer.state:
             _make_optimizer_state(self.optimizer)
-            for name, parameter in self._parameters():
+            for name, parameter in named_parameters(self.parts):
                 begin = f"optimizer.state.{name}."
                 if parameter in self.optimizer.state and not any(key.startswith(begin) for key in saved):
                     del self.optimizer.state[parameter]  # it never had a gradient
             self._walked = None
         state = self.now()
         own = {f"{kind}.{key}": value for kind in ("model", "optimizer") for key, value in state[kind].items()}
-        begins = tuple(f"optimizer.state.{name}." for name, _ in self._parameters())
+        begins = tuple(f"optimizer.state.{name}." for name, _ in named_parameters(self.parts))
         there = {key for key in saved if key in own or key.startswith(begins)}
         for key in sorted(there ^ set(own)):
             where = "the checkpoint" if key in saved else "this run"
@@ -138,7 +146,10 @@ class TrainingState:
         return state
 
     def restore(self, state: Dict[str, Any]) -> None:
-        """Put the values of `state`, which has the shape of `now()`, into the modules and the optimizer, bit by bit."""
+        """Put the values of `state`, which has the shape of `now()`, into the modules and the optimizer, bit by bit.
+
+        `buffers` may be empty: then those of the model count."""
+        state["model"].update(state["buffers"])
         for part in self.parts:
             set_model_state_dict(part, {key: state["model"][key] for key in get_model_state_dict(part)})
         walked = self._walk()
@@ -161,33 +172,51 @@ class TrainingState:
             group_of: Dict[str, int] = {}
             optimizer: Entries = {}
             places: Dict[str, Tuple[Any, Any]] = {}
-            for name, parameter in self._parameters():
+            for name, parameter in named_parameters(self.parts):
                 if id(parameter) in numbers:
                     group_of[name] = numbers[id(parameter)]
                 for path, holder, key in _leaves(self.optimizer.state.get(parameter, {}), f"state.{name}"):
                     optimizer[path], places[path] = holder[key], (holder, key)
             fixed = all(isinstance(value, Tensor) for value in [*model.values(), *optimizer.values()])
             seen = [(tensor, own_part(tensor).data_ptr()) for tensor in self._tensors()]
-            self._walked = _Walked(model, optimizer, places, group_of, seen, fixed)
+            buffers = {name: model[name] for name, _ in named_buffers(self.parts) if name in model}
+            self._walked = _Walked(model, optimizer, places, buffers, group_of, seen, fixed)
         return self._walked
-
-    def _parameters(self) -> Iterator[Tuple[str, Tensor]]:
-        """All parameters under the names they have in the model's state, each once."""
-        for part in self.parts:
-            inner = part.module if isinstance(part, DistributedDataParallel) else part
-            for name, parameter in inner.named_parameters():
-                for wrapper in _WRAPPERS:
-                    name = name.replace(wrapper, "")
-                yield name, parameter
 
     def _tensors(self) -> List[Tensor]:
         found: List[Tensor] = []
         for part in self.parts:
             found += part.parameters()
             found += part.buffers()
+        return found + list(self._optimizer_tensors())
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
         for values in self.optimizer.state.values():
-            found += [holder[key] for _, holder, key in _leaves(values, "") if isinstance(holder[key], Tensor)]
-        return found
+            for _, holder, key in _leaves(values, ""):
+                if isinstance(holder[key], Tensor):
+                    yield holder[key]
+
+
+def named_parameters(parts: Sequence[nn.Module]) -> Iterator[Tuple[str, Tensor]]:
+    """All parameters, each once, under the names they have in a checkpoint."""
+    for part in _unwrapped(parts):
+        yield from ((_plain(name), parameter) for name, parameter in part.named_parameters())
+
+
+def named_buffers(parts: Sequence[nn.Module]) -> Iterator[Tuple[str, Tensor]]:
+    """All buffers, each once, under the names they have in a checkpoint."""
+    for part in _unwrapped(parts):
+        yield from ((_plain(name), buffer) for name, buffer in part.named_buffers())
+
+
+def _unwrapped(parts: Sequence[nn.Module]) -> List[nn.Module]:
+    return [part.module if isinstance(part, DistributedDataParallel) else part for part in parts]
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _leaves(values: Any, path: str) -> Iterator[Tuple[str, Any, Any]]:

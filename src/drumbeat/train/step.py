@@ -26,6 +26,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline
 from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
 from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
@@ -51,22 +52,31 @@ class Step:
         device: torch.device,
         clip: Optional[float] = None,
         pipeline: Optional[Pipeline] = None,
+        share: Optional[Callable[[Tensor], Tensor]] = None,
+        count: Optional[Callable[[Any], Tensor]] = None,
     ) -> None:
+        """`share`: context parallelism: this rank's part of a sequence. `count`: how many of a batch's targets count; by
+        default those that are not -100."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         self.sharded = shards(meshes)
         self.scaler = precision.scaler(device)
         self.parameters = [p for part in parts for p in part.parameters()]
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
-        self.divisor = torch.ones((), device=device)  # targets of all ranks in this step; the pipeline's loss reads it
-        self.share: Callable[[Tensor], Tensor] = lambda x: x  # context parallelism: this rank's part of a sequence
-        self.mark: Callable[[str], None] = lambda phase: None  # a loop that measures puts its meter here
+        self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
+        self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
-    def __call__(self, batches: Sequence[Batch]) -> Outcome:
+    def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
+        """`mark(phase)` is called when a phase is over: "forward+backward", then "optimizer"."""
+        if self.meshes.layout.pp > 1 and self.pipeline is None:
+            raise Refusal(
+                "layout pp: this step has no pipeline, so every rank would train the whole model",
+                "use a recipe, or drumbeat.train.assemble with an Anatomy that names the stages; or another layout",
+            )
         batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
-        self.divisor = self._count(batches)
-        loss = self._pipelined(batches) if self.pipeline else self._accumulated(batches)
-        self.mark("forward+backward")
+        targets = self._count(batches)
+        loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
+        mark("forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
@@ -75,17 +85,28 @@ class Step:
             norm = gradient_norm(self.parameters, self.meshes)
             self._update(norm)
         self.optimizer.zero_grad(set_to_none=True)
-        self.mark("optimizer")
-        return Outcome(loss, norm, self.divisor)
+        mark("optimizer")
+        return Outcome(loss, norm, targets)
+
+    def state_dict(self) -> Dict[str, Any]:
+        state: Dict[str, Any] = {"skipped": self.skipped.clone()}
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.skipped.copy_(state["skipped"])
+        if self.scaler is not None and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
-        count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
+        count = torch.stack([self.count(targets) for _, targets in batches]).sum().float()
         ranks = self.meshes.tokens
         if ranks is not None:
             dist.all_reduce(count, group=ranks.get_group())
         return count.clamp(min=1)
 
-    def _accumulated(self, batches: Sequence[Batch]) -> Tensor:
+    def _accumulated(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         model = self.parts[0]
         total = torch.zeros((), device=self.device)
         for i, (inputs, targets) in enumerate(batches):
@@ -95,17 +116,17 @@ class Step:
                 stack.enter_context(exchange(model, last, self.meshes))
                 stack.enter_context(vocabulary_cut(self.meshes))
                 with record_function("forward"), self.precision.computing(self.device, self.sharded):
-                    loss = plain(self.loss(model, inputs, targets)) / self.divisor
+                    loss = plain(self.loss(model, inputs, targets)) / divisor
                 with record_function("backward"):
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             total += loss.detach()
         return total
 
-    def _pipelined(self, batches: Sequence[Batch]) -> Tensor:
+    def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
         with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
-            losses = self.pipeline.run(inputs, targets)
+            losses = self.pipeline.run(inputs, targets, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)
         return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)

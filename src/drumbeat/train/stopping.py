@@ -1,43 +1,59 @@
 """Stop together: a signal reaches ranks at different moments, and a rank that stops alone leaves the others waiting.
 
-Each step every rank says whether it was told to stop; the answers are added up in the background, between CPUs, and
+Each step every rank says whether it was told to stop; the answers are combined in the background, between CPUs, and
 read one step later. So all ranks learn it at the same step, and no step waits for it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from types import FrameType
 from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
-REQUEUE = 75  # exit code: stopped by a signal, state saved, start me again
+# A launcher's stop signal, Ctrl-C, Slurm's warnings before the end, a closed terminal.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so an echo follows the first one at once
 
 
 class StopTogether:
+    """Notes stop signals while it is open. A second Ctrl-C ends the process at once, saved or not."""
+
     def __init__(self) -> None:
-        self.asked = False
+        self.number = 0  # the signal that this rank was sent; after `agreed()` said yes: that any rank was sent
+        self._first_interrupt: Optional[float] = None
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._flag = torch.zeros((), dtype=torch.int32)
         self._work: Optional[Any] = None
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        # A signal that the caller ignores (nohup, a background job of sh) stays ignored.
+        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in handled}
 
-    def _on_signal(self, _number: int, _frame: Optional[FrameType]) -> None:
-        self.asked = True
+    def _on_signal(self, number: int, _frame: Optional[FrameType]) -> None:
+        self.number = self.number or number
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._first_interrupt is not None and now - self._first_interrupt > _SECOND:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            self._first_interrupt = self._first_interrupt or now
 
     def agreed(self) -> bool:
-        """Whether any rank had been asked when it called this the last time. Call it once a step on every rank."""
+        """Whether any rank had been asked when it called this the last time. Call it once per step on every rank."""
         if self._group is None:
-            return self.asked
-        answer = False
+            return self.number != 0
+        answer = 0
         if self._work is not None:
             self._work.wait()
-            answer = bool(self._flag)
-        self._flag = torch.tensor(int(self.asked), dtype=torch.int32)
-        self._work = dist.all_reduce(self._flag, group=self._group, async_op=True)
-        return answer
+            answer = int(self._flag)
+        self._flag = torch.tensor(self.number, dtype=torch.int32)
+        self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self.number = answer or self.number
+        return answer != 0
 
     def close(self) -> None:
         if self._work is not None:

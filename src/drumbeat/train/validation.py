@@ -14,8 +14,9 @@ from drumbeat.train.step import Loss, plain, vocabulary_cut
 
 
 @torch.no_grad()
-def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss) -> Dict[str, float]:
-    """Over the first `count` kept sequences; each data-parallel rank takes its share of them."""
+def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: int) -> Dict[str, float]:
+    """Over the first `count` kept sequences; each data-parallel rank takes its share of them, `at_once` at a time: as many
+    as in training, so validation never needs more memory than a training step."""
     own = max(1, min(count, len(kept)) // parts.meshes.layout.data_ranks)
     device, step = parts.world.device, parts.step
     if step.pipeline is not None:  # its micro-batches are equally long
@@ -28,10 +29,9 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss) -> Dict[st
         part.eval()
     with parts.precision.computing(device, step.sharded), vocabulary_cut(parts.meshes):
         if step.pipeline is None:
-            for x, y in zip(tokens.split(8), targets.split(8)):
+            for x, y in zip(tokens.split(at_once), targets.split(at_once)):
                 totals[0] += plain(loss(parts.parts[0], x, y))
         else:
-            step.divisor = torch.ones((), device=device)
             totals[0] += sum(step.pipeline.evaluate(tokens, targets)[1], torch.zeros((), device=device))
     for part in parts.parts:
         part.train()

@@ -1,13 +1,18 @@
-"""What the trials mean: the largest that fits, the fastest, and what to take. Pure."""
+"""What the trials mean: the largest that fits, the fastest, and what to take. Pure.
+
+Two speeds differ only if they are further apart than the noise: 2 %, or twice the standard error of their difference as
+the steps of both trials show it, whichever is more.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
 from drumbeat.tune.point import OK, Result
 
-_NEARLY = 0.02  # a speed that is within 2 % of the fastest is as good
+_LEAST = 0.02  # of a speed: trials are short, and nobody changes a job for less
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,33 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
     if fastest is None:
         unit = "no speed was reported" if not known else f"speeds in {' and '.join(sorted(units))} cannot be compared"
         return Judgement(largest, None, None, f"the fastest is unknown: {unit} (drumbeat.metrics, or --rate)")
-    if largest is None or fastest.point != largest.point:
-        return Judgement(largest, fastest, fastest, "the fastest" + _against(fastest, results[0], kind))
+    if largest is None:
+        return Judgement(None, fastest, *_simplest(fastest, known, results[0], kind))
+    if fastest.point != largest.point:
+        return Judgement(largest, fastest, fastest, "the fastest")
     return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib))
+
+
+def noise(one: Result, other: Result) -> float:
+    """How far apart two speeds must be, as a part of the larger one, to be called different."""
+    return max(_LEAST, 2 * math.hypot(one.spread or 0.0, other.spread or 0.0))
+
+
+def _slower_by(one: Result, fastest: Result) -> float:
+    return 1 - (one.speed or 0.0) / (fastest.speed or 1.0)
+
+
+def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str) -> Tuple[Result, str]:
+    """Hooks and layouts are tried from the plain one on: the first that is as fast as the fastest is taken."""
+    for each in known:
+        if each is not fastest and _slower_by(each, fastest) <= noise(each, fastest):
+            return each, (
+                f"no difference above the noise: {fastest.point.says()} was {_slower_by(each, fastest):.1%} faster, and "
+                f"{noise(each, fastest):.1%} is what these trials can tell apart"
+            )
+        if each is fastest:
+            break
+    return fastest, "the fastest" + _against(fastest, first, kind)
 
 
 def _against(fastest: Result, first: Result, kind: str) -> str:
@@ -49,13 +78,12 @@ def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
 
 
 def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float]) -> Tuple[Result, str]:
-    """The fastest is the largest as well: then the next one leaves room, if it costs next to nothing."""
+    """The fastest is the largest as well: then the next smaller one leaves room, if it is as fast within the noise."""
     smaller = [each for each in known if (each.point.batch or 0) < (fastest.point.batch or 0)]
     near = max(smaller, key=lambda each: each.point.batch or 0, default=None)
-    speed = fastest.speed or 0.0
-    if near is not None and (near.speed or 0.0) >= speed * (1 - _NEARLY):
-        lost = 1 - (near.speed or 0.0) / speed
-        return near, f"{lost:.1%} slower than {fastest.point.says()}, the largest that fits, and leaves room for more"
+    if near is not None and _slower_by(near, fastest) <= noise(near, fastest):
+        lost = f"{_slower_by(near, fastest):.1%} slower than {fastest.point.says()}, the largest that fits"
+        return near, f"{lost} (noise {noise(near, fastest):.1%}), and leaves room for more"
     if fastest.memory_gib is None:
         return fastest, "the fastest, and the largest that fits; how much memory was left is unknown"
     left = f"{gpu_gib - fastest.memory_gib:.1f} of {gpu_gib:.0f} GiB left" if gpu_gib else "of the GPU's memory unknown"

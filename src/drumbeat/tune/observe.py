@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -113,6 +114,16 @@ class Observed:
         steps = min((after[-1].step - ref.step) / _span(ref, after) for ref, after in whole)
         return (steps * samples_a_step, "samples/s") if samples_a_step else (steps, "steps/s")
 
+    def spread(self) -> Optional[float]:
+        """The standard error of the speed, as a part of it: of the rank whose steps differ most from each other."""
+        if self.by_rate or not self.reports:
+            found = [_standard_error(self.rates[min(self.warm_up, len(self.rates) // 2) :])]
+        else:
+            parts = [part for part in map(self._after_warm_up, self.reports.values()) if part is not None]
+            found = [_standard_error(_step_seconds(ref, after)) for ref, after in parts]
+        known = [error for error in found if error is not None]
+        return max(known) if known else None
+
     def _after_warm_up(self, seen: List[Report]) -> Optional[Tuple[Report, List[Report]]]:
         """The report at which the clock starts, and those after it. Where a trial was short, half of it is warm-up."""
         steps = seen[-1].step - seen[0].step + 1
@@ -120,6 +131,18 @@ class Observed:
         ref = next((report for report in seen if report.step >= first), seen[0])
         after = [report for report in seen if report.step > ref.step and report.t > ref.t]
         return (ref, after) if after else None
+
+
+def _step_seconds(ref: Report, after: List[Report]) -> List[float]:
+    pairs = zip([ref, *after], after)
+    return [(new.t - old.t) / (new.step - old.step) for old, new in pairs if new.t > old.t and new.step > old.step]
+
+
+def _standard_error(values: List[float]) -> Optional[float]:
+    """Of their mean, as a part of it."""
+    if len(values) < 3 or statistics.fmean(values) <= 0:
+        return None
+    return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
 
 
 def _span(ref: Report, after: List[Report]) -> float:

@@ -46,6 +46,7 @@ class Result:
     memory_gib: Optional[float] = None  # the most of any rank, where it is reported
     run: str = ""  # its run folder
     long: bool = False  # the second, longer trial of the largest that fits
+    spread: Optional[float] = None  # standard error of the speed, as a part of it; none: too few steps to tell
 
     def __post_init__(self) -> None:
         assert self.outcome in OUTCOMES, self.outcome

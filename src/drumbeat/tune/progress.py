@@ -89,7 +89,7 @@ def _reasons(results: Sequence[Result]) -> List[str]:
 
 
 def closing(
-    judgement: Judgement, words: str, ended: str, folder: str, recipe: bool, broken: Optional[Result]
+    judgement: Judgement, words: str, changes: str, ended: str, folder: str, recipe: bool, broken: Optional[Result]
 ) -> List[Tuple[str, str]]:
     if broken:
         return [("broken", ended), ("why", broken.why), ("look", f"drumbeat diagnose {broken.run}")]
@@ -100,7 +100,8 @@ def closing(
         lines.append(("ended", ended))
     lines.append(("fastest", _fastest(judgement.fastest)))
     if judgement.recommended:
-        lines.append(("take", f"{judgement.recommended.point.says()}: {judgement.why}"))
+        why = judgement.why.replace("the fastest", "fastest", 1) if judgement.why.startswith("the ") else judgement.why
+        lines.append(("recommended", f"{judgement.recommended.point.says()} ({why}). {changes}".rstrip()))
         lines.append(("in the job", words if recipe else f"in the command, {words}"))
     else:
         lines.append(("why", judgement.why))

@@ -21,6 +21,7 @@ from drumbeat.tune.classify import classify
 from drumbeat.tune.command import Tunable, tunable
 from drumbeat.tune.cost import Cost
 from drumbeat.tune.judge import Judgement, judge
+from drumbeat.tune.own_batch import own_batch
 from drumbeat.tune.point import FAILED, HANG, NAN, OOM, REFUSED, STOPPED, Result
 from drumbeat.tune.progress import Shown
 from drumbeat.tune.request import VARIED, WARM_UP, Asked
@@ -64,7 +65,7 @@ class Tuning:
             "global_batch": self.plan.global_batch, "cost": {**vars(self.cost), "gpu_hours": self.cost.gpu_hours},
             "trials": self.results, "refused": self.plan.refused, "ended": self.ended, "largest": self.judgement.largest,
             "fastest": self.judgement.fastest, "recommended": self.judgement.recommended, "why": self.judgement.why,
-            "words": self.words,
+            "changes": self.plan.changes(self.judgement.recommended), "words": self.words,
         })  # fmt: skip
         return plain
 
@@ -78,7 +79,8 @@ def settle(asked: Asked, job: Job, place: Place) -> Tuning:
     asked.check()
     order = place.order
     takes = tunable(job.command, order.command, VARIED[asked.kind], asked.given, order.world_size, order.ranks_per_node)
-    plan = make_plan(asked, takes, order, place.gpu_gib)
+    own = own_batch(job.command, order.command) if asked.kind == "batch" and takes.recipe is None else None
+    plan = make_plan(asked, takes, order, place.gpu_gib, own)
     stamp = order.run_id[len(order.name) :]
     name = f"{order.name}-tune-{asked.kind}"
     folder = os.path.join(os.path.dirname(order.folder), name + stamp)
@@ -149,7 +151,7 @@ def _one(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     return Result(
         trial.point, outcome, why, round(time.monotonic() - begun, 1), seen.steps, seen.measured,
         speed[0] if speed else None, speed[1] if speed else "", seen.loss_after(limits.steps), seen.memory_gib,
-        watched.run.path if watched.run else "", trial.long,
+        watched.run.path if watched.run else "", trial.long, seen.spread(),
     )  # fmt: skip
 
 

@@ -38,6 +38,16 @@ class Plan:
     points: Tuple[Point, ...] = ()
     wanted: int = 0  # trials that are not refused
     refused: Tuple[Result, ...] = field(default=())  # known to be impossible without a trial
+    own_batch: Optional[int] = None  # that the script takes by itself, where it is known
+
+    def changes(self, best: Optional[Result]) -> str:
+        """What else changes with the batch that is recommended; empty where a step's samples stay the same."""
+        if self.kind != "batch" or self.global_batch is not None or best is None or self.data_ranks is None:
+            return ""
+        if best.point.batch == self.own_batch:
+            return "It is the script's own: nothing else changes."
+        was = f" (it was {self.own_batch * self.data_ranks})" if self.own_batch else ""
+        return f"Global batch becomes {(best.point.batch or 0) * self.data_ranks}{was}: retune the learning rate."
 
     def next(self, results: Sequence[Result]) -> Union[Trial, Done]:
         if self.kind == "batch":
@@ -77,14 +87,18 @@ class Plan:
         return cost(self.most, self.long, asked.seconds, order.nodes, order.world_size, gpus)
 
 
-def make_plan(asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float] = None) -> Plan:
-    """`gpu_gib`: memory of a GPU, where it is known."""
+def make_plan(
+    asked: Asked, tunable: Tunable, order: Order, gpu_gib: Optional[float] = None, own_batch: Optional[int] = None
+) -> Plan:
+    """`gpu_gib`: memory of a GPU, `own_batch`: what a script takes by itself, where they are known."""
     if not order.world_size:
         raise Problem("nobody says how many ranks a node has", "add --ranks-per-node M")
     if asked.kind == "hooks":
         points = tuple(Point(hook=hook) for hook in asked.hooks)
         return Plan("hooks", len(points), None, None, points=points, wanted=len(points))
-    return _batches(asked, tunable, order) if asked.kind == "batch" else _layouts(asked, tunable, order, gpu_gib)
+    if asked.kind == "batch":
+        return _batches(asked, tunable, order, own_batch)
+    return _layouts(asked, tunable, order, gpu_gib)
 
 
 def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
@@ -104,13 +118,13 @@ def _data_ranks(asked: Asked, tunable: Tunable, order: Order) -> int:
     return read_layout(text, order.world_size, order.ranks_per_node).data_ranks
 
 
-def _batches(asked: Asked, tunable: Tunable, order: Order) -> Plan:
+def _batches(asked: Asked, tunable: Tunable, order: Order, own: Optional[int]) -> Plan:
     ranks = _data_ranks(asked, tunable, order)
     total = _global_batch(asked, tunable)
     if total is None:
-        largest = asked.largest or max(FREE_LARGEST, asked.start or 1)
+        largest = asked.largest or max(FREE_LARGEST, asked.start or own or 1)
         batches: Sequence[int] = range(1, largest + 1)
-        start = asked.start or 1
+        start = asked.start or min(own or 1, largest)
     else:
         if total % ranks:
             raise Problem(
@@ -118,13 +132,13 @@ def _batches(asked: Asked, tunable: Tunable, order: Order) -> Plan:
                 f"--global-batch {-(-total // ranks) * ranks} can",
             )
         batches = tuple(each for each in divisors(total // ranks) if each <= (asked.largest or total))
-        start = _start(asked, tunable, batches, total // ranks)
-    return Plan("batch", most_trials(batches, start), ranks, total, start, batches)
+        start = _start(asked, tunable, batches, total // ranks, own)
+    return Plan("batch", most_trials(batches, start), ranks, total, start, batches, own_batch=own)
 
 
-def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int) -> int:
+def _start(asked: Asked, tunable: Tunable, batches: Sequence[int], share: int, own: Optional[int]) -> int:
     """As asked, or as the command has it now; below it where that is no divisor of a rank's share."""
-    now = 1
+    now = own or 1
     if tunable.recipe and not asked.start:
         now = max(1, share // (tunable.recipe.number("accumulate") or 1))
     return batches[max(0, bisect_right(batches, asked.start or now) - 1)]

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, Tools
@@ -32,14 +33,14 @@ class End:
 class Direct:
     """`ranks` and `tasks`: each process is one rank."""
 
-    affinity_is_known = True  # which process is which rank can be seen from outside
+    starts_ranks = True  # which process is which rank is ours to say; otherwise the command's
 
     def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str) -> None:
         self.order, self.folder, self.logs, self.bundle = order, folder, logs, bundle
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What the command line of this node's processes needs."""
-        return Tools()
+        return Tools(python=launcher_interpreter(self.order))
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         """Variables that only this process gets."""
@@ -59,7 +60,7 @@ class Direct:
 class Once(Direct):
     """One process per node, which starts its ranks in its own way."""
 
-    affinity_is_known = False
+    starts_ranks = False
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         return []
@@ -71,7 +72,7 @@ class Once(Direct):
 class Torchrun(Once):
     """One torchrun per node, behind our driver; a shim between torchrun and each rank opens the rank's own logs."""
 
-    affinity_is_known = True
+    starts_ranks = True
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         cpus = [list(slot.cpus) for slot in bound.slots]
@@ -80,7 +81,7 @@ class Torchrun(Once):
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node)),
             driver=driver.decode(),
             failures=self._failures(attempt),
-            rdzv_id=f"{self.order.run_id}-{attempt}",
+            python=launcher_interpreter(self.order),
         )
 
     def log(self, attempt: int, rank: int, stream: str) -> str:

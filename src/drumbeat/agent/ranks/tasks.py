@@ -22,8 +22,12 @@ from drumbeat.agent.wire.messages import (
     TaskHello,
     WireError,
 )
+from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.plan.binding import Binding
+from drumbeat.plan.masks import typed_by_user
+from drumbeat.plan.task_masks import task_binding
+from drumbeat.plan.visibility import NAMES
 
 
 class Tasks:
@@ -119,17 +123,24 @@ class Tasks:
 
     # -- what they see -----------------------------------------------------------------------------------------------
 
-    def as_bound(self, planned: Binding) -> Binding:
-        """Where the scheduler has bound each task to cores of its own, that binding stays."""
-        seen = [set(view.cpus) for view in self.views.values()]
-        if len(seen) < 2 or sum(map(len, seen)) != len(set().union(*seen)):
-            return planned
-        slots = tuple(
-            replace(slot, cpus=self.views[slot.local_rank].cpus, why="as the scheduler bound this task")
-            for slot in planned.slots
-        )
-        fewest = min(len(slot.cpus) for slot in slots)
-        return replace(planned, slots=slots, threads=fewest, threads_why=f"the cores each task is bound to: {fewest}")
+    def facts(self, own: Facts) -> Facts:
+        """This node's facts as all its tasks see it together: one task may have only its own cores and GPUs."""
+        if not self.views:
+            return own
+        cpus = sorted({cpu for view in self.views.values() for cpu in view.cpus})
+        gpus: Dict[str, Gpu] = {}
+        for local_id in sorted(self.views):
+            for gpu in self.views[local_id].gpus:
+                gpus.setdefault(gpu.pci or f"{local_id}/{gpu.index}", gpu)
+        everything = own.gpus
+        if len(gpus) > len(own.gpus):
+            everything = tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus.values()))
+        return replace(own, cpus=replace(own.cpus, allowed=tuple(cpus)), gpus=everything)
+
+    def bound(self, right: Binding, facts: Facts) -> Binding:
+        """`right` is the binding within all cores of the tasks; a user's own masks stay."""
+        masks = {local_id: view.cpus for local_id, view in self.views.items()}
+        return task_binding(right, masks, facts, typed_by_user(facts.environment.get("SLURM_CPU_BIND", "")))
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
@@ -140,12 +151,11 @@ def own_view(local_id: int) -> TaskHello:
     from drumbeat.facts import gpus
     from drumbeat.facts.host import LiveHost
 
-    names = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     return TaskHello(
         local_id,
         tuple(sorted(os.sched_getaffinity(0))),
-        tuple(gpu.pci for gpu in gpus.read(LiveHost()) if gpu.pci),
-        {name: os.environ[name] for name in names if os.environ.get(name)},
+        tuple(gpus.read(LiveHost())),
+        {name: os.environ[name] for name in NAMES if os.environ.get(name)},
     )
 
 
@@ -154,7 +164,7 @@ def per_task_gpus(views: Sequence[TaskHello], node: int, host: str) -> List[Find
     if len(views) < 2:
         return []
     named = [tuple(sorted(view.visible.items())) for view in views]
-    devices = [view.pci for view in views]
+    devices = [tuple(gpu.pci for gpu in view.gpus if gpu.pci) for view in views]
     hidden = len(set(devices)) > 1
     if not hidden and len(set(named)) == 1:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, List, Sequence
 
-from drumbeat.agent.watchers.affinity import LOOK_AFTER, Affinity, RankLook
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
@@ -20,10 +20,12 @@ class Scene:
 
     node: int
     first_rank: int
+    facts: Facts  # as all tasks of the node see it together
     bound: Binding
+    right: Binding  # the binding that the GPUs ask for
     variables: Sequence[EnvVar]
-    stopping: Callable[[], bool]  # whether the ranks have been asked to end
-    ranks_visible: bool  # whether each rank's process can be told from outside
+    ranks: int  # that this node must have; 0 where the command itself starts them
+    local: str  # a folder on the node's own disk
 
 
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
@@ -31,16 +33,19 @@ def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
     return [gate()] if order.checks.get("transport", "off") != "off" else []
 
 
-def build_watchers(
-    order: Order, facts: Facts, scene: Scene, gates: Sequence[OpenGate], now: float, record: Record, tell: Tell
-) -> Watching:
+def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record: Record, tell: Tell) -> Watching:
     watchers: List[Watcher] = []
     sensors: List[Sensor] = []
     for gate in gates:
         watchers.append(gate.watcher)
         sensors += gate.sensors
     level = order.checks.get("affinity", "warn")
-    if level != "off" and scene.ranks_visible:
-        watchers.append(Affinity(level, scene.node, facts.host, scene.bound, scene.variables, scene.first_rank))
-        sensors.append(RankLook(order.run_id, scene.node, now + LOOK_AFTER, lambda: not scene.stopping()))
+    if level != "off":
+        seats = Placement(
+            scene.facts, scene.bound, scene.right, scene.variables, scene.first_rank, level, scene.node, scene.ranks
+        )
+        looks = RankLooks(order.run_id, scene.node, scene.facts, scene.local, lambda: not seats.done)
+        seats.on_first_step = looks.look_soon
+        watchers.append(seats)
+        sensors.append(looks)
     return Watching(watchers, sensors, record, tell)

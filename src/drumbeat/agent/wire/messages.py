@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from drumbeat.agent.world import Network, World
+from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
 from drumbeat.record import RecordError, from_plain, to_plain
 
@@ -149,7 +150,7 @@ class End:
 class TaskHello:
     local_id: int
     cpus: Tuple[int, ...] = ()
-    pci: Tuple[str, ...] = ()  # GPUs that this task sees
+    gpus: Tuple[Gpu, ...] = ()  # that this task sees
     visible: Dict[str, str] = field(default_factory=dict)  # variables that limit them
 
 

@@ -53,7 +53,8 @@ def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[f
 
 def main() -> None:
     """A line of JSON in, a reply out, until the input ends: also when the rank that asks was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the rank's to handle; this ends when the rank does
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a stop is the rank's to handle; this ends when the rank does
     for line in sys.stdin:
         try:
             pixels = decoded(*json.loads(line))

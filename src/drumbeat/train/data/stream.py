@@ -60,6 +60,7 @@ class Stream:
             raise Refusal("the data set is empty")
         self.samples, self.batch, self.accumulate, self.seed, self.shuffle = samples, batch, accumulate, seed, shuffle
         self.data_rank, self.own = data_rank, batch // data_ranks
+        self.micro = self.own // accumulate  # samples of one micro-batch of this rank
         self.device = device or torch.device("cpu")
         self.prefetch, self.finish = prefetch, finish
         self.sample = 0

@@ -123,6 +123,6 @@ def run(settings: BertSettings) -> Result:
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
     use = utilisation(flops, "6 N + 12 L h s FLOPs a token", settings.precision, world.device, settings.measure_peak)
     kept = samples(settings, length, "validation") if settings.validation else None
-    validate = (lambda: mean_loss(parts, kept, settings.validation, loss)) if kept is not None else None
+    validate = (lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)) if kept is not None else None
     plan = plan_for(settings, warm_then_down(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)

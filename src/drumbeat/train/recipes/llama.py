@@ -141,6 +141,6 @@ def run(settings: LlamaSettings) -> Result:
     validate = None
     if settings.validation:
         kept = samples(settings, shape, length, "validation")
-        validate = lambda: mean_loss(parts, kept, settings.validation, loss)  # noqa: E731
+        validate = lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)  # noqa: E731
     plan = plan_for(settings, warm_then_down(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)

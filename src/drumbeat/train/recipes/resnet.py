@@ -84,5 +84,5 @@ def run(settings: ResNetSettings) -> Result:
     flops = 3 * forward_flops(ResNet(settings.depth, classes), settings.size)
     use = utilisation(flops, "3 x forward FLOPs", settings.precision, world.device, settings.measure_peak)
     plan = plan_for(settings, lr, "samples")
-    check = lambda: accuracy(parts, kept, max(1, settings.batch // world.size), settings.validation)  # noqa: E731
+    check = lambda: accuracy(parts, kept, stream.micro, settings.validation)  # noqa: E731
     return train(plan, world, parts.step, stream, parts.checkpoints, check, use)

@@ -81,7 +81,7 @@ def run(settings: WideResNetSettings) -> Result:
 
     def check() -> Dict[str, float]:
         took = clock.training_done()
-        values = accuracy(parts, kept, max(1, settings.batch // world.size), settings.validation)
+        values = accuracy(parts, kept, stream.micro, settings.validation)
         clock.print(stream.sample // clock.images, values, took)
         return values
 

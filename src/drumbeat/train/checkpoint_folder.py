@@ -1,0 +1,89 @@
+"""What lies in a checkpoint folder: which checkpoints are whole, which is the newest, and what is cleared away.
+
+    FOLDER/step-00000400/                what torch's distributed checkpoint writes: a few files per rank, .metadata last
+    FOLDER/step-00000400/commit.json     the commit marker, after .metadata: version, step, ranks, the model's fingerprint
+    FOLDER/latest                        the name of the newest committed one
+
+A folder without a commit marker is a save that did not finish. It is never loaded; the next start or save removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Any, Dict, List, Optional
+
+from drumbeat.train.refusal import Refusal
+
+VERSION = (
+    2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
+)
+MARKER = "commit.json"
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> Optional[int]:
+    digits = name[len("step-") :]
+    return int(digits) if name.startswith("step-") and digits.isdigit() else None
+
+
+def committed(folder: str) -> List[int]:
+    """The steps whose checkpoints are whole, in order."""
+    if not os.path.isdir(folder):
+        return []
+    steps = [step_of(name) for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, MARKER))]
+    return sorted(step for step in steps if step is not None)
+
+
+def newest(folder: str) -> Optional[int]:
+    steps = committed(folder)
+    return steps[-1] if steps else None
+
+
+def commit(folder: str, marker: Dict[str, Any], keep: int) -> None:
+    """Make the checkpoint of step `marker["step"]` the latest; remove those beyond `keep` and what was cut short."""
+    step = marker["step"]
+    _write(os.path.join(folder, name_of(step), MARKER), json.dumps({"version": VERSION, **marker}))
+    _write(os.path.join(folder, "latest"), name_of(step))
+    for old in committed(folder)[:-keep] if keep else []:
+        shutil.rmtree(os.path.join(folder, name_of(old)), ignore_errors=True)
+    remove_uncommitted(folder)
+
+
+def remove_uncommitted(folder: str) -> None:
+    whole = set(committed(folder))
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        if step_of(name) is not None and step_of(name) not in whole:
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def read_marker(path: str) -> Dict[str, Any]:
+    """The commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it."""
+    try:
+        with open(os.path.join(path, MARKER), encoding="utf-8") as file:
+            marker = json.load(file)
+        version = int(marker.get("version", 1))
+        found = {key: marker[key] for key in ("step", "ranks", "model", "parameters")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
+    if version != VERSION:
+        age = "an older" if version < VERSION else "a newer"
+        raise Refusal(
+            f"{path} was written by {age} drumbeat: checkpoint version {version}, this one reads version {VERSION}",
+            "finish that run with the drumbeat that began it, or give another checkpoint folder",
+        )
+    return found
+
+
+def _write(path: str, text: str) -> None:
+    """Whole or not at all, and on the disk before it has its name."""
+    part = path + ".part"
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
