@@ -24,6 +24,7 @@ class Member:
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
     lost: bool = False
     stuck: bool = False  # processes of an attempt could not be ended there
+    name: str = ""  # as the scheduler calls the machine, where that is known
 
 
 Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
@@ -57,7 +58,7 @@ class Requeue:
     """Only the scheduler can give the run another node."""
 
     why: str
-    exclude: Tuple[str, ...]  # hosts
+    exclude: Tuple[str, ...]  # machines, as the scheduler calls them
     action: str = "requeue"
 
 
@@ -73,7 +74,10 @@ def decide(history: Sequence[Outcome], members: Mapping[int, Member], restarts: 
     if assignment is None:
         lost = [members[number] for number in last.assignment if members[number].lost]
         if lost:
-            return Requeue("a node is lost, and this job cannot run with fewer", tuple(member.host for member in lost))
+            return Requeue(
+                "a node is lost, and this job cannot run with fewer",
+                tuple(member.name or member.host for member in lost),
+            )
         return Stop("processes of the last attempt could not be ended, and would disturb the next")
     if _is_free(last):
         if sum(map(_is_free, history)) <= _FREE_RETRIES:

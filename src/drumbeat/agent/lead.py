@@ -92,7 +92,9 @@ class Lead:
     def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
         """A member that may join (see `refuse`)."""
         assert hello.member is not None
-        member = Member(hello.member, hello.host, hello.address, max(1, hello.ranks), clock_offset)
+        number, hosts = hello.member, self.order.hosts
+        name = hosts[number] if number < len(hosts) else ""
+        member = Member(number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name)
         self.members[member.number] = member
         self.common.add(member.number, member.host, hello.network)
         joined = {

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type
 
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
-from drumbeat.agent.place import restart_count
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.wire.channel import Channel
@@ -95,9 +94,7 @@ class LeadSide:
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
-        self.lead.first_attempt = max(
-            restart_count(os.environ), 1 + max((each.attempt for each in earlier), default=-1)
-        )
+        self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,

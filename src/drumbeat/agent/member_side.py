@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import time
@@ -125,6 +126,8 @@ class MemberSide:
     def _welcome(self, message: Welcome) -> None:
         """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
         theirs = RunFolder(message.folder)
+        # Joined nodes made orders of their own; the lead's run id is the run's.
+        self.agent.order = dataclasses.replace(self.agent.order, run_id=message.run_id)
         run = read_json(theirs.run_json)
         self.shared_folder = run is not None and run.get("run_id") == message.run_id
         if not self.shared_folder:
