@@ -40,6 +40,7 @@ from drumbeat.agent.wire.messages import (
     Refuse,
     Start,
     Stop,
+    Welcome,
     encode,
 )
 from drumbeat.agent.world import network_of
@@ -128,6 +129,8 @@ class Members:
         self.greeted: set[int] = set()
         self.started: Dict[int, float] = {}
         self.ended: set[int] = set()
+        self.every = beat_interval(order)
+        self.beats: Dict[int, float] = {}  # member -> when its next beat is due
         self.world_bytes = 0
         self.hello_bytes = 0
 
@@ -148,6 +151,11 @@ class Members:
     def serve(self, timeout: float) -> None:
         for key, _ in self.selector.select(timeout):
             self._receive(key.data)
+        now = time.monotonic()
+        for number in [number for number, due in self.beats.items() if due <= now]:
+            self.beats[number] = now + self.every
+            if not self.channels[number].closed:
+                self.channels[number].send(Beat(7, time.time()))
 
     def _receive(self, number: int) -> None:
         channel = self.channels[number]
@@ -168,6 +176,8 @@ class Members:
     def _obey(self, number: int, channel: Channel, message: Any) -> None:
         if isinstance(message, Ping):
             channel.send(Pong(time.time()))
+        elif isinstance(message, Welcome):
+            self.beats[number] = time.monotonic() + self.every
         elif isinstance(message, Refuse):
             raise SystemExit(f"member {number} was refused: {message.why}")
         elif isinstance(message, Prepare):
@@ -208,12 +218,7 @@ def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
             them.serve(0.2)
             assert process.poll() is None, "the lead is gone"
         last_start = time.monotonic()
-        next_beat, every = 0.0, beat_interval(order)
         while time.monotonic() < last_start + WORK:
-            if time.monotonic() > next_beat:
-                next_beat = time.monotonic() + every
-                for channel in them.channels.values():
-                    channel.send(Beat(7, time.time()))
             them.serve(0.1)
         failed = time.monotonic()
         them.fail(1)

@@ -39,7 +39,6 @@ def test_a_rank_in_the_kernel_is_named_and_not_taken_for_a_full_disk(drumbeat, f
         sys.executable,
         "-c",
         script,
-        prefix=("env", "-u", "NOTHING"),
     )
     wait_for(lambda: (drumbeat.folder / "pid").exists() and (drumbeat.folder / "pid").read_text(), what="the rank")
     pid = (drumbeat.folder / "pid").read_text()

@@ -30,6 +30,7 @@ from drumbeat.agent.wire.messages import (
     Message,
     Ping,
     Pong,
+    Prepare,
     RankEnded,
     Refuse,
     StopAsked,
@@ -275,7 +276,10 @@ class LeadSide:
             connection = self.by_member.get(number)
             if connection is not None and not connection.channel.closed:
                 data = data or encode(tell.message)
-                connection.channel.send_encoded(data)
+                connection.channel.queue(data)
+                if isinstance(tell.message, Prepare):
+                    continue  # each member's Start comes next
+                connection.channel.flush()
                 if connection.channel.wants_write:
                     self.unsent.add(number)
         if 0 in tell.members:

@@ -109,8 +109,7 @@ class Node:
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
             self._start_one(process, variables, bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
-        if node_rank == 0:
-            self.metrics.read_printed(self.logs.log(attempt, 0, "out"))
+        self.metrics.read_printed(self.logs.attempt(attempt))
 
     def stop(self, number: int, grace: float) -> None:
         """Signal what trains, once; a second request can only make the grace end earlier."""
@@ -259,7 +258,9 @@ class Node:
         if end.exit_code != 0:
             run_folder = os.path.dirname(os.path.dirname(self.folder.path))
             finding = self.explainer.explain(end, self.stopped_by_us, run_folder)
-            finding = replace(finding, rank=end.rank, node=self.node_rank, host=self.facts.host)
+            # A launcher in the command names the rank in its own lines.
+            rank = end.rank if self.launcher.starts_ranks or finding.rank is None else finding.rank
+            finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
             for gate in self.gates:
                 gate.failed = gate.failed or not self.stopped_by_us
         by_us = self.stopped_by_us

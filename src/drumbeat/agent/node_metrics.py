@@ -8,8 +8,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 from drumbeat.agent.ranks.merged_logs import Shipping
+from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
@@ -23,11 +23,12 @@ class NodeMetrics:
         self.progress = Progress()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
-        self._printed: Optional[Tail] = None
+        self._printed: Optional[PrintedMetrics] = None
+        self._steps_reported = False
 
-    def read_printed(self, path: str) -> None:
-        """Scripts that know nothing of us still print how they get on: read that from this log too."""
-        self._printed = Tail(path)
+    def read_printed(self, folder: str) -> None:
+        """Scripts that know nothing of us still print how they get on: read that from the logs in this folder too."""
+        self._printed = PrintedMetrics(folder)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
         """Carry on what has come, in few writes; the records that could be used."""
@@ -42,6 +43,7 @@ class NodeMetrics:
             record = decode(line) or {}
             metric = parse_metric(record, self.folder.node)
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
                 records.append(record)
         return records
@@ -49,5 +51,7 @@ class NodeMetrics:
     def _printed_records(self, final: bool) -> List[str]:
         if self._printed is None:
             return []
-        records = (read_line(text) for text in self._printed.lines(final))
-        return [json.dumps({"t": time.time(), "rank": 0, "printed": True, **record}) for record in records if record]
+        records = self._printed.read(final)
+        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+            records = [record for record in records if record["kind"] != "step"]
+        return [json.dumps({"t": time.time(), **record}) for record in records]

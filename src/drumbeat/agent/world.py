@@ -107,8 +107,9 @@ def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) 
     if fast:
         shared = replace(shared, rdma=fast.rdma, cxi=fast.cxi)
     nodes = []
+    nothing = Facts("")  # of the others nothing more is known
     for number, ranks in enumerate(counts):
-        about = facts if number == node else shared if number == speaker else Facts(hosts[number])
+        about = facts if number == node else shared if number == speaker else nothing
         host = about.host or hosts[number]
         nodes.append(Peer(number, host, address if number == node else "", about, 0.0, ranks))
     return Peers(tuple(nodes), world.master_addr, world.master_port)

@@ -25,20 +25,24 @@ class Explainer:
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool, run_folder: str) -> Finding:
-        log = self.logs.log(self.attempt, end.rank, "err")
-        if not os.path.exists(log) or not os.path.getsize(log):
-            log = self.launcher.log(self.attempt, end.rank, "err")
-        lines = tail(log)
+        log, out = (self._written(end.rank, stream) for stream in ("err", "out"))
+        lines, printed = tail(log), tail(out)
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
             found = self._no_workdir(missing)
         else:
             ended_by_us = by_us and end.signal == signal.SIGKILL
-            found = explain_exit(
-                end.exit_code, end.signal, lines, self.order.command, ended_by_us, self._no_memory(end)
-            )
+            command, no_memory = self.order.command, self._no_memory(end)
+            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed)
+        if any(each.text in line for each in found.evidence for line in printed):
+            log = out
         file = os.path.relpath(self.kept or log, run_folder)
         return replace(found, evidence=tuple(replace(each, file=each.file or file) for each in found.evidence))
+
+    def _written(self, rank: int, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        log = self.logs.log(self.attempt, rank, stream)
+        return log if os.path.exists(log) and os.path.getsize(log) else self.launcher.log(self.attempt, rank, stream)
 
     def _no_workdir(self, line: str) -> Finding:
         return Finding(

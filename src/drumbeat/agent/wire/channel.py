@@ -46,9 +46,13 @@ class Channel:
 
     def send_encoded(self, data: bytes) -> None:
         """One message for thousands of members is encoded once."""
+        self.queue(data)
+        self.flush()
+
+    def queue(self, data: bytes) -> None:
+        """Sent with the next message: one call of the kernel for both."""
         assert self.opened, "a message before the proof"
         self._out += data
-        self.flush()
 
     @property
     def wants_write(self) -> bool:
