@@ -127,8 +127,18 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> str:
+    import shlex
+
+    from drumbeat.plan.argv import replaced_flags
+
     kind = "emulated nodes" if order.emulated else "nodes"
-    return f"{order.name} on {order.site}: {order.nodes} {kind} x {order.ranks_per_node} ranks, {order.launcher_why}"
+    size = f"{order.nodes} {kind} x {order.ranks_per_node} ranks"
+    lines = [f"{order.name} on {order.site}: {size}, {order.launcher_why}", f"command   {shlex.join(order.command)}"]
+    replaced = replaced_flags(order.command)
+    if replaced:
+        said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
+        lines.append(f"replaced  {said}: each node gets its own from the muster")
+    return "\n".join(lines)
 
 
 def _dump(value: Any) -> None:
