@@ -99,7 +99,7 @@ def test_a_run_folder_knows_who_ended_first(diagnose, tmp_path):
     for (node, rank), text in errors.items():
         (folder / "nodes" / str(node) / "attempt-0" / f"rank-{rank}.err").write_text(text + "\n")
         event = {"kind": "rank-exited", "t": 100.0 - rank, "seq": 0, "node": node, "host": f"host{node}", "rank": rank}
-        event.update(exit_code=1, signal=None)
+        event.update(mono=1.0, attempt=0, exit_code=1, signal=None, seconds=1.0, core_dumped=False)
         (folder / "nodes" / str(node) / "events.jsonl").write_text(json.dumps(event) + "\n")
     report = json.loads(diagnose("run", "--json").stdout)
     failure = report["failure"]

@@ -126,7 +126,7 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 def _headline(order: Any) -> str:
     kind = "emulated nodes" if order.emulated else "nodes"
-    return f"{order.name} on {order.site}: {order.nodes} {kind} x {order.ranks_per_node} ranks, {order.launcher_why}"
+    return f"{order.name} on {order.site}: {order.nodes} {kind} x {order.ranks_per_node} ranks, launcher {order.launcher} ({order.launcher_why})"
 
 
 def _dump(value: Any) -> None:

@@ -45,7 +45,7 @@ def check(binding: Binding, seen: Seen, expected: Sequence[EnvVar] = (), first_r
         return Verdict("affinity", "unknown", "unknown", text, tuple(findings), looked_at, unseen)
     bound = sum(1 for slot in binding.slots if slot.cpus)
     beside = "beside their GPU" if any(slot.gpu is not None for slot in binding.slots) else "on their cores"
-    text = f"{bound}/{total} ranks {beside}" if bound else f"{total} ranks, none bound: {binding.threads_why}"
+    text = f"{bound}/{total} ranks {beside}" if bound else f"not pinned: {binding.threads_why}"
     return Verdict("affinity", "as planned", "certain", text, tuple(findings), looked_at)
 
 

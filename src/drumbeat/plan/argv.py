@@ -43,7 +43,7 @@ def choose_launcher(command: Sequence[str], wanted: str) -> Tuple[str, str]:
         return "torchrun", f"the command says {found.words}: its torch.distributed.run is started once a node"
     if wanted != "auto":
         return wanted, "as the job asks"
-    return "ranks", "the default: the agent starts the ranks itself, no torch needed"
+    return "ranks", "default"
 
 
 def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
