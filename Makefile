@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz clean
+.PHONY: demo test check pyz bench corpus fuzz versions clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -44,5 +44,12 @@ corpus: $(VENV)/.cpu
 fuzz: $(VENV)/.dev
 	DRUMBEAT_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 1800 tests/diagnose/test_fuzz.py
 
+# The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
+versions:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]' pytest pytest-timeout hypothesis
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
+	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py
+
 clean:
-	rm -rf $(VENV) drumbeat.pyz build src/*.egg-info
+	rm -rf $(VENV) .venv-newest drumbeat.pyz build src/*.egg-info

@@ -79,7 +79,6 @@ class Followed:
 def measure(total: int) -> None:
     with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as place:
         young, old = (Followed(os.path.join(place, name)) for name in ("young", "old"))
-        begin = time.process_time()
         reading = 0.0
         while old.written < total:
             old.grow(AT_ONCE)

@@ -155,6 +155,7 @@ class Order:
     master: str = ""  # host or address of node 0 that the others dial
     muster_ports: Tuple[int, ...] = ()  # candidates, in order
     env: Tuple[EnvVar, ...] = ()  # what user and site ask for
+    agreed_command: Tuple[str, ...] = ()  # without what each node's launcher says about itself; empty: as `command`
     passed: Tuple[str, ...] = ()  # variables handed on by name; their values are never written
     setup: str = ""  # shell, before the command
     wrap: Optional[Wrap] = None
@@ -195,7 +196,8 @@ class Order:
     def terms(self) -> Dict[str, Any]:
         """What all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
         shared = ("command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "time_limit")
-        return {key: to_plain(getattr(self, key)) for key in shared}
+        terms = {key: to_plain(getattr(self, key)) for key in shared}
+        return {**terms, "command": list(self.agreed_command or self.command)}
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.terms(), sort_keys=True).encode()).hexdigest()[:16]

@@ -7,13 +7,13 @@ import pytest
 
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.order import Order, Wrap
-from drumbeat.plan.argv import Tools, choose_launcher, processes, replaced_flags
-from drumbeat.plan.torchrun import find_launcher
+from drumbeat.plan.argv import Tools, choose_launcher, launcher_python, processes, replaced_flags
+from drumbeat.plan.launchers.find import find_launcher
 
 PEERS = Peers(
     (Peer(0, "a", "10.0.0.1", Facts("a"), ranks=2), Peer(1, "b", "10.0.0.2", Facts("b"), ranks=3)), "10.0.0.1", 61000
 )
-TOOLS = Tools(("shim",), "DRIVER", "failures.json", "r-0")
+TOOLS = Tools(("shim",), "DRIVER", "failures.json")
 
 
 def order(command, **changes):
@@ -68,25 +68,65 @@ def test_torchrun_flags():
     assert text.endswith("-- shim python3 -u -m pkg.train --lr 1")
 
 
-def test_elastic_sizes_use_c10d_with_every_address_said():
+def test_a_range_of_sizes_starts_with_what_is_there():
     command = ["torchrun", "--nnodes=1:4", "train.py"]
-    zero, one = (" ".join(processes(order(command), PEERS, node, TOOLS)[0].argv) for node in (0, 1))
-    assert "--nnodes=1:4" in zero and "--rdzv-backend=c10d" in zero and "--rdzv-endpoint=10.0.0.1:61000" in zero
-    assert "is_host=1" in zero and "is_host=0" in one and "--local-addr=10.0.0.2" in one
+    assert find_launcher(command).node_range == (1, 4) and find_launcher(command).nodes == 1
+    zero, one = (processes(order(command), PEERS, node, TOOLS)[0].argv for node in (0, 1))
+    assert "--nnodes=2" in zero and "--rdzv-backend=static" in zero and "--node-rank=1" in one
 
 
 def test_interpreter_is_the_commands_own():
-    assert find_launcher(["/venv/bin/torchrun", "x.py"]).python == "/venv/bin/python"
-    assert find_launcher(["/p/python3", "-m", "torch.distributed.run", "x.py"]).python == "/p/python3"
+    assert find_launcher(["/p/python3", "-m", "torch.distributed.run", "x.py"]).python == ("/p/python3",)
+    found = find_launcher(["/venv/bin/torchrun", "x.py"])
+    assert launcher_python(found, Tools()) == ("/venv/bin/python",)
+    assert launcher_python(found, Tools(python=("/opt/python3.12",))) == ("/opt/python3.12",)
     (process,) = processes(order(["/p/python3", "x.py"], wanted="torchrun"), PEERS, 0, TOOLS)
     assert process.argv[0] == "/p/python3" and process.argv[-3:] == ("shim", "/p/python3", "x.py")
 
 
+def test_options_of_the_interpreter_stay_with_the_launcher():
+    command = ["python3", "-W", "ignore", "-X", "dev", "-m", "torch.distributed.run", "x.py", "--lr", "1"]
+    (process,) = processes(order(command), PEERS, 0, TOOLS)
+    assert process.argv[:7] == ("python3", "-W", "ignore", "-X", "dev", "-c", "DRIVER")
+    assert process.argv[-6:] == ("shim", "python3", "-u", "x.py", "--lr", "1")
+
+
 def test_deprecated_launch_still_gets_its_local_rank_argument():
-    (process,) = processes(order(["python", "-m", "torch.distributed.launch", "x.py"]), PEERS, 0, TOOLS)
-    assert process.argv[-1] == "--local-rank={local_rank}"
-    (process,) = processes(order(["python", "-m", "torch.distributed.launch", "--use-env", "x.py"]), PEERS, 0, TOOLS)
+    command = ["python", "-m", "torch.distributed.launch"]
+    (process,) = processes(order([*command, "x.py", "--lr", "1"]), PEERS, 0, TOOLS)
+    assert process.argv[-4:] == ("x.py", "--local-rank={local_rank}", "--lr", "1")
+    (process,) = processes(order([*command, "-m", "pkg.x", "--lr", "1"]), PEERS, 0, TOOLS)
+    assert process.argv[-5:] == ("-m", "pkg.x", "--local-rank={local_rank}", "--lr", "1")
+    (process,) = processes(order([*command, "--use-env", "x.py"]), PEERS, 0, TOOLS)
     assert process.argv[-1] == "x.py"
+
+
+def test_wrappers_stay_before_what_is_started_in_the_launchers_place():
+    command = ["env", "FOO=1", "conda", "run", "-n", "e", "--no-capture-output", "torchrun", "--nnodes", "2", "x.py"]
+    (process,) = processes(order(command), PEERS, 1, Tools(("shim",), "a\nb", "f", ("/out/here/python",)))
+    assert process.argv[:8] == ("env", "FOO=1", "conda", "run", "-n", "e", "--no-capture-output", "python3")
+    assert process.argv[8:10] == ("-c", "exec('a\\nb')")  # one line: conda run takes no other
+    command = ["numactl", "--cpunodebind=0", "accelerate", "launch", "x.py"]
+    (process,) = processes(order(command), PEERS, 1, TOOLS)
+    assert process.argv[:5] == ("numactl", "--cpunodebind=0", "python3", "-m", "accelerate.commands.launch")
+
+
+def test_composer_torchtune_and_fabric():
+    ranks = processes(
+        order(["composer", "-n", "4", "--node_rank", "1", "train.py", "--lr", "1"]),
+        PEERS,
+        1,
+        TOOLS,
+    )
+    assert [process.argv for process in ranks] == [("python3", "train.py", "--lr", "1")] * 3
+    (process,) = processes(
+        order(["tune", "run", "--nproc_per_node", "2", "full_finetune", "--config", "c"]), PEERS, 1, TOOLS
+    )
+    assert process.argv[:2] == ("tune", "run") and process.argv[-3:] == ("full_finetune", "--config", "c")
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3"} <= set(process.argv)
+    (process,) = processes(order(["fabric", "run", "--devices", "2", "--precision", "16", "train.py"]), PEERS, 1, TOOLS)
+    assert process.argv == ("fabric", "run", "--precision", "16", "--num-nodes=2", "--node-rank=1",
+                            "--main-address=10.0.0.1", "--main-port=61000", "--devices=3", "train.py")  # fmt: skip
 
 
 def test_accelerate():

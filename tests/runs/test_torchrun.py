@@ -1,4 +1,4 @@
-"""torchrun, started once a node by our driver: ranks where they belong, and the true exit code and cause."""
+"""torchrun, started once per node by our driver: ranks where they belong, and the true exit code and cause."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_two_nodes_and_flags_of_the_users_command(drumbeat):
     command = (
         "torchrun --nnodes=2 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
     )
-    done = drumbeat("run", "--", *command.split(), "train.py", "--lr", "1", timeout=120)
+    done = drumbeat("run", "--site", "localhost", "--", *command.split(), "train.py", "--lr", "1", timeout=120)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.split("] ")[-1] for line in done.stdout.splitlines())
     assert lines == ["0 0 0 10 --lr 1", "1 1 0 10 --lr 1", "2 0 1 10 --lr 1", "3 1 1 10 --lr 1"]

@@ -14,6 +14,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Callable, List
 
+_LLAMA = "transformers.models.llama.modeling_llama"  # slow to import: once here instead of in every process
+
 
 def serve(rank: int, pipe: Connection, folder: str) -> None:
     import torch
@@ -45,7 +47,7 @@ def serve(rank: int, pipe: Connection, folder: str) -> None:
 class GlooWorld:
     def __init__(self, ranks: int = 4) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "numpy"])
+        self.context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "numpy", _LLAMA])
         self.folder = tempfile.mkdtemp(prefix="gloo-")
         self.ranks, self.size, self.worlds = ranks, 0, 0
         self.pipes: List[Connection] = []

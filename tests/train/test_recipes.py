@@ -179,21 +179,22 @@ def train_to_infinity(on_nan: str) -> Dict[str, Any]:
 def test_profiles_are_written_for_the_chosen_ranks_only(world: GlooWorld, tmp_path: Path) -> None:
     small = ["steps=8", "batch=8", "validation=0", "profile=0+2:3:2", "report_every=4"]
     world.run(profiled, str(tmp_path), small)
-    names = ["rank-0.json", "rank-0.txt", "rank-2.json", "rank-2.txt"]
+    names = ["rank-0.pt.trace.json", "rank-0.txt", "rank-2.pt.trace.json", "rank-2.txt"]
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == names
     for rank in (0, 2):
-        trace = json.loads((tmp_path / "profile" / f"rank-{rank}.json").read_text())
+        trace = json.loads((tmp_path / "profile" / f"rank-{rank}.pt.trace.json").read_text())
         spans = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
         assert spans.count("forward") == 2 and any(name.startswith("ProfilerStep#") for name in spans), "two steps"
+        stacks = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "python_function"]
+        assert any("drumbeat/train/step.py" in name for name in stacks), "Python stacks"
         table = (tmp_path / "profile" / f"rank-{rank}.txt").read_text().splitlines()
         lines = [i for i, line in enumerate(table) if line and not line.strip("- ")]
         assert lines[2] - lines[1] - 1 == 10, "ten rows between the head and the end of the table"
 
 
 def profiled(folder: str, texts: List[str]) -> None:
-    here = os.getcwd()
-    os.chdir(folder)
+    os.environ["DRUMBEAT_FOLDER"] = folder
     try:
         train_llama(texts)
     finally:
-        os.chdir(here)
+        del os.environ["DRUMBEAT_FOLDER"]

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring, filled
@@ -125,7 +126,8 @@ class Node:
         shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
         for finding in unsafe_caches:
             self._tell_finding(finding)
-        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path)
+        place = os.path.abspath(self.folder.attempt(attempt))
+        shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path, place)
         shared = self._open_gate(shared)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
@@ -232,8 +234,9 @@ class Node:
         self.monitor = 0
 
     def _tools(self, attempt: int, bound: Binding) -> Tools:
+        python = launcher_interpreter(self.order)
         if self.order.launcher != "torchrun":
-            return Tools()
+            return Tools(python=python)
         folder = self.folder.attempt(attempt)
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
@@ -241,7 +244,7 @@ class Node:
             shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, self.node)),
             driver=driver.decode(),
             failures=os.path.join(folder, "failures.json"),
-            rdzv_id=f"{self.order.run_id}-{attempt}",
+            python=python,
         )
 
     def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:

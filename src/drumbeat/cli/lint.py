@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, Dict, List, Sequence
 
+from drumbeat.cli.options import add_json
+
 MAX_BYTES = 1_000_000
 
 
@@ -13,7 +15,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a script, or a Markdown or reStructuredText page; - is standard input"
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     parser.add_argument("--fix", action="store_true", help="mend what is safe to mend; the old file stays as FILE.orig")
     parser.epilog = (
         "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read."
@@ -27,7 +29,7 @@ def run(args: Any) -> int:
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
-    reviews = {name: lint(text, name) for name, text in [(name, _read(name)) for name in args.files]}
+    reviews = {name: lint(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
     mended = {name: _mend(name, review) for name, review in reviews.items()} if args.fix else {}
     if args.json:
         _print_json(reviews, mended)
@@ -40,7 +42,7 @@ def run(args: Any) -> int:
     return 1 if worst(findings) in (WARNING, ERROR) else 0
 
 
-def _read(name: str) -> str:
+def read_script(name: str) -> str:
     from drumbeat.problem import Problem
 
     try:

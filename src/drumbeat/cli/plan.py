@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
@@ -19,7 +21,7 @@ def add_arguments(parser: Any) -> None:
     group.add_argument("--against", type=int, metavar="N", help="only what changes from a job of N nodes, and why")
     group.add_argument("--render", action="store_true", help="the batch script, byte for byte as submit would send it")
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
-    group.add_argument("--json", action="store_true", help="for programs")
+    add_json(group)
     parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
 
 
@@ -126,7 +128,8 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 def _headline(order: Any) -> str:
     kind = "emulated nodes" if order.emulated else "nodes"
-    return f"{order.name} on {order.site}: {order.nodes} {kind} x {order.ranks_per_node} ranks, launcher {order.launcher} ({order.launcher_why})"
+    size = f"{order.nodes} {kind} x {order.ranks_per_node} ranks"
+    return f"{order.name} on {order.site}: {size}, launcher {order.launcher} ({order.launcher_why})"
 
 
 def _dump(value: Any) -> None:

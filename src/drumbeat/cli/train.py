@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
-import sys
 from typing import Any, List
 
 from drumbeat.problem import Problem
@@ -43,12 +41,9 @@ def run(args: argparse.Namespace) -> int:
         near = difflib.get_close_matches(args.recipe, RECIPES, 1)
         hint = f"did you mean {near[0]}?" if near else ""
         raise Problem(f"no recipe '{args.recipe}'", f"{hint} known: {', '.join(RECIPES)}".strip())
-    for package in ("torch", "numpy"):
-        if importlib.util.find_spec(package) is None:
-            raise Problem(
-                f"training needs {package}, which this Python ({sys.executable}) does not have",
-                "pip install 'drumbeat[torch]', or use a Python that has it, with drumbeat's src folder on PYTHONPATH",
-            )
+    from drumbeat.train import require_torch
+
+    require_torch()
     from drumbeat.train.refusal import Refusal
 
     try:

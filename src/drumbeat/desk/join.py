@@ -22,7 +22,7 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order, dump_order
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.torchrun import find_launcher
+from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job
 from drumbeat.spec.resolve import resolve

@@ -9,14 +9,18 @@ import secrets
 import shutil
 import socket
 import time
-from typing import Any, Mapping
+from typing import Any, List, Mapping
 
+from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order
-from drumbeat.plan.torchrun import find_launcher
+from drumbeat.plan.argv import Tools, launcher_python
+from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.spec.resolve import Here
+
+_CONFIG_LIMIT = 1 << 20
 
 
 def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
@@ -32,19 +36,40 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         now=time.time(),
         entropy=secrets.token_hex(16),
         master=master,
+        read_yaml=_read_yaml,
     )
     return dataclasses.replace(here, **given)
 
 
+def _read_yaml(path: str) -> Any:
+    """A launcher's configuration file; None if it is not there. One that cannot be read is the user's to fix."""
+    from yaml import YAMLError, safe_load
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return safe_load(file.read(_CONFIG_LIMIT))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
+        raise Problem(f"{path}: cannot be read: {error}") from None
+
+
+def _programs(order: Order) -> List[str]:
+    """What must be there for the command to start: its first word, and a launcher's interpreter."""
+    found = find_launcher(order.command)
+    first = order.command[0]
+    if found is None:
+        return [first]
+    if found.prefix:  # what a wrapper's own environment holds only that can tell
+        return [first] if found.other_python else [first, found.program]
+    return [found.program, *launcher_python(found, Tools(python=launcher_interpreter(order)))[:1]]
+
+
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
     """Before anything starts. After a `setup` only the node can tell."""
-    found = find_launcher(order.command)
-    program = (found.python or "python3") if found else order.command[0]
     path = environ.get("PATH", os.defpath)
-    if (
-        not order.setup
-        and shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None
-    ):
-        raise Problem(f"command not found: {program}", f"looked in {order.workdir if '/' in program else path}")
+    for program in [] if order.setup else _programs(order):
+        if shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None:
+            raise Problem(f"command not found: {program}", f"looked in {order.workdir if '/' in program else path}")
     if not os.path.isdir(order.workdir):
         raise Problem(f"workdir {order.workdir} is not a folder")

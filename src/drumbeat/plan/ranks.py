@@ -8,7 +8,7 @@ from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
 
 
-def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str) -> List[EnvVar]:
+def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
     """What all processes of a node share."""
     return [
         _var("NNODES", len(peers.nodes), "nodes that mustered"),
@@ -20,7 +20,8 @@ def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: 
         _var("MASTER_PORT", peers.master_port, "free on node 0 when this attempt began"),
         _var("DRUMBEAT_RUN", order.run_id, "marks every process of this run"),
         _var("DRUMBEAT_ATTEMPT", attempt, "counts the starts of this run"),
-        _var("DRUMBEAT_METRICS", metrics, "where drumbeat.metrics writes; one file a node"),
+        _var("DRUMBEAT_METRICS", metrics, "where drumbeat.metrics writes; one file per node"),
+        _var("DRUMBEAT_FOLDER", folder, "this attempt's part of the run folder: profiles go there"),
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tupl
 from drumbeat.problem import Problem
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.fields import KINDS, Key, keys_of, required_keys
+from drumbeat.spec.shell_syntax import refuse_shell, shell_syntax
 from drumbeat.spec.yamlfile import Items, Node, Table, Text, kind_of, shown
 
 T = TypeVar("T")
@@ -173,8 +174,12 @@ def _command(key: Key, node: Node, place: str) -> Tuple[str, ...]:
     if isinstance(node, Items):
         words = _words(key, node, place)
     else:
+        text = _text(key, node, place)
+        only_shell = shell_syntax(text)
+        if only_shell:
+            refuse_shell(only_shell, place)
         try:
-            words = tuple(shlex.split(_text(key, node, place)))
+            words = tuple(shlex.split(text))
         except ValueError as error:
             raise Problem(f"{place}: cannot be split into words: {str(error).lower()}") from None
     if not words or not words[0]:

@@ -7,13 +7,14 @@ import os.path
 import signal
 import time
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from drumbeat.order import COLLECTIVES, EnvVar, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.launchers import accelerate
+from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
-from drumbeat.plan.torchrun import find_launcher
 from drumbeat.problem import Problem
 from drumbeat.secret import in_text, in_words, is_secret
 from drumbeat.spec.check import check_limits, check_variable_name
@@ -23,6 +24,7 @@ from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, resources
+from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
 
@@ -45,6 +47,7 @@ class Here:
     step_id: Optional[str] = None
     hosts: Tuple[str, ...] = ()  # in the scheduler's order
     master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
+    read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
 
 
 def resolve(job: Job, site: Site, here: Here) -> Order:
@@ -56,9 +59,10 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
     launcher, launcher_why = choose_launcher(command, job.launcher)
-    said = find_launcher(command)  # a launch command that exists already says how large it is meant to be
+    said = _said(command, here)  # a launch command that exists already says how large it is meant to be
     nodes = job.nodes or len(here.hosts) or (said and said.nodes) or site.nodes or 1
-    ranks = (not job.ranks_per_node and said and said.ranks_per_node) or _ranks_per_node(job, site, here)
+    ranks = _ranks_said(job, said, here) or _ranks_per_node(job, site, here)
+    _check_range(said, nodes)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
@@ -84,11 +88,12 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         master=master,
         muster_ports=(port,) if port else ports("muster/" + _meeting(run_id, name, master, here), DEFAULT_EPHEMERAL)[0],
         env=env,
+        agreed_command=said.agreed if said else (),
         passed=passed,
         setup=job.setup,
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
-        restarts=job.restarts,
+        restarts=job.restarts or (said and said.restarts) or 0,
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,
@@ -155,6 +160,9 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
             "the job has no command",
             "write 'command: python train.py' in the job file, or '-- python train.py' at the end",
         )
+    for word in job.command:
+        if word in ("&&", "||"):
+            refuse_shell(word, job.where("command"))
     open_places = places(job.command)
     if open_places:
         raise Problem(
@@ -162,6 +170,29 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
             f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
+
+
+def _said(command: Tuple[str, ...], here: Here) -> Optional[Found]:
+    found = find_launcher(command)
+    if found is None or found.kind != "accelerate":
+        return found
+    path = accelerate.config_path(found.flags, here.environ)
+    return find_launcher(command, accelerate.from_config(here.read_yaml(path)) if path else {})
+
+
+def _ranks_said(job: Job, said: Optional[Found], here: Here) -> Optional[int]:
+    if job.ranks_per_node or said is None:
+        return None
+    return here.cpus if said.rank_per_core else said.ranks_per_node
+
+
+def _check_range(said: Optional[Found], nodes: int) -> None:
+    least, most = (said and said.node_range) or (nodes, nodes)
+    if not least <= nodes <= most:
+        raise Problem(
+            f"{nodes} nodes, but the command asks for {least} to {most} (--nnodes={least}:{most})",
+            "change the one or the other",
+        )
 
 
 def _run_id(name: str, here: Here) -> str:

@@ -146,7 +146,7 @@ def adamw(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], to
 
 
 def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
-    profile = Profile.parse(settings.profile, "profile") if settings.profile else Profile()
+    profile = Profile.parse(settings.profile) if settings.profile else Profile()
     sinks = [text for text in settings.figures.split(",") if text]
     return Plan(
         steps=settings.steps,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import torch
 import torch.distributed as dist
@@ -80,10 +81,6 @@ def assemble_images(
 @torch.no_grad()
 def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str, float]:
     """Mean loss and share of right answers over `limit` kept images (0: all), each rank its share."""
-    own = _statistics(parts.parts)
-    kept_here = {name: buffer.clone() for name, buffer in own.items()}
-    for name, mean in mean_statistics(parts.parts, parts.meshes).items():
-        own[name].copy_(mean)
     for part in parts.parts:
         part.eval()
     pipeline = parts.step.pipeline
@@ -94,20 +91,19 @@ def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str,
     if pipeline is not None:  # always as many images, in equal micro-batches
         batch = min(batch, len(chosen)) // pipeline.micro_batches * pipeline.micro_batches or pipeline.micro_batches
         chosen = [chosen[i % len(chosen)] for i in range(max(batch, len(chosen) - len(chosen) % batch))]
-    for at in range(0, len(chosen), batch):
-        indices = chosen[at : at + batch]
-        images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
-        with parts.precision.computing(parts.world.device, parts.step.sharded):
-            images = kept.finish(images)
-            logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
-        if logits is None:  # not the last stage
-            continue
-        logits = logits.float()
-        totals[0] += F.cross_entropy(logits, labels, reduction="sum")
-        totals[1] += (logits.argmax(dim=1) == labels).sum()
-        totals[2] += len(indices)
-    for name, value in kept_here.items():
-        own[name].copy_(value)
+    with agreed_statistics(parts.parts, parts.meshes):
+        for at in range(0, len(chosen), batch):
+            indices = chosen[at : at + batch]
+            images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
+            with parts.precision.computing(parts.world.device, parts.step.sharded):
+                images = kept.finish(images)
+                logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
+            if logits is None:  # not the last stage
+                continue
+            logits = logits.float()
+            totals[0] += F.cross_entropy(logits, labels, reduction="sum")
+            totals[1] += (logits.argmax(dim=1) == labels).sum()
+            totals[2] += len(indices)
     for part in parts.parts:
         part.train()
     pipe = parts.meshes.one("pp")
@@ -129,6 +125,20 @@ def mean_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Dict[str, Ten
     return means
 
 
+@contextmanager
+def agreed_statistics(parts: Sequence[nn.Module], meshes: Meshes) -> Iterator[None]:
+    """Inside, every rank computes with the mean of all ranks' running means; afterwards each has its own again."""
+    own = _statistics(parts)
+    before = {name: buffer.clone() for name, buffer in own.items()}
+    for name, mean in mean_statistics(parts, meshes).items():
+        own[name].copy_(mean)
+    yield
+    for name, value in before.items():
+        own[name].copy_(value)
+
+
 def _statistics(parts: Sequence[nn.Module]) -> Dict[str, Tensor]:
-    """The floating-point buffers under the names that they have in a checkpoint."""
-    return {name: buffer for name, buffer in named_buffers(parts) if buffer.is_floating_point()}
+    """The running means of batch normalisation, under the names that they have in a checkpoint."""
+    layers = [m for part in parts for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    running = {id(buffer) for layer in layers for buffer in (layer.running_mean, layer.running_var)}
+    return {name: buffer for name, buffer in named_buffers(parts) if id(buffer) in running}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -103,6 +104,18 @@ def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
         raise Refusal(f"the model has no module '{blocks}'", "name the module that holds its blocks") from None
 
 
+def find_blocks(model: nn.Module) -> str:
+    """The name of the list with the most parameters whose children are all of one kind: a transformer's layers. "": none."""
+    best, most = "", 0
+    for name, module in model.named_modules():
+        children = list(module.children())
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and len(children) > 1:
+            size = sum(p.numel() for p in module.parameters())
+            if len({type(child) for child in children}) == 1 and size > most:
+                best, most = name, size
+    return best
+
+
 def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Optional[Dict[str, ParallelStyle]]) -> None:
     if not plan:
         raise Refusal(
@@ -186,13 +199,20 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
 
 
 def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
-    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken."""
+    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken. A parameter
+    that two modules share must stay whole in one unit, so neither of them becomes one without the other."""
     chosen: List[nn.Module] = []
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+
+    def shares_outside(module: nn.Module) -> bool:
+        inside = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        return any(holders[key] > count for key, count in inside.items())
 
     def walk(module: nn.Module) -> int:
         left = sum(p.numel() for p in module.parameters(recurse=False))
         left += sum(walk(child) for child in module.children())
-        if left >= smallest and module is not model and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        plain = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if left >= smallest and module is not model and plain and not shares_outside(module):
             chosen.append(module)
             return 0
         return left

@@ -1,4 +1,7 @@
-"""Look into a few steps of a few ranks: torch.profiler on a schedule, one trace file a rank and a table of ten rows."""
+"""Look into a few steps of a few ranks: torch.profiler on a schedule, one trace per rank and a table of ten rows.
+
+Traces are named as TensorBoard's profiler plug-in and Perfetto expect them, and hold Python stacks.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,19 @@ class Profile:
     ranks: Tuple[int, ...] = ()
     start: int = 10
     steps: int = 3
-    folder: str = "profile"
+    folder: str = ""
 
     @staticmethod
-    def parse(text: str, folder: str) -> Profile:
-        """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3."""
+    def parse(text: str) -> Profile:
+        """`RANKS[:START[:STEPS]]`, ranks joined by '+': 0, 0+3, 0:10:3. Traces go to this attempt's part of the run
+        folder, so that runs do not mix; started without drumbeat, to ./profile."""
         ranks, _, rest = text.partition(":")
         start, _, steps = rest.partition(":")
         numbers = [*ranks.split("+"), start or "10", steps or "3"]
         if not all(number.isdecimal() for number in numbers) or int(numbers[-1]) == 0:
             raise Refusal(f"profile={text} cannot be read", "RANKS[:START[:STEPS]], such as 0, 0+3 or 0:10:3")
         *chosen, first, count = map(int, numbers)
-        return Profile(tuple(chosen), first, count, folder)
+        return Profile(tuple(chosen), first, count, os.path.join(os.environ.get("DRUMBEAT_FOLDER", ""), "profile"))
 
 
 class Profiler:
@@ -47,12 +51,13 @@ class Profiler:
                 on_trace_ready=self._write,
                 record_shapes=True,
                 profile_memory=True,
+                with_stack=True,
             )
             self._profile.start()
 
     @property
     def active(self) -> bool:
-        """Whether it looks, or may begin to at the next step: torch has one profiler a process."""
+        """Whether it looks, or may begin to at the next step: torch has one profiler per process."""
         return self._profile is not None and not self._written
 
     def step(self) -> None:
@@ -67,7 +72,7 @@ class Profiler:
     def _write(self, done: Any) -> None:
         self._written = True
         os.makedirs(self.folder, exist_ok=True)
-        done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.json"))
+        done.export_chrome_trace(os.path.join(self.folder, f"rank-{self.rank}.pt.trace.json"))
         by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
         table = done.key_averages().table(sort_by=by, row_limit=10)
         with open(os.path.join(self.folder, f"rank-{self.rank}.txt"), "w", encoding="utf-8") as file:

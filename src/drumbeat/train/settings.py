@@ -44,7 +44,9 @@ class Settings:
     report_every: int = option(10, "steps between lines")
     validate_every: int = option(0, "steps between validations; 0: at the end")
     on_nan: str = option("stop", "a NaN or inf in the gradients: stop, or skip the step")
-    profile: str = option("", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler into profile/")
+    profile: str = option(
+        "", "RANKS[:START[:STEPS]], such as 0:10:3: torch.profiler traces, into the run folder or ./profile"
+    )
     watch_communication: int = option(1000, "steps between steps whose communication is timed; 0: never")
     figures: str = option(
         "", "also write figures to: jsonl=FILE, tensorboard=FOLDER, wandb=PROJECT, mlflow=NAME; comma"

@@ -26,6 +26,7 @@ from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallelize import shards
 from drumbeat.train.pipeline import Pipeline
 from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
 from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
@@ -52,8 +53,10 @@ class Step:
         clip: Optional[float] = None,
         pipeline: Optional[Pipeline] = None,
         share: Optional[Callable[[Tensor], Tensor]] = None,
+        count: Optional[Callable[[Any], Tensor]] = None,
     ) -> None:
-        """`share`: context parallelism: this rank's part of a sequence."""
+        """`share`: context parallelism: this rank's part of a sequence. `count`: how many of a batch's targets count; by
+        default those that are not -100."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
         self.sharded = shards(meshes)
@@ -61,9 +64,15 @@ class Step:
         self.parameters = [p for part in parts for p in part.parameters()]
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
+        self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
     def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
         """`mark(phase)` is called when a phase is over: "forward+backward", then "optimizer"."""
+        if self.meshes.layout.pp > 1 and self.pipeline is None:
+            raise Refusal(
+                "layout pp: this step has no pipeline, so every rank would train the whole model",
+                "use a recipe, or drumbeat.train.assemble with an Anatomy that names the stages; or another layout",
+            )
         batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         targets = self._count(batches)
         loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
@@ -91,7 +100,7 @@ class Step:
             self.scaler.load_state_dict(state["scaler"])
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
-        count = torch.stack([(targets != IGNORE).sum() for _, targets in batches]).sum().float()
+        count = torch.stack([self.count(targets) for _, targets in batches]).sum().float()
         ranks = self.meshes.tokens
         if ranks is not None:
             dist.all_reduce(count, group=ranks.get_group())

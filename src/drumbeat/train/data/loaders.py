@@ -1,0 +1,204 @@
+"""Any torch Dataset, DataLoader or iterable of batches, shared between the ranks.
+
+A batch is the batch of one optimizer step on all ranks together, as it would be on one process; each data-parallel rank
+takes its part of the rows. So the same script sees the same batches on any number of ranks, and the position in the data,
+an epoch and a number of samples, means the same on all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from drumbeat.train.batch import map_tensors, rows_of, share_of
+from drumbeat.train.refusal import Refusal
+
+_KEPT = (
+    "num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
+    "persistent_workers",
+)  # fmt: skip
+
+
+class Batches:
+    """This rank's part of every batch, on its device. Iterating gives all epochs, from where a checkpoint was taken."""
+
+    def __init__(
+        self,
+        source: Any,
+        epochs: int = 1,
+        *,
+        data_rank: int = 0,
+        data_ranks: int = 1,
+        device: Optional[torch.device] = None,
+        batch_size: Optional[int] = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        split: bool = True,
+        on_batch: Callable[[bool], None] = lambda counts: None,
+    ) -> None:
+        """`split=False`: the source gives each rank samples of its own already. `on_batch` is told whether a batch counts."""
+        self.source = _loader(source, batch_size, shuffle)
+        self.epochs, self.seed, self.split, self.on_batch = epochs, seed, split, on_batch
+        self.data_rank, self.data_ranks = data_rank, data_ranks
+        self.device = device or torch.device("cpu")
+        self.epoch = self.samples = 0  # where we are: samples of all ranks in this epoch
+        self._own: Optional[_OwnIndices] = None
+        self._loader: Any = None
+
+    def state_dict(self) -> Dict[str, int]:
+        return {"epoch": self.epoch, "samples": self.samples}
+
+    def load_state_dict(self, state: Dict[str, int]) -> None:
+        self.epoch, self.samples = int(state["epoch"]), int(state["samples"])
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.epoch < self.epochs:
+            empty = self.samples == 0
+            for batch, counts, rows in self._one_epoch(self.samples):
+                empty = False
+                self.samples += rows  # before the batch is handed out: a save in the loop's body counts it
+                self.on_batch(counts)
+                yield map_tensors(batch, self._moved)
+            if empty:
+                raise Refusal("the data gave no batch in a whole epoch", "check the data set and its batch size")
+            self.epoch, self.samples = self.epoch + 1, 0
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def _one_epoch(self, done: int) -> Iterator[Tuple[Any, bool, int]]:
+        """(batch, whether it counts, its rows on all ranks), after the first `done` samples."""
+        if not self.split:
+            yield from self._as_given(done)
+        elif isinstance(self.source, DataLoader) and self.source.batch_sampler is not None:
+            if self._own is None:
+                self._own = _OwnIndices(self.source.batch_sampler, self.data_rank, self.data_ranks)
+                self._loader = _with_indices(self.source, self._own, self.device)
+            _set_seed(self.source, (self.seed << 20) + self.epoch)
+            self._own.begin(done)
+            for batch in self._loader:
+                yield batch, *self._own.handed_out.popleft()
+        else:
+            for batch in _after(self.source, done):
+                part, counts = share_of(batch, self.data_rank, self.data_ranks)
+                yield part, counts, rows_of(batch)
+
+    def _as_given(self, done: int) -> Iterator[Tuple[Any, bool, int]]:
+        """Until the first rank's data end: every forward pass of a sharded model needs all ranks."""
+        for batch in _until_one_ends(_after(self.source, done // self.data_ranks)):
+            yield batch, True, rows_of(batch) * self.data_ranks
+
+
+class _OwnIndices:
+    """A batch sampler that gives this rank's part of each batch of another one."""
+
+    def __init__(self, batches: Any, rank: int, ranks: int) -> None:
+        self.batches, self.rank, self.ranks, self.done = batches, rank, ranks, 0
+        # Whether each batch counts, and its rows on all ranks: in the order in which a DataLoader returns the batches.
+        self.handed_out: Deque[Tuple[bool, int]] = deque()
+
+    def begin(self, done: int) -> None:
+        """The next epoch starts after its first `done` samples."""
+        self.done = done
+        self.handed_out.clear()
+
+    def __iter__(self) -> Iterator[List[Any]]:
+        passed, first = 0, True
+        for batch in self.batches:
+            indices = list(batch)
+            if first:
+                _same_on_all_ranks(indices)
+            first = False
+            passed += len(indices)
+            if passed <= self.done:
+                continue
+            if passed - len(indices) < self.done:
+                raise Refusal(
+                    f"the checkpoint was taken after {self.done} samples of this epoch, inside a batch of {len(indices)}",
+                    "resume with the batch size that it was made with",
+                )
+            start, end = len(indices) * self.rank // self.ranks, len(indices) * (self.rank + 1) // self.ranks
+            self.handed_out.append((end > start, len(indices)))
+            yield indices[start:end] or indices[:1]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _loader(source: Any, batch_size: Optional[int], shuffle: bool) -> Any:
+    if isinstance(source, DataLoader):
+        if batch_size is not None:
+            raise Refusal("batch_size belongs to the DataLoader that you gave", "leave it out here")
+        if isinstance(source.sampler, DistributedSampler):
+            raise Refusal(
+                "the DataLoader has a DistributedSampler, and batches would be shared between the ranks twice",
+                "give it no sampler (shuffle=True), or pass split=False",
+            )
+        return source
+    if isinstance(source, (Dataset, IterableDataset)) or (hasattr(source, "__getitem__") and batch_size is not None):
+        if batch_size is None:
+            raise Refusal("a data set alone has no batches", "pass batch_size, or a DataLoader")
+        ordered = isinstance(source, IterableDataset)
+        return DataLoader(source, batch_size, shuffle=None if ordered else shuffle)
+    if not hasattr(source, "__iter__"):
+        raise Refusal(f"{type(source).__name__} gives no batches", "pass a Dataset, a DataLoader or an iterable")
+    return source
+
+
+def _with_indices(loader: DataLoader[Any], own: _OwnIndices, device: torch.device) -> DataLoader[Any]:
+    options = {name: getattr(loader, name) for name in _KEPT}
+    if not loader.num_workers:
+        del options["prefetch_factor"], options["persistent_workers"]
+    pin = loader.pin_memory or device.type == "cuda"
+    return DataLoader(loader.dataset, batch_sampler=own, pin_memory=pin, **options)  # type: ignore[arg-type]
+
+
+def _set_seed(loader: DataLoader[Any], seed: int) -> None:
+    """Random samplers draw from a generator: here the same on every rank, and for every epoch another."""
+    samplers: List[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler]
+    for sampler in samplers:
+        if hasattr(sampler, "generator"):
+            sampler.generator = torch.Generator().manual_seed(seed)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(seed & 0xFFFFF)
+
+
+def _after(source: Any, done: int) -> Iterator[Any]:
+    for batch in source:
+        if done >= rows_of(batch):
+            done -= rows_of(batch)
+        elif done:
+            raise Refusal("the checkpoint was taken inside a batch", "resume with the batch size that it was made with")
+        else:
+            yield batch
+
+
+def _until_one_ends(source: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        batch = next(source, None)
+        has_one = torch.tensor(int(batch is not None))
+        if dist.is_initialized():
+            dist.all_reduce(has_one, dist.ReduceOp.MIN)
+        if not has_one:
+            return
+        yield batch
+
+
+def _same_on_all_ranks(indices: List[Any]) -> None:
+    if not dist.is_initialized():
+        return
+    own = zlib.crc32(repr(indices).encode())
+    both = torch.tensor([own, -own])
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    if int(both[0]) != -int(both[1]):
+        raise Refusal(
+            "the sampler gives each rank other samples, so batches cannot be shared",
+            "let it draw from a torch generator in its attribute `generator`, or pass split=False",
+        )

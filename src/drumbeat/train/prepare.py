@@ -1,0 +1,150 @@
+"""`train.setup`: a model and an optimizer of the user's own, made to run on any number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from drumbeat.train.layout import Layout
+from drumbeat.train.meshes import Meshes
+from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.trainer import Trainer
+from drumbeat.train.world import join
+
+_WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
+_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+def setup(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    layout: str = "ddp",
+    precision: str = "fp32",
+    scheduler: Any = None,
+    clip: float = 0.0,
+    accumulate: int = 1,
+    seed: int = 0,
+    plan: Optional[Dict[str, Union[str, ParallelStyle]]] = None,
+    blocks: Optional[str] = None,
+    recompute: str = "none",
+    compile: bool = False,
+    offload: bool = False,
+    hook: str = "all-reduce",
+    profile: str = "",
+) -> Trainer:
+    """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
+
+    Every rank starts from rank 0's weights, whatever its own seed was. The optimizer is kept, with its groups; it must
+    not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise" or one of
+    torch's parallel styles. `blocks` names the list of repeated blocks; without it the largest list of modules of one
+    kind is taken. `scheduler` steps with the optimizer and is saved with it. docs/train.md has an example of each.
+    """
+    alone_before = not dist.is_initialized()
+    world = join()
+    degrees = Layout.parse(layout, world.local_size).for_world(world.size)
+    _refuse(degrees, model, optimizer, accumulate)
+    meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
+    model.to(world.device)
+    same_weights(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    prepared = parallelize(
+        model,
+        meshes,
+        device=world.device,
+        precision=kind,
+        blocks=find_blocks(model) if blocks is None else blocks,
+        tensor_plan={name: _style(name, style) for name, style in (plan or {}).items()} or None,
+        recompute=recompute,
+        compile=compile,
+        sharding=Sharding(offload=offload),
+        hook=hook,
+    )
+    rebind(optimizer, names, prepared)
+    if precision in ("bf16-master", "fp8") and not shards(meshes):
+        optimizer = with_masters(optimizer, precision)
+    torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
+    return Trainer(
+        world, meshes, kind, prepared, optimizer, scheduler, clip, accumulate, seed, profile, leave_at_end=alone_before
+    )
+
+
+def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
+    if layout.pp > 1:
+        raise Refusal(
+            "layout pp: a model of your own cannot be cut into pipeline stages from outside",
+            "use fsdp, hsdp or tp; the recipes have pp, and drumbeat.train.assemble takes a model whose stages you name",
+        )
+    if layout.cp > 1:
+        raise Refusal(
+            "layout cp: the model's attention must exchange keys and values, which a model of your own does not do",
+            "use fsdp, hsdp or tp; the llama recipe has cp, and docs/train.md shows how to use Context yourself",
+        )
+    if accumulate < 1:
+        raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
+    if any(p.is_meta for p in model.parameters()):
+        raise Refusal("the model has no weights: it was built on the meta device", "build it on the CPU")
+    if optimizer.state:
+        raise Refusal(
+            "the optimizer has made steps already", "call setup before the first one, and trainer.load to resume"
+        )
+    known = {id(p) for p in model.parameters()}
+    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
+
+
+def _style(name: str, style: Union[str, ParallelStyle]) -> ParallelStyle:
+    if not isinstance(style, str):
+        return style
+    if style not in _STYLES:
+        raise Refusal(
+            f"plan: '{style}' for {name} is unknown", f"known: {', '.join(_STYLES)}, or a torch ParallelStyle"
+        )
+    return _STYLES[style]()
+
+
+@torch.no_grad()
+def same_weights(model: nn.Module) -> None:
+    """Rank 0's parameters and buffers on every rank: each may have drawn its own."""
+    if not dist.is_initialized():
+        return
+    tensors: Dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    text = "\n".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors.items())
+    own, all_ = hashlib.sha256(text.encode()).hexdigest(), [""] * dist.get_world_size()
+    dist.all_gather_object(all_, own)
+    if len(set(all_)) > 1:
+        raise Refusal("the ranks built different models", "names, shapes and types of all parameters must be the same")
+    for tensor in tensors.values():
+        raw = tensor.detach().contiguous().flatten().view(torch.uint8)  # bytes: not every backend sends every type
+        dist.broadcast(raw, src=0)
+        tensor.copy_(raw.view(tensor.dtype).view(tensor.shape))
+
+
+def rebind(optimizer: torch.optim.Optimizer, names: Dict[int, str], prepared: nn.Module) -> None:
+    """Sharding and slicing replaced parameters by others of the same name: the optimizer must update those."""
+    model = prepared.module if isinstance(prepared, DistributedDataParallel) else prepared
+    now = {name.replace(_WRAPPER, ""): p for name, p in model.named_parameters(remove_duplicate=False)}
+    for group in optimizer.param_groups:
+        group["params"] = [now[names[id(p)]] for p in group["params"]]
+        if len({isinstance(p, DTensor) for p in group["params"]}) > 1:
+            group["foreach"] = group["fused"] = False  # torch cannot update sliced and whole parameters in one call
+
+
+def with_masters(optimizer: torch.optim.Optimizer, precision: str) -> MasterAdamW:
+    """The same groups, so that a scheduler made for the given optimizer drives this one too."""
+    if type(optimizer) is not torch.optim.AdamW or any(group["amsgrad"] for group in optimizer.param_groups):
+        raise Refusal(
+            f"precision {precision} keeps fp32 copies of the weights in the optimizer, which is built for AdamW",
+            "use torch.optim.AdamW, or precision bf16",
+        )
+    return MasterAdamW(optimizer.param_groups)

@@ -1,0 +1,297 @@
+"""What `train.setup` returns: steps, batches, evaluation and checkpoints around a loop that stays the user's."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from drumbeat import metrics
+from drumbeat.train.batch import micro_batches, rows_of
+from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.data.loaders import Batches
+from drumbeat.train.images import agreed_statistics, mean_statistics
+from drumbeat.train.loss import IGNORE
+from drumbeat.train.meshes import Meshes
+from drumbeat.train.precision import Precision
+from drumbeat.train.profile import Profile, Profiler
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.step import Step, plain, vocabulary_cut
+from drumbeat.train.stopping import StopTogether
+from drumbeat.train.world import World, leave
+
+Loss = Callable[[nn.Module, Any], Any]  # (model, batch) -> mean loss, or (mean loss, {name: mean})
+
+
+class Result(NamedTuple):
+    """Of one step, over all ranks. The tensors are on the device: reading one, as float(result.loss) does, waits for it."""
+
+    step: int  # optimizer steps so far, this one included
+    loss: Tensor  # mean over the batch of all ranks
+    norm: Tensor  # of the gradients, before clipping
+    targets: Tensor  # samples (language models: tokens that count) in the batch of all ranks
+    metrics: Dict[str, Tensor]  # what the loss function returned beside the loss
+
+
+class Trainer:
+    """Made by `drumbeat.train.setup`."""
+
+    def __init__(
+        self,
+        world: World,
+        meshes: Meshes,
+        precision: Precision,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        clip: float,
+        accumulate: int,
+        seed: int,
+        profile: str,
+        leave_at_end: bool,
+    ) -> None:
+        self.world, self.meshes, self.precision = world, meshes, precision
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.accumulate, self.seed, self.steps = accumulate, seed, 0
+        self._step = Step(
+            [model], optimizer, self._weighted, meshes, precision, world.device, clip or None, count=lambda count: count
+        )
+        self._loss: Loss = returned_loss
+        self._sums: Dict[str, Tensor] = {}
+        self._counts = (
+            True  # whether the batch in hand counts: a rank without samples takes part with one that does not
+        )
+        self._feeds: List[Batches] = []
+        self._positions: List[Dict[str, int]] = []  # loaded, for feeds that do not exist yet
+        self._checkpoints: Dict[str, Checkpoints] = {}
+        self._stop: Optional[StopTogether] = None
+        self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
+        self._leave, self._samples = leave_at_end, 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without the wrapper of data parallelism."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+
+    @property
+    def skipped(self) -> int:
+        """Steps left out because gradients were not finite. Reading it waits for the device."""
+        return int(self._step.skipped)
+
+    def batches(
+        self,
+        source: Any,
+        epochs: int = 1,
+        *,
+        batch_size: Optional[int] = None,
+        shuffle: bool = True,
+        split: bool = True,
+    ) -> Batches:
+        """This rank's part of every batch of a DataLoader, a Dataset (with `batch_size`) or any iterable of batches.
+
+        A batch is that of all ranks together. `split=False`: the source gives each rank samples of its own already.
+        """
+        feed = self._feed(source, epochs, batch_size, shuffle, split)
+        self._feeds.append(feed)
+        if len(self._positions) >= len(self._feeds):
+            feed.load_state_dict(self._positions[len(self._feeds) - 1])
+        return feed
+
+    def _feed(self, source: Any, epochs: int, batch_size: Optional[int], shuffle: bool, split: bool) -> Batches:
+        return Batches(
+            source,
+            epochs,
+            data_rank=self.meshes.data_rank,
+            data_ranks=self.meshes.layout.data_ranks,
+            device=self.world.device,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            split=split,
+            on_batch=self._on_batch,
+        )
+
+    def _on_batch(self, counts: bool) -> None:
+        self._counts = counts
+
+    def step(self, batch: Any, loss: Optional[Loss] = None) -> Result:
+        """Forward, backward, one exchange of gradients, clip, update. `loss(model, batch)` returns the mean loss of the
+        batch, or that and a dict of other means; without it the model is called with the batch and returns the loss, as
+        transformers' models do."""
+        self._loss, self._sums = loss or returned_loss, {}
+        pieces = micro_batches(batch, self.accumulate)
+        outcome = self._step([(piece, self._weight(piece, counts)) for piece, counts in pieces])
+        loss_, means = self._reduced(outcome.loss, outcome.targets)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if self._profiler is not None:
+            self._profiler.step()
+        self.steps += 1
+        self._samples += rows_of(batch) if self._counts else 0
+        return Result(self.steps, loss_, outcome.norm, outcome.targets, means)
+
+    def _weight(self, batch: Any, counts: bool) -> Tensor:
+        if not (counts and self._counts):
+            return torch.zeros((), device=self.world.device)
+        return count_of(self.module, batch, self.world.device)
+
+    def _weighted(self, model: nn.Module, batch: Any, count: Tensor) -> Tensor:
+        """The sum of the losses: a mean over samples of several ranks is the sum of sums over the sum of counts."""
+        value = self._loss(model, batch)
+        value, more = value if isinstance(value, tuple) else (value, {})
+        for name, mean in more.items():
+            total = _sum(plain(torch.as_tensor(mean, device=self.world.device)).detach().float(), count)
+            self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
+        return _sum(plain(value), count)
+
+    def _reduced(self, loss: Tensor, divisor: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
+        names = sorted(self._sums)
+        values = torch.stack([loss.detach().float(), *(self._sums[name] / divisor for name in names)])
+        if self.meshes.tokens is not None:
+            dist.all_reduce(values, group=self.meshes.tokens.get_group())
+        return values[0], dict(zip(names, values[1:]))
+
+    @torch.no_grad()
+    def evaluate(
+        self, source: Any, loss: Optional[Loss] = None, *, batch_size: Optional[int] = None, split: bool = True
+    ) -> Dict[str, float]:
+        """Means over all samples of `source`: "loss" and what else `loss(model, batch)` returns."""
+        self._loss, self._sums = loss or returned_loss, {}
+        total = torch.zeros(2, device=self.world.device)
+        self.model.eval()
+        with agreed_statistics([self.model], self.meshes):
+            for batch in self._feed(source, 1, batch_size, False, split):
+                count = self._weight(batch, True)
+                with self.precision.computing(self.world.device, self._step.sharded), vocabulary_cut(self.meshes):
+                    total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
+        self.model.train()
+        count = total[1].clone()
+        if self.meshes.tokens is not None:
+            dist.all_reduce(count, group=self.meshes.tokens.get_group())
+        mean, means = self._reduced(total[0] / count, count)
+        return {"loss": float(mean), **{name: float(value) for name, value in means.items()}}
+
+    def save(self, folder: str, *, keep: int = 2, wait: bool = False) -> None:
+        """Save weights, optimizer, scheduler, random numbers and the position in the data, in the background unless
+        `wait`. Call it on every rank, after a step."""
+        state = {"steps": self.steps, "feeds": [feed.state_dict() for feed in self._feeds]}
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        saved = self._saved(folder, keep).save(self.steps, {"trainer": json.dumps(state)}, wait=wait)
+        for ended in saved:
+            if ended.error:
+                self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
+
+    def load(self, folder: str) -> int:
+        """Load the newest checkpoint in `folder`, saved on any layout and number of ranks; the step it was taken after,
+        or 0 where there is none."""
+        loaded = self._saved(folder, 2).load(["trainer"])
+        if loaded is None:
+            return 0
+        state = json.loads(loaded[1]["trainer"])
+        self.steps, self._positions = int(state["steps"]), state["feeds"]
+        if self.scheduler is not None and "scheduler" in state:
+            self.scheduler.load_state_dict(state["scheduler"])
+        for feed, position in zip(self._feeds, self._positions):
+            feed.load_state_dict(position)
+        return self.steps
+
+    def _saved(self, folder: str, keep: int) -> Checkpoints:
+        if folder not in self._checkpoints:
+            self._checkpoints[folder] = Checkpoints(
+                folder,
+                [self.model],
+                self.optimizer,
+                keep,
+                others={"step": self._step},
+                shared=lambda: mean_statistics([self.model], self.meshes),
+            )
+        self._checkpoints[folder].keep = keep
+        return self._checkpoints[folder]
+
+    def should_stop(self) -> bool:
+        """Whether any rank was told to stop by a signal. Call it once per step on every rank, then save and exit with
+        `train.REQUEUE`: from the first call on, the signals no longer end the process by themselves."""
+        if self._stop is None:
+            self._stop = StopTogether()
+        return self._stop.agreed()
+
+    def report(self, result: Result, every: int = 10) -> None:
+        """Every so many steps: a line on rank 0, and the figures for drumbeat's own views (`drumbeat watch`)."""
+        if result.step % every:
+            return
+        values = {"loss": float(result.loss), "grad_norm": float(result.norm)}
+        values.update({name: float(value) for name, value in result.metrics.items()})
+        metrics.report(result.step, samples=self._samples, **(values if self.world.lead else {}))  # type: ignore[arg-type]
+        self._samples = 0
+        self.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.world.lead:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written, and leave the other ranks."""
+        for checkpoints in self._checkpoints.values():
+            ended = checkpoints.finish()
+            if ended is not None and ended.error:
+                raise Refusal(f"the checkpoint of step {ended.step} failed: {ended.error}", "make room and save again")
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._stop is not None:
+            self._stop.close()
+        if self._profiler is not None:
+            self._profiler.close()
+        if self._leave:
+            leave()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        if kind is None:
+            self.close()
+
+
+def returned_loss(model: nn.Module, batch: Any) -> Tensor:
+    """The loss that the model itself returns for a batch: `.loss`, `["loss"]`, or a single number."""
+    output = model(**batch) if isinstance(batch, Mapping) else model(*batch) if _many(batch) else model(batch)
+    found = getattr(output, "loss", None)
+    if found is None and isinstance(output, Mapping):
+        found = output.get("loss")
+    if found is None and isinstance(output, Tensor) and output.ndim == 0:
+        found = output
+    if found is None:
+        raise Refusal(
+            "the model returned no loss for this batch",
+            "pass step a function: trainer.step(batch, loss) with loss(model, batch); or add labels to the batch",
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def count_of(model: nn.Module, batch: Any, device: torch.device) -> Tensor:
+    """What a mean loss is a mean over: the labels that count where the batch has some by that name, else its rows."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(labels, Tensor) and labels.ndim > 1 and not labels.is_floating_point():
+        if getattr(model, "loss_type", None) == "ForCausalLM":  # transformers: position 0 has nothing before it
+            labels = labels[..., 1:]
+        return (labels != IGNORE).sum()
+    return torch.full((), float(rows_of(batch)), device=device)
+
+
+def _sum(mean: Tensor, count: Tensor) -> Tensor:
+    """A mean over nothing is NaN in torch; its sum is 0."""
+    return torch.where(count > 0, mean, torch.zeros_like(mean)) * count
+
+
+def _many(batch: Any) -> bool:
+    return isinstance(batch, (list, tuple))

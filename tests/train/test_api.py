@@ -1,0 +1,284 @@
+"""`from drumbeat import train`: a model of the user's own, by the same few lines on any number of ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gloo_world import GlooWorld
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+from drumbeat import train
+
+STEPS = 20
+TOLERANCE = 1e-5
+Made = Tuple[
+    nn.Module, Dataset[Any], Any, Dict[str, str]
+]  # model, data set, loss function, plan for tensor parallelism
+
+
+class Words(Dataset[Dict[str, Tensor]]):
+    """Dict batches as transformers' models take them, with padding: 20 steps of 8 and a last batch of 3."""
+
+    def __init__(self) -> None:
+        random = torch.Generator().manual_seed(1)
+        first = torch.randint(3, 9, (STEPS * 8 - 5, 1), generator=random)
+        self.tokens = first + torch.arange(12)  # each token follows from the one before
+        self.lengths = torch.randint(2, 13, (len(self.tokens),), generator=random)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, i: int) -> Dict[str, Tensor]:
+        labels = self.tokens[i].clone()
+        labels[self.lengths[i] :] = -100
+        return {"input_ids": self.tokens[i], "labels": labels}
+
+
+def transformers_model() -> Made:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    columns = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
+    plan = {f"model.layers.*.{name}": "colwise" for name in columns}
+    plan.update({f"model.layers.*.{name}": "rowwise" for name in ("self_attn.o_proj", "mlp.down_proj")})
+    return LlamaForCausalLM(config), Words(), None, plan
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(10, 32), nn.LayerNorm(10), nn.Linear(32, 10)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.down(F.gelu(self.up(self.norm(x)))))  # type: ignore[no-any-return]
+
+
+def labelled(*shape: int) -> Dataset[Any]:
+    random = torch.Generator().manual_seed(2)
+    inputs = torch.randn(STEPS * 8 - 5, *shape, generator=random)
+    return TensorDataset(inputs, inputs[:, :3].reshape(len(inputs), 3, -1).mean(2).argmax(1))
+
+
+def classes(model: nn.Module, batch: List[Tensor]) -> Tuple[Tensor, Dict[str, Tensor]]:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), {"accuracy": (logits.argmax(1) == batch[1]).float().mean()}
+
+
+def plain_model() -> Made:
+    return Plain(), labelled(10), classes, {"up": "colwise", "down": "rowwise"}
+
+
+def convolutional_model() -> Made:
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)]
+    return nn.Sequential(*layers, nn.AvgPool2d(6), nn.Flatten(), nn.Linear(8, 3)), labelled(3, 8, 8), classes, {}
+
+
+MODELS: Dict[str, Callable[[], Made]] = {
+    "transformers": transformers_model,
+    "plain": plain_model,
+    "convolutional": convolutional_model,
+}
+
+
+def trained(name: str, layout: str, accumulate: int = 1) -> Tuple[List[List[float]], Dict[str, float], List[float]]:
+    """What a user's script does. Every rank draws first weights of its own, and setup must make up for it."""
+    import os
+
+    torch.manual_seed(7 + 100 * int(os.environ["RANK"]))
+    model, data, loss, plan = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+
+    trainer = train.setup(
+        model, optimizer, layout=layout, scheduler=schedule, accumulate=accumulate, plan=plan, clip=1.0
+    )
+    figures = []
+    for batch in trainer.batches(loader, epochs=1):
+        result = trainer.step(batch, loss)
+        figures.append([float(value) for value in (result.loss, result.norm, *result.metrics.values())])
+    checked = trainer.evaluate(DataLoader(data, batch_size=16), loss)
+    return figures, checked, schedule.get_last_lr()
+
+
+@pytest.fixture(scope="module")
+def alone(world: GlooWorld) -> Dict[str, Any]:
+    """What one process computes."""
+    pytest.importorskip("transformers", reason="a heavy development dependency: pip install transformers")
+    made = {name: world.run(trained, name, "ddp", size=1)[0] for name in MODELS}
+    for figures, _, _ in made.values():
+        first, last = (sum(loss for loss, *_ in part) for part in (figures[:5], figures[-5:]))
+        assert len(figures) == STEPS and last < first, "the reference itself must learn"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "ranks", "accumulate"),
+    [
+        ("transformers", "ddp", 2, 1),
+        ("plain", "ddp", 2, 3),
+        ("convolutional", "ddp", 2, 1),
+        ("transformers", "tp", 2, 1),
+        ("plain", "tp", 2, 1),
+        ("transformers", "hsdp", 4, 1),
+        ("plain", "hsdp", 4, 1),
+        ("convolutional", "hsdp", 4, 1),
+        ("convolutional", "fsdp", 4, 2),
+        ("plain", "dp_shard=2,tp=2", 4, 1),
+    ],
+)
+def test_the_same_script_on_every_layout(
+    world: GlooWorld, alone: Dict[str, Any], name: str, layout: str, ranks: int, accumulate: int
+) -> None:
+    want_figures, want_checked, want_lr = alone[name]
+    for figures, checked, lr in world.run(trained, name, layout, accumulate, size=ranks):
+        for step, (got, want) in enumerate(zip(figures, want_figures)):
+            assert got == pytest.approx(want, rel=TOLERANCE, abs=1e-6), f"step {step + 1}"
+        assert len(figures) == STEPS and lr == want_lr
+        assert checked == pytest.approx(want_checked, rel=TOLERANCE)
+
+
+def stopped_and_resumed(folder: str, layout: str, stop_after: int) -> List[float]:
+    """Losses of the steps that this start made."""
+    torch.manual_seed(3)
+    model, data, loss, _ = plain_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+    trainer = train.setup(model, optimizer, layout=layout, scheduler=schedule)
+    trainer.load(folder)
+    losses = []
+    for batch in trainer.batches(data, 2, batch_size=32):
+        losses.append(float(trainer.step(batch, loss).loss))
+        if trainer.steps == stop_after:
+            trainer.save(folder, wait=True)
+            return losses
+    trainer.close()
+    return losses
+
+
+def test_a_resumed_run_goes_on_where_it_was_on_another_layout(world: GlooWorld, tmp_path: Path) -> None:
+    whole = world.run(stopped_and_resumed, str(tmp_path / "whole"), "ddp", 0, size=2)[0]
+    first = world.run(stopped_and_resumed, str(tmp_path / "parts"), "ddp", 7, size=2)[0]
+    rest = world.run(stopped_and_resumed, str(tmp_path / "parts"), "hsdp", 0, size=4)[0]
+    assert len(whole) == 10 and len(first) == 7, "an epoch has five batches, the last one smaller"
+    assert rest == pytest.approx(whole[7:], rel=TOLERANCE)
+    assert first == pytest.approx(whole[:7], rel=TOLERANCE)
+
+
+def own_parts() -> Tuple[int, List[float]]:
+    """Each rank brings samples of its own, and rank 1 has fewer: all stop together."""
+    import os
+
+    rank = int(os.environ["RANK"])
+    model = nn.Linear(2, 1)
+    trainer = train.setup(model, torch.optim.SGD(model.parameters(), lr=0.0), layout="fsdp")
+    source = [torch.full((4, 2), float(rank))] * (5 - rank)
+    means = [
+        trainer.step(x, lambda m, x: (m(x).mean() * 0, {"x": x.mean()})).metrics["x"]
+        for x in source_of(trainer, source)
+    ]
+    return len(means), [float(mean) for mean in means]
+
+
+def source_of(trainer: Any, source: Any) -> Any:
+    return trainer.batches(source, split=False)
+
+
+def test_sources_that_are_split_already(world: GlooWorld) -> None:
+    for steps, means in world.run(own_parts, size=2):
+        assert steps == 4 and means == [0.5] * 4
+
+
+def refused(what: str) -> str:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = TensorDataset(torch.zeros(8, 4))
+    try:
+        if what in ("pp", "cp", "tp"):
+            train.setup(model, optimizer, layout=what)
+        elif what == "low-level pp":
+            from drumbeat.train.layout import Layout
+            from drumbeat.train.meshes import Meshes
+            from drumbeat.train.precision import Precision
+            from drumbeat.train.step import Step
+
+            meshes = Meshes(Layout(pp=2), "cpu")
+            Step([model], optimizer, lambda m, x, y: m(x).sum(), meshes, Precision("fp32"), torch.device("cpu"))([])
+        elif what == "models differ":
+            import os
+
+            other = nn.Linear(4, 3 + int(os.environ["RANK"]))
+            train.setup(other, torch.optim.AdamW(other.parameters()))
+        elif what == "sampler":
+            import os
+
+            trainer = train.setup(model, optimizer)
+            order = list(range(8)) if os.environ["RANK"] == "0" else list(range(7, -1, -1))
+            list(trainer.batches(DataLoader(data, 4, sampler=order)))
+        else:
+            trainer = train.setup(model, optimizer)
+            list(trainer.batches(DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0))))
+    except train.Refusal as refusal:
+        return str(refusal)
+    return "not refused"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("pp", ["pipeline stages", "fsdp, hsdp or tp", "assemble"]),
+        ("low-level pp", ["every rank would train the whole model"]),
+        ("cp", ["attention", "Context"]),
+        ("tp", ["needs a plan"]),
+        ("models differ", ["different models"]),
+        ("sampler", ["gives each rank other samples", "split=False"]),
+        ("DistributedSampler", ["twice", "split=False"]),
+    ],
+)
+def test_what_setup_cannot_do_is_refused_on_every_rank(world: GlooWorld, what: str, words: List[str]) -> None:
+    for text in world.run(refused, what, size=2):
+        assert all(word in text for word in words), text
+
+
+def test_master_weights_share_the_groups_of_the_given_optimizer() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    trainer = train.setup(model, optimizer, precision="bf16-master")
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.25 and model.weight.dtype == torch.bfloat16
+    with pytest.raises(train.Refusal, match="built for AdamW"):
+        train.setup(model, torch.optim.SGD(model.parameters()), precision="bf16-master")
+
+
+def test_importing_train_needs_no_torch_and_using_it_says_what_is_missing() -> None:
+    """A Python without torch, played by a finder that does not find it."""
+    code = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Without())
+import importlib.util
+known = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else known(name, *more)
+from drumbeat import train
+assert train.Layout.parse("ddp").dp_replicate == -1
+try:
+    train.setup
+except Exception as problem:
+    print(type(problem).__name__, problem)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("Problem training needs torch") and "pip install" in done.stdout, done.stderr
