@@ -127,6 +127,15 @@ def test_several_nodes_of_which_only_insides_were_seen_are_not_proved():
     assert [each.code for each in world.warnings] == ["transport-unproved"] and not world.stops
 
 
+def test_a_communicator_that_never_formed_is_no_local_transport():
+    """Two ranks on one GPU: NCCL refuses (Duplicate GPU) before anything is connected."""
+    lines = [
+        line for line in log(nodes=1, channels=False) if "Init COMPLETE" not in line and "nnodes" not in line.lower()
+    ]
+    world = World(nodes=1).lines(lines).wait(2).end()
+    assert world.verdict().answer == "unknown" and world.verdict().confidence == "unknown"
+
+
 def test_what_is_only_likely_is_said_late_and_as_that():
     world = World(Expect("rdma")).lines(log(network="IB", channels=False)).wait(130)
     assert world.verdict().answer == "rdma" and world.verdict().confidence == "likely"
@@ -218,8 +227,9 @@ def test_gloo_where_rdma_was_expected():
 
 def test_loopback_is_unknown_and_stops_nobody():
     world = World(Expect("rdma"), emulated=True).counters(lo=500 * MB).wait(300).end()
+    assert [each.code for each in world.warnings] == ["expectation-not-checked"], "nobody takes silence for a proof"
     assert world.verdict().answer == "unknown" and world.verdict("traffic").answer == "unknown"
-    assert not world.stops and not world.warnings
+    assert not world.stops
 
 
 def test_bytes_are_counted_from_before_the_ranks():

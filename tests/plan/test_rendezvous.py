@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from drumbeat.facts.model import Peers
+from drumbeat.facts.model import Interface, Peer, Peers
+from drumbeat.plan.interfaces import choose
 from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.making import machine, order, peers
@@ -69,3 +70,50 @@ def test_a_master_that_sends_each_node_to_itself_is_said():
 
 def test_nothing_known_is_left_open():
     assert rendezvous(order(emulated=False), Peers((), "", 0)).address == ""
+
+
+def two_networks(**environment):
+    """Each node has a slow interface first by name, and a fast one."""
+    found = []
+    for node in range(2):
+        slow = Interface("eno1", True, (f"10.9.0.{node + 1}/24",), 1000)
+        fast = Interface("ens50f0np0", True, (f"10.1.0.{node + 1}/24",), 200_000)
+        found.append(dataclasses.replace(machine(4, interfaces=(slow, fast), environment=environment), host=f"n{node}"))
+    return found
+
+
+def meeting(facts, address="", **changes):
+    nodes = tuple(Peer(node, each.host, address if node == 0 else "", each, ranks=2) for node, each in enumerate(facts))
+    return rendezvous(order(emulated=False, **changes), Peers(nodes, "", 0))
+
+
+def test_a_fast_interface_before_a_slow_one_and_the_reason_that_was_used():
+    facts = two_networks()
+    assert meeting(facts).address == "10.1.0.1" and "reached" not in meeting(facts).why
+    assert meeting(facts, address="10.9.0.1").address == "10.1.0.1", (
+        "200 times as fast, and the others are in its subnet"
+    )
+    choice = choose(facts[0], Peers(tuple(Peer(n, f.host, "", f) for n, f in enumerate(facts)), "", 0), 0)
+    assert "the fastest of 2" in choice.why and "reached" not in choice.why
+
+
+def test_of_two_fast_enough_ones_that_by_which_it_was_reached():
+    facts = two_networks()
+    facts = [
+        dataclasses.replace(
+            each, interfaces=tuple(dataclasses.replace(one, speed_mbps=25_000) for one in each.interfaces)
+        )
+        for each in facts
+    ]
+    assert meeting(facts, address="10.1.0.1").why == "node 0's address on ens50f0np0, by which it was reached"
+    peers = Peers((Peer(0, "n0", "10.1.0.1", facts[0]), Peer(1, "n1", "", facts[1])), "", 0)
+    assert "the other nodes reached this one by it" in choose(facts[0], peers, 0).why
+
+
+def test_an_exported_address_and_port_are_the_users():
+    found = meeting(two_networks(MASTER_ADDR="10.9.0.1", MASTER_PORT="29512"))
+    assert found.address == "10.9.0.1" and found.ports[0] == 29512 and len(found.ports) == CANDIDATES + 1
+    assert "MASTER_ADDR is exported; node 0 has it on eno1" in found.why and "MASTER_PORT=29512" in found.why
+    elsewhere = meeting(two_networks(MASTER_ADDR="10.99.0.1"))
+    assert [each.code for each in elsewhere.findings] == ["master-is-elsewhere"] and elsewhere.address == "10.1.0.1"
+    assert meeting(two_networks(MASTER_ADDR="n0")).findings == ()

@@ -22,17 +22,19 @@ def run(drumbeat, code, checks=""):
 
 @needs_two_cores
 def test_ranks_sit_where_they_were_put(drumbeat):
-    done = run(drumbeat, "import time; time.sleep(3)")
+    done = run(drumbeat, "import time; time.sleep(4)")
     assert done.returncode == 0 and "2/2 ranks on their cores" in done.stderr, done.stderr
     event = verdict(drumbeat)
     assert event["verdict"]["answer"] == "as planned" and len(event["table"]) == 3
+    shown = drumbeat("status", "--placement").stdout.splitlines()
+    assert shown[0] == "node 0: as planned, certain: 2/2 ranks on their cores" and "rank" in shown[1]
 
 
 SWAPPED = """
 import os, time
 mine = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {cpu for cpu in range(os.cpu_count()) if cpu not in mine} or mine)
-time.sleep(4)
+time.sleep(6)
 """
 
 
@@ -40,7 +42,7 @@ time.sleep(4)
 def test_a_rank_that_moved_is_a_warning(drumbeat):
     done = run(drumbeat, SWAPPED)
     assert done.returncode == 0 and "mismatch" in done.stderr, done.stderr
-    assert verdict(drumbeat)["verdict"]["findings"][0]["code"] == "affinity-mismatch"
+    assert verdict(drumbeat)["verdict"]["findings"][0]["code"] == "placement-wrong"
 
 
 @needs_two_cores
@@ -48,9 +50,18 @@ def test_or_stops_the_job_if_it_says_so(drumbeat):
     done = run(drumbeat, SWAPPED, "checks: {affinity: stop}\nstop-grace: 1s\n")
     assert done.returncode != 0
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
-    assert summary["outcome"] == "failed" and summary["failure"]["code"] == "affinity-mismatch"
+    assert summary["outcome"] == "failed" and summary["failure"]["code"] == "placement-wrong"
 
 
 def test_off_looks_at_nothing(drumbeat):
-    done = run(drumbeat, "import time; time.sleep(3)", "checks: {affinity: off}\n")
+    done = run(drumbeat, "import time; time.sleep(4)", "checks: {affinity: off}\n")
     assert done.returncode == 0 and "\ncpu " not in done.stderr
+
+
+@needs_two_cores
+def test_ranks_that_the_command_itself_starts_are_looked_at_too(drumbeat):
+    """A script that forks its own ranks: `launcher: once` has no ranks of ours."""
+    (drumbeat.folder / "train.sh").write_text("for r in 0 1; do RANK=$r sleep 5 & done; wait\n")
+    done = drumbeat("run", "--launcher", "once", "--", "bash", "train.sh")
+    assert done.returncode == 0, done.stderr
+    assert "not pinned" in done.stderr and len(verdict(drumbeat)["rows"]) == 2, done.stderr

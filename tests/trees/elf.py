@@ -21,6 +21,7 @@ def shared_library(arch="x86_64", soname="", needed=(), comment="", runpath="", 
     body = b"".join(struct.pack("<qQ", tag, value) for tag, value in entries) + strings
     if split:
         body += b"\0" * (4096 - len(body) - dynamic_at)  # segments begin on a page of their own
+        constants = b"some other text\0" * 16 + constants
     first = dynamic_at + len(body) + (0 if split else len(constants))
     header = b"\x7fELF\x02\x01\x01" + b"\0" * 9
     header += struct.pack("<HHIQQQIHHHHHH", 3, MACHINES[arch], 1, 0, 64, 0, 0, 64, 56, 3 if split else 2, 0, 0, 0)

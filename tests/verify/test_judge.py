@@ -205,3 +205,20 @@ def test_stragglers():
     assert verdict("stragglers", results(1, 1), rails(nodes=1)).answer == "unknown"
     crowded = {**slow, "device": "cpu"}
     assert verdict("stragglers", crowded, rails(nodes=2, per_node=65)).answer == "unknown"
+
+
+def test_one_rank_measures_nothing_between_ranks():
+    alone = results(1, 1, collectives=[measured(busbw=34_371.0)])
+    judgement = judge(alone, rails(nodes=1, per_node=1), {"all_reduce": Floor(100.0)}, False)
+    assert judgement.rows == (), "a figure that nothing moved for is not printed"
+    found = {each.check: each for each in judgement.verdicts}
+    assert found["bandwidth"].answer == "unknown" and "one rank" in found["bandwidth"].summary
+    assert found["values"].confidence == "likely" and found["network"].answer == "unknown" and "floor" not in found
+
+
+def test_ranks_of_one_node_say_nothing_of_the_network():
+    inside = results(1, 8, collectives=[measured()])
+    assert "nothing crossed the network" in verdict("network", inside, rails(nodes=1)).summary
+    assert "emulated" in verdict("network", results(2, 8), rails(), emulated=True).summary
+    checks = [each.check for each in judge(results(2, 8), rails(), {}, False).verdicts]
+    assert "network" not in checks

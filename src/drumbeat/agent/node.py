@@ -22,7 +22,7 @@ from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
-from drumbeat.agent.watchers.affinity import look_at_ranks
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Sensor, Watching
 from drumbeat.agent.watchers.oom import oom_kills
@@ -32,9 +32,8 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan import affinity
 from drumbeat.plan.argv import Process, Tools, processes
-from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, rank_identity, trace
 from drumbeat.processes import rank_in_environment, sweep
@@ -46,7 +45,6 @@ from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
 from drumbeat.runfolder.write import EventLog, replace_json
 
-_LOOK_AFTER = 2.0  # seconds: the ranks have replaced the shells and shims before them
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 
 
@@ -54,16 +52,6 @@ _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
 class Running:
     process: Process
     started: float
-
-
-@dataclass(frozen=True)
-class Look:
-    """When to look at the ranks, and what should be seen then."""
-
-    at: float
-    bound: Binding
-    expected: List[EnvVar]
-    first_rank: int
 
 
 class Node:
@@ -104,7 +92,6 @@ class Node:
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
         self._printed: Optional[Tail] = None
         self._first_step_told = False
-        self._look: Optional[Look] = None
         self._oom_kills: Optional[int] = None  # before this attempt
         ranks = order.ranks_per_node or len(facts.gpus) or 1
         self.logs = folder
@@ -122,21 +109,22 @@ class Node:
         self.active, self.kill_at, self.stopped_by_us, self.stopping = True, None, False, Stopping()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
-        bound = self.tasks.as_bound(binding(self.order, self.facts, self.node))
+        facts = self.tasks.facts(self.facts)
+        right = right_binding(self.order, facts, self.node)
+        bound = self._bind(facts, right)
         shared, unsafe_caches = private_caches(environment(self.order, self.facts, peers, self.node), self.local)
         for finding in unsafe_caches:
             self._tell_finding(finding)
         place = os.path.abspath(self.folder.attempt(attempt))
         shared += node_identity(self.order, peers, self.node, attempt, self._metrics.path, place)
-        shared = self._open_gate(shared)
+        first_rank = sum(peer.ranks for peer in peers.nodes[: self.node])
+        shared = self._watch(shared, facts, bound, right, first_rank)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": shared, "binding": bound})
         self.watching.tick(time.monotonic())  # how the counters stood before
         self._oom_kills = oom_kills(LiveHost())
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
-        first = sum(peer.ranks for peer in peers.nodes[: self.node])
-        self._look = Look(time.monotonic() + _LOOK_AFTER, bound, shared, first)
         self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
         if peers.nodes[0].node == self.node:
             self._printed = Tail(self.logs.log(attempt, 0, "out"))
@@ -178,9 +166,6 @@ class Node:
         self._ship_metrics()
         if not self.active:
             return
-        if self._look and now > self._look.at and not self.stopped_by_us:
-            self._check_affinity(self._look)
-            self._look = None
         self.watching.tick(now)
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if grace_is_over:
@@ -247,7 +232,20 @@ class Node:
             python=python,
         )
 
-    def _open_gate(self, shared: List[EnvVar]) -> List[EnvVar]:
+    def _bind(self, facts: Facts, right: Binding) -> Binding:
+        """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+        if self.order.cpu_bind or not self.tasks.views:
+            return binding(self.order, facts, self.node)
+        bound = self.tasks.bound(right, facts)
+        for finding in bound.findings[len(right.findings) :]:
+            self.events.write("finding", {"finding": replace(finding, node=self.node)})
+            if finding.severity in (WARNING, ERROR):
+                self._tell_finding(finding)
+        return bound
+
+    def _watch(
+        self, shared: List[EnvVar], facts: Facts, bound: Binding, right: Binding, first_rank: int
+    ) -> List[EnvVar]:
         """The variables of the ranks, with NCCL's log among them where the gate reads one."""
         self.gate = None
         watchers: List[Watcher] = []
@@ -255,7 +253,15 @@ class Node:
         if self.order.checks.get("transport", "off") != "off":
             self.gate = OpenGate(self.order, self.node, self.facts, self.local, self._rank_of, self._out_of)
             shared = self.gate.open(shared, self.folder.attempt(self.attempt))
-            watchers, sensors = [self.gate.watcher], self.gate.sensors
+            watchers, sensors = [self.gate.watcher], list(self.gate.sensors)
+        level = self.order.checks.get("affinity", "warn")
+        if level != "off":
+            ranks = 0 if self.order.launcher == "once" else len(bound.slots)
+            seats = Placement(facts, bound, right, shared, first_rank, level, self.node, ranks)
+            looks = RankLooks(self.order.run_id, self.node, facts, self.local, lambda: not seats.done)
+            seats.on_first_step = looks.look_soon
+            watchers.append(seats)
+            sensors.append(looks)
         self.watching = Watching(watchers, sensors, self.events.write, self.tell)
         return shared
 
@@ -343,20 +349,6 @@ class Node:
         if signal.SIGKILL not in (number, (code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
-
-    def _check_affinity(self, look: Look) -> None:
-        """Once, when the ranks are up: do they sit and see as planned? The table goes to the run folder."""
-        level = self.order.checks.get("affinity", "warn")
-        if level == "off" or self.order.launcher == "once":
-            return
-        seen = look_at_ranks(self.order.run_id, self.node)
-        verdict = affinity.check(look.bound, seen, look.expected, look.first_rank)
-        rows = affinity.table(look.bound, seen, look.first_rank)
-        self.events.write("verdict", {"verdict": verdict, "table": rows})
-        self.tell({"say": "verdict", "verdict": to_plain(verdict)})
-        for finding in verdict.findings:
-            if finding.severity in (WARNING, ERROR):
-                self._tell_finding(finding, stop=level == "stop")
 
     def _tell_finding(self, finding: Finding, stop: bool = False) -> None:
         located = replace(finding, node=self.node, host=self.facts.host)

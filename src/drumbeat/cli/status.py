@@ -15,15 +15,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
+    parser.add_argument(
+        "--placement", action="store_true", help="each rank's GPU, cores, NUMA node and NIC, and whether they fit"
+    )
     add_json(parser)
 
 
 def run(args: Any) -> int:
     from drumbeat.desk.closing import closing_lines, failure_lines
+    from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
 
     found = find_run(args.run, os.environ)
+    if args.placement:
+        print("\n".join(placement_lines(found)))
+        return 0
     state = state_of(found)
     if args.json:
         print(json.dumps(as_plain(state), indent=2))

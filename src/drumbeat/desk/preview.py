@@ -13,7 +13,6 @@ from drumbeat.facts.host import Host, LiveHost
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.facts.replay import open_host
 from drumbeat.order import Order, load_order
-from drumbeat.plan.interfaces import address_of, candidates
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_json
 from drumbeat.runfolder.layout import RunFolder
@@ -87,6 +86,5 @@ def _was_emulated(run: str) -> bool:
 def _peers(facts: Sequence[Facts]) -> Peers:
     nodes = []
     for node, each in enumerate(facts):
-        reachable = candidates(each)
-        nodes.append(Peer(node, each.host, (address_of(reachable[0]) if reachable else "") or "", each))
+        nodes.append(Peer(node, each.host, "", each))  # nobody has reached it: no address is known to lead there
     return Peers(tuple(nodes), nodes[0].address, 0)

@@ -17,6 +17,7 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order
 from drumbeat.plan.argv import Tools, launcher_python
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
 from drumbeat.spec.resolve import Here
 
@@ -31,7 +32,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         cwd=os.getcwd(),
         environ=environ,
         cpus=len(os.sched_getaffinity(0)),
-        gpus=len([gpu for gpu in gpus if not gpu.integrated]) or None,
+        gpus=count_shown(environ, len([gpu for gpu in gpus if not gpu.integrated])) or None,
         user=getpass.getuser(),
         now=time.time(),
         entropy=secrets.token_hex(16),

@@ -13,7 +13,7 @@ def check(case: Case) -> Iterator[Finding]:
     gpus = case.gpus
     if not gpus:
         if case.order.gpus:
-            words = f"the job asks for {case.order.gpus} GPUs a node, and none was found"
+            words = f"the job asks for {case.order.gpus} GPUs per node, and none was found"
             yield bad("no-gpu", ERROR, words, "", "another partition, or start the container with GPUs (--nv, --rocm)")
         return
     names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
@@ -22,6 +22,10 @@ def check(case: Case) -> Iterator[Finding]:
     yield from _in_use(case, gpus)
     yield from _mixed(gpus)
     yield from _width(case, gpus)
+    yield from _memory_errors(case, gpus)
+    yield from _slowed(case, gpus)
+    yield from _divided(case, gpus)
+    yield from _events(case)
 
 
 def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
@@ -35,7 +39,7 @@ def _twice(gpus: List[Gpu]) -> Iterator[Finding]:
                     ERROR,
                     f"GPU {seen[identity]} and GPU {gpu.index} are one and the same",
                     "NCCL refuses two ranks on one GPU ('Duplicate GPU detected')",
-                    "one rank a GPU; look at how the container or scheduler hands devices out",
+                    "one rank per GPU; look at how the container or scheduler hands devices out",
                     identity,
                 )
                 return
@@ -73,7 +77,7 @@ def _mixed(gpus: List[Gpu]) -> Iterator[Finding]:
 
 
 def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
-    """S1-02: balanced lanes. Width, not speed: an idle GPU slows its link down."""
+    """Width, not speed: an idle GPU slows its link down."""
     links = [(gpu, gpu.link) for gpu in gpus if gpu.link is not None and gpu.link.width]
     narrow = [(gpu, link) for gpu, link in links if link.most_width and link.width and link.width < link.most_width]
     if narrow:
@@ -88,3 +92,71 @@ def _width(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     elif len({link.width for _, link in links}) > 1:
         widths = [f"GPU {gpu.index}: {link.width} lanes" for gpu, link in links]
         yield bad("pcie-unequal", INFO, "the GPUs are attached with different numbers of lanes", "", "", *widths)
+
+
+def _memory_errors(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    looked = [gpu for gpu in gpus if gpu.health is not None and gpu.health.ecc is not None]
+    for gpu in gpus:
+        health = gpu.health
+        if health is None:
+            continue
+        if health.remap_failed or health.uncorrected_errors:
+            what = "could not replace a bad row" if health.remap_failed else f"{health.uncorrected_errors} errors"
+            yield bad(
+                "gpu-memory-errors", WARNING, f"GPU {gpu.index}: uncorrected memory errors ({what})",
+                "a rank on it will die, or has died", "leave this node out",
+                support=f"GPU {gpu.index} ({gpu.uuid or gpu.pci}) of {case.facts.host} has uncorrected memory errors",
+            )  # fmt: skip
+        elif health.remap_pending:
+            yield bad(
+                "gpu-remap-pending", WARNING, f"GPU {gpu.index}: a bad memory row is replaced at the next reset",
+                "until then the row stays in use", "leave this node out if you can",
+                support=f"GPU {gpu.index} ({gpu.uuid or gpu.pci}) of {case.facts.host} needs a reset: a row remap is pending",
+            )  # fmt: skip
+        if health.ecc is False:
+            yield bad("ecc-off", INFO, f"GPU {gpu.index}: ECC is off", "memory errors go unnoticed")
+    if looked and all(gpu.health and gpu.health.ecc and not gpu.health.uncorrected_errors for gpu in looked):
+        yield ok("ecc", f"ECC is on, no uncorrected error on {len(looked)} GPU{'s' if len(looked) > 1 else ''}")
+
+
+def _slowed(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    """A power limit is only low beside the GPU's own default, and throttling counts where it is not the limit itself."""
+    for gpu in gpus:
+        health = gpu.health
+        if health is None:
+            continue
+        limit, usual = health.power_limit_w, health.power_default_w
+        if limit and usual and limit < 0.95 * usual:
+            yield bad(
+                "power-limit-low", WARNING, f"GPU {gpu.index} is limited to {limit:g} W; its default is {usual:g} W",
+                "it runs slower than its neighbours, and all ranks wait for the slowest", "",
+                support=f"GPU {gpu.index} of {case.facts.host}: power limit {limit:g} W, default {usual:g} W",
+            )  # fmt: skip
+        reasons = [reason for reason in health.throttle or () if reason != "power limit"]
+        if reasons:
+            yield bad(
+                "gpu-throttled", WARNING, f"GPU {gpu.index} is slowed down now: {', '.join(reasons)}",
+                "heat or a power supply; all ranks wait for the slowest", "leave this node out if it stays",
+                support=f"GPU {gpu.index} of {case.facts.host} is throttled: {', '.join(reasons)}",
+            )  # fmt: skip
+
+
+def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    divided = [gpu.index for gpu in gpus if gpu.mig]
+    if divided:
+        yield bad(
+            "gpu-divided", case.breaking, f"GPU {', '.join(map(str, divided))} is divided into instances (MIG)",
+            "a process sees one instance; NCCL cannot join instances of one GPU, nor use NVLink between them",
+            "ask for whole GPUs, or run one rank alone",
+        )  # fmt: skip
+
+
+def _events(case: Case) -> Iterator[Finding]:
+    mine = {(gpu.pci or "")[:-2].lower() for gpu in case.gpus if gpu.pci}  # Xid lines leave the function out
+    ours = [text for text in case.facts.gpu_events or () if any(address and address in text for address in mine)]
+    if ours:
+        yield bad(
+            "gpu-events", WARNING, f"the driver reported {len(ours)} errors of these GPUs since the machine was started",
+            "they may be old; the kernel's log does not say which job met them", "leave this node out if a rank dies here",
+            *ours[-8:], support=f"{case.facts.host}: {ours[-1]}",
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from drumbeat.doctor.packages import package_of
 from drumbeat.facts.model import Library
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.interfaces import candidates
-from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, shared_bridges, usable_gids
+from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, own_addresses, shared_bridges, usable_gids
 from drumbeat.plan.scene import NET_PLUGINS
 from drumbeat.plan.versions import fits
 
@@ -121,7 +121,7 @@ def _gids(case: Case) -> Iterator[Finding]:
         for port in active_ports(device):
             if port.link_layer != "Ethernet":
                 continue
-            found = usable_gids(port)
+            found = usable_gids(port, own_addresses(case.facts))
             if found:
                 good += 1
                 continue

@@ -44,12 +44,33 @@ def nvme_disks(host: Host) -> Optional[int]:
     return len([name for name in host.list("/sys/class/nvme") if re.fullmatch(r"nvme\d+", name)])
 
 
+_HYPERVISORS = (
+    ("qemu", "QEMU"), ("kvm", "KVM"), ("vmware", "VMware"), ("xen", "Xen"), ("virtualbox", "VirtualBox"),
+    ("virtual machine", "Hyper-V"), ("google compute", "Google"), ("firecracker", "Firecracker"),
+    ("openstack", "OpenStack"), ("bochs", "Bochs"), ("parallels", "Parallels"), ("cloud-hypervisor", "Cloud Hypervisor"),
+)  # fmt: skip
+
+
 def virtual_machine(host: Host) -> Optional[bool]:
-    """x86 only: the hypervisor shows itself among the CPU's flags."""
+    """The hypervisor shows itself among the CPU's flags (x86), in the board's names, or by name."""
     for entry in (host.read("/proc/cpuinfo") or "").splitlines():
         if entry.startswith("flags"):
             return "hypervisor" in entry.split()
-    return None
+    return True if hypervisor(host) else None
+
+
+def hypervisor(host: Host) -> Optional[str]:
+    named = line(host, "/sys/hypervisor/type")
+    if named and named != "none":
+        return named
+    board = " ".join(line(host, f"/sys/class/dmi/id/{name}") or "" for name in ("sys_vendor", "product_name")).lower()
+    for sign, name in _HYPERVISORS:
+        if sign in board:
+            return name
+    if "amazon ec2" in board and "metal" not in board:
+        return "Amazon EC2"
+    compatible = line(host, "/proc/device-tree/hypervisor/compatible")
+    return compatible.rstrip("\0") if compatible else None
 
 
 def _speed(text: Optional[str]) -> Optional[float]:

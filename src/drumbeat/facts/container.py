@@ -38,6 +38,8 @@ def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
         return "singularity", None
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes", None
+    if _disk_is_root(host):
+        return None, None  # a machine that was made from an image: its marks came along, a container they do not prove
     if host.resolve("/run/.containerenv"):
         found = re.search(r'^image="([^"\n]*)"', host.read("/run/.containerenv") or "", re.MULTILINE)
         return "podman", found.group(1) if found else None
@@ -48,6 +50,17 @@ def _runtime(host: Host) -> Tuple[Optional[str], Optional[str]]:
         if sign in signs:
             return runtime, None
     return (environ["container"], None) if environ.get("container") else (None, None)
+
+
+def _disk_is_root(host: Host) -> bool:
+    """Is / a disk of this machine? A container's is an overlay, a bind mount, or a loop device."""
+    fields = _root_mount(host).split(" - ")
+    source = fields[1].split()[1] if len(fields) == 2 and len(fields[1].split()) > 1 else ""
+    whole = fields[0].split()[3:4] == ["/"]  # a bind mount shows the folder that it came from
+    return (
+        whole
+        and re.fullmatch(r"/dev/(root|vd[a-z]+\d*|sd[a-z]+\d*|nvme\d+n\d+(p\d+)?|xvd[a-z]+\d*)", source) is not None
+    )
 
 
 def _root_mount(host: Host) -> str:

@@ -13,11 +13,13 @@ from drumbeat.facts import (
     elf,
     environment,
     fabric,
+    gpu_health,
     gpus,
     identity,
     interfaces,
     kernel,
     limits,
+    packages,
     rdma,
 )
 from drumbeat.facts.host import Host
@@ -56,12 +58,14 @@ def gather(host: Host) -> Facts:
     no_versions: Dict[str, str] = {}
     arch = ask("arch", lambda: _arch(host), None)
     found_gpus = ask("gpus", lambda: gpus.read(host), no_gpus)
+    found_gpus = ask("gpu health", lambda: gpu_health.with_health(host, found_gpus), found_gpus)
     found_rdma = ask("rdma", lambda: rdma.read(host), no_rdma)
     found_cxi = ask("cxi", lambda: cxi.read(host), no_cxi)
     devices: Tuple[Device, ...] = (*found_gpus, *found_rdma, *found_cxi)
     paths = [device.pci_path for device in devices]
     libraries = ask("libraries", lambda: fabric.read(host, arch, found_gpus, found_rdma, found_cxi), no_libraries)
     versions = ask("versions", lambda: {**gpus.versions(host), **fabric.versions(libraries)}, no_versions)
+    versions = {**versions, **ask("packages", lambda: packages.versions(host), no_versions)}
     facts = Facts(
         host=ask("host", host.hostname, "unknown"),
         arch=arch,
@@ -84,6 +88,8 @@ def gather(host: Host) -> Facts:
         default_route=ask("default route", lambda: board.default_route(host), None),
         nvme_disks=ask("disks", lambda: board.nvme_disks(host), None),
         virtual_machine=ask("virtual machine", lambda: board.virtual_machine(host), None),
+        hypervisor=ask("virtual machine", lambda: board.hypervisor(host), None),
+        gpu_events=ask("kernel log", lambda: gpu_health.events(host) if found_gpus else None, None),
     )
     return dataclasses.replace(facts, unknown=(*notes, *gaps(facts)))
 

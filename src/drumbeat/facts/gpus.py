@@ -49,6 +49,7 @@ def versions(host: Host) -> Dict[str, str]:
     found = {
         "nvidia-driver": gpus_nvidia.driver_version(host),
         "cuda": gpus_nvidia.cuda_version(host),
+        "cuda-driver": gpus_nvidia.driver_cuda(host),
         "rocm": gpus_amd.rocm_version(host),
         "amdgpu": line(host, "/sys/module/amdgpu/version"),
     }

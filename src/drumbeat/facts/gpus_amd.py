@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts.amd_tools import AMD_SMI, ROCM_SMI, parse_amd_smi, parse_rocm_smi
@@ -55,9 +56,15 @@ def _from_topology(host: Host) -> Tuple[List[Gpu], Dict[int, List[int]]]:
                 arch=gfx_name(integer(about.get("gfx_target_version"))),
                 integrated=bool(integer(about.get("cpu_cores_count"))) and not _accelerator(about),
                 pids=None if users is None else users.get(identity, ()),
+                device=_device_file(about),
             )
         )
     return gpus, {index: _tied(host, node, index_of) for node, index in index_of.items()}
+
+
+def _device_file(about: Dict[str, str]) -> Optional[str]:
+    minor = integer(about.get("drm_render_minor"))
+    return f"/dev/dri/renderD{minor}" if minor else None
 
 
 def _location(about: Dict[str, str]) -> Optional[str]:
@@ -151,8 +158,17 @@ def _asked(host: Host, gpus: List[Gpu]) -> List[Gpu]:
 
 
 def rocm_version(host: Host) -> Optional[str]:
-    for home in (host.environ.get("ROCM_PATH"), "/opt/rocm"):
-        version = line(host, f"{home}/.info/version") if home else None
-        if version:
-            return version.split("-")[0]
+    homes = [home for home in (host.environ.get("ROCM_PATH"), host.environ.get("ROCM_HOME"), "/opt/rocm") if home]
+    homes += [
+        f"/opt/{name}" for name in sorted(host.list("/opt"), key=natural, reverse=True) if name.startswith("rocm-")
+    ]
+    for home in homes:
+        for file in ("version", "version-rocm"):
+            version = line(host, f"{home}/.info/{file}")
+            if version:
+                return version.split("-")[0]
+    for home in homes:  # a module's path, or a link, names it
+        found = re.search(r"rocm[-/](\d+\.\d+(?:\.\d+)?)", host.resolve(home) or home)
+        if found and host.resolve(home):
+            return found.group(1)
     return None

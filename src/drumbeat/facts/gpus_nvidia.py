@@ -27,7 +27,8 @@ def _from_tool(host: Host) -> List[Gpu]:
         text = host.command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
         if text:
             users = _users(host)
-            return [_with_users(gpu, users) for gpu in parse_query(text)]
+            minors = _minors(host)
+            return [_with_users(_with_device(gpu, minors), users) for gpu in parse_query(text)]
     return []
 
 
@@ -77,16 +78,37 @@ def _with_users(gpu: Gpu, users: Optional[Dict[str, Tuple[int, ...]]]) -> Gpu:
     return gpu if users is None or gpu.uuid is None else dataclasses.replace(gpu, pids=users.get(gpu.uuid, ()))
 
 
+def _minors(host: Host) -> Dict[str, str]:
+    """PCI address -> number of the device file; it need not be nvidia-smi's index."""
+    found: Dict[str, str] = {}
+    for name in host.list(_PROC):
+        minor = _information(host, name).get("Device Minor")
+        address = pci_address(name)
+        if minor and address:
+            found[address] = minor
+    return found
+
+
+def _with_device(gpu: Gpu, minors: Dict[str, str]) -> Gpu:
+    minor = minors.get(gpu.pci or "")
+    return dataclasses.replace(gpu, device=f"/dev/nvidia{minor}") if minor else gpu
+
+
+def _information(host: Host, name: str) -> Dict[str, Optional[str]]:
+    about: Dict[str, Optional[str]] = {}
+    for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
+        key, colon, value = entry.partition(":")
+        if colon:
+            about[key.strip()] = _known(value)
+    return about
+
+
 def _from_proc(host: Host) -> List[Gpu]:
     """This folder names all GPUs of the machine; ours are those whose device file is in this container."""
     gpus: List[Gpu] = []
     device_files = host.list("/dev")
     for name in sorted(host.list(_PROC), key=natural):
-        about: Dict[str, Optional[str]] = {}
-        for entry in (host.read(f"{_PROC}/{name}/information") or "").splitlines():
-            key, colon, value = entry.partition(":")
-            if colon:
-                about[key.strip()] = _known(value)
+        about = _information(host, name)
         uuid = about.get("GPU UUID")
         if device_files and f"nvidia{about.get('Device Minor')}" not in device_files:
             continue
@@ -98,6 +120,7 @@ def _from_proc(host: Host) -> List[Gpu]:
                 pci=pci_address(about.get("Bus Location")) or pci_address(name),
                 uuid=uuid if uuid and "?" not in uuid else None,
                 driver=driver_version(host),
+                device=f"/dev/nvidia{about['Device Minor']}" if about.get("Device Minor") else None,
             )
         )
     return gpus
@@ -121,4 +144,26 @@ def cuda_version(host: Host) -> Optional[str]:
             continue
         if isinstance(version, str):
             return version
+    named = host.environ.get("CUDA_VERSION", "")  # NVIDIA's images set it
+    if re.fullmatch(r"\d+\.\d+(\.\d+)*", named):
+        return named
+    real = host.resolve("/usr/local/cuda") or ""
+    folder = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)", real)
+    return folder.group(1) if folder else _compiler_version(host)
+
+
+def _compiler_version(host: Host) -> Optional[str]:
+    for folder in ("/usr/local/cuda/bin", *host.environ.get("PATH", "").split(":")[:64]):
+        if folder.startswith("/") and host.resolve(f"{folder}/nvcc"):
+            found = re.search(r"release (\d+\.\d+)", host.command([f"{folder}/nvcc", "--version"]) or "")
+            return found.group(1) if found else None
     return None
+
+
+def driver_cuda(host: Host) -> Optional[str]:
+    """The newest CUDA that the driver can run."""
+    if driver_version(host) is None and host.resolve("/dev/nvidiactl") is None:
+        return None
+    text = host.command(["nvidia-smi", "--version"]) or ""
+    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", text)
+    return found.group(1) if found else None

@@ -40,17 +40,20 @@ def search_folders(loader: Loader) -> Tuple[str, ...]:
 
 
 def _wheels(loader: Loader) -> List[str]:
-    """Of the environment that is active, else of the first Python on the path."""
+    patterns = [f"{folder}/{inside}" for folder in package_folders(loader) for inside in _IN_WHEELS]
+    return [folder for pattern in patterns for folder in glob(loader, pattern) if loader.names(folder)]
+
+
+def package_folders(loader: Loader) -> List[str]:
+    """Where Python's packages are: of the environment that is active, else of the first Python on the path."""
     environ = loader.host.environ
     prefixes = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     for folder in environ.get("PATH", "").split(":")[:64]:
         if folder.startswith("/") and loader.host.resolve(f"{folder}/python3"):
             prefixes += [os.path.dirname(folder.rstrip("/")), "/usr/local"]
             break
-    patterns = [
-        f"{prefix}/{packages}/{inside}" for prefix in prefixes for packages in _PACKAGES for inside in _IN_WHEELS
-    ]
-    return [folder for pattern in patterns for folder in glob(loader, pattern) if loader.names(folder)]
+    patterns = [f"{prefix}/{packages}" for prefix in prefixes for packages in _PACKAGES]
+    return list(dict.fromkeys(folder for pattern in patterns for folder in glob(loader, pattern)))
 
 
 def glob(loader: Loader, pattern: str) -> List[str]:

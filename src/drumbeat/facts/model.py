@@ -19,6 +19,22 @@ class PciLink:
 
 
 @dataclass(frozen=True)
+class GpuHealth:
+    """How a GPU is set up and how it has been, as its driver says without root."""
+
+    ecc: Optional[bool] = None
+    uncorrected_errors: Optional[int] = None  # of its memory, since the driver was loaded
+    remapped_rows: Optional[int] = None  # after uncorrectable errors
+    remap_pending: Optional[bool] = None
+    remap_failed: Optional[bool] = None
+    power_limit_w: Optional[float] = None
+    power_default_w: Optional[float] = None
+    max_clock_mhz: Optional[int] = None
+    max_memory_clock_mhz: Optional[int] = None
+    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now; None: not known
+
+
+@dataclass(frozen=True)
 class Gpu:
     index: int  # in the order the vendor's runtime counts them
     vendor: str  # nvidia, amd, intel, unknown
@@ -34,6 +50,9 @@ class Gpu:
     pci_path: Optional[str] = None  # pci0000:c0/0000:c0:01.1/0000:c1:00.0: root complex, bridges, device
     pids: Optional[Tuple[int, ...]] = None  # processes that use it now; none: not known
     link: Optional[PciLink] = None
+    device: Optional[str] = None  # its device file: /dev/nvidia0, /dev/dri/renderD128
+    mig: Optional[bool] = None  # divided into instances (NVIDIA's MIG)
+    health: Optional[GpuHealth] = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +204,8 @@ class Facts:
     default_route: Optional[str] = None  # the interface that leads out; empty: none does
     nvme_disks: Optional[int] = None
     virtual_machine: Optional[bool] = None
+    hypervisor: Optional[str] = None  # its name, where the machine is a virtual one and says so
+    gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
     schema: str = SCHEMA
 
 

@@ -1,4 +1,4 @@
-"""Facts for a person: one line a matter, and the word unknown where nothing is known."""
+"""Facts for a person: one line per subject, and the word unknown where nothing is known."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def table(facts: Facts) -> str:
         ("memory", _bytes(facts.memory_bytes)),
         *_cpus(facts),
         *_several("gpu", [_gpu(gpu, facts) for gpu in facts.gpus] or ["none found"]),
+        *_several("gpu event", list(facts.gpu_events or ())),
         *_several("rdma", [_rdma(device) for device in facts.rdma]),
         *_several("cxi", [f"{d.name}  {_or(d.netdev)}  {_gbps(d.speed_gbps)}  {_place(d)}" for d in facts.cxi]),
         *_several("interface", [_interface(one) for one in facts.interfaces]),
@@ -24,6 +25,7 @@ def table(facts: Facts) -> str:
         *_versions(facts),
         *_limits(facts),
         *_kernel(facts),
+        *_machine(facts),
         *_container(facts),
         *_identity(facts),
         *_several("set", [f"{name}={_short(value)}" for name, value in facts.environment.items()]),
@@ -103,6 +105,9 @@ def _gpu(gpu: Gpu, facts: Facts) -> str:
         parts.append(f"module {gpu.module}")
     if gpu.integrated:
         parts.append("integrated: not for jobs")
+    if gpu.link and gpu.link.width:
+        parts.append(f"PCIe x{gpu.link.width}{f' {gpu.link.most_speed_gts:g} GT/s' if gpu.link.most_speed_gts else ''}")
+    parts += _health(gpu)
     if gpu.pids:
         parts.append(f"used by pid {', '.join(map(str, gpu.pids))}")
     nics = nearest(gpu, facts.rdma) if facts.rdma else ()
@@ -111,6 +116,32 @@ def _gpu(gpu: Gpu, facts: Facts) -> str:
     if first is not None and distance(gpu, first) and not gpu.integrated:
         parts.append(f"nearest {','.join(nic_names)} ({distance(gpu, first)})")
     return "  ".join(parts)
+
+
+def _health(gpu: Gpu) -> List[str]:
+    health = gpu.health
+    parts = ["divided (MIG)"] if gpu.mig else []
+    if health is None:
+        return parts
+    if health.power_limit_w:
+        parts.append(f"power limit {health.power_limit_w:g} W")
+    if health.max_clock_mhz:
+        parts.append(f"up to {health.max_clock_mhz} MHz")
+    if health.ecc is not None:
+        errors = f", {health.uncorrected_errors} uncorrected" if health.uncorrected_errors else ""
+        parts.append(f"ECC {'on' if health.ecc else 'off'}{errors}")
+    if health.remapped_rows or health.remap_pending or health.remap_failed:
+        state = " (failed)" if health.remap_failed else " (reset pending)" if health.remap_pending else ""
+        parts.append(f"{health.remapped_rows or 0} rows remapped{state}")
+    if health.throttle:
+        parts.append(f"slowed down by {', '.join(health.throttle)}")
+    return parts
+
+
+def _machine(facts: Facts) -> _Rows:
+    if not facts.virtual_machine:
+        return []
+    return [("machine", f"virtual{f' ({facts.hypervisor})' if facts.hypervisor else ''}")]
 
 
 def _rdma(device: RdmaDevice) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gpu
@@ -43,6 +43,7 @@ class Binding:
     threads_why: str
     variables: Tuple[EnvVar, ...] = ()  # node-wide: which GPUs are seen
     findings: Tuple[Finding, ...] = field(default_factory=tuple)
+    bound_by: str = "drumbeat bound them"  # who chose the cores, in words
 
     @property
     def mask_cpu(self) -> str:
@@ -67,7 +68,7 @@ def binding(order: Order, facts: Facts, node: int) -> Binding:
     slots = []
     for local in range(ranks):
         gpus = groups[first + local]
-        own = own_variable(gpus, facts) if order.visibility == "own" else None
+        own = own_variable(gpus, order, facts) if order.visibility == "own" else None
         slots.append(
             Slot(
                 local_rank=local,
@@ -80,7 +81,25 @@ def binding(order: Order, facts: Facts, node: int) -> Binding:
                 why=words,
             )
         )
-    return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings))
+    return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings), _bound_by(order))
+
+
+def _bound_by(order: Order) -> str:
+    if order.cpu_bind == ("none",):
+        return "the job asks for no affinity (cpu-bind: none)"
+    return "the job's own cpu-bind put them there" if order.cpu_bind else "drumbeat bound them"
+
+
+def right_binding(order: Order, facts: Facts, node: int, allowed: Sequence[int] = ()) -> Binding:
+    """The binding as the facts alone would have it, whatever the job or the scheduler asked for.
+
+    `allowed`: all cores of the job on this node, where the facts know only those of one task.
+    """
+    if allowed:
+        facts = replace(facts, cpus=replace(facts.cpus, allowed=tuple(sorted(allowed))))
+    if order.launcher == "once":
+        order = replace(order, launcher="ranks", ranks_per_node=order.ranks_per_node if order.ranks_per_node > 1 else 0)
+    return binding(replace(order, cpu_bind=()), facts, node)
 
 
 def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
@@ -94,7 +113,7 @@ def _whole_node(order: Order, facts: Facts, chosen: Chosen) -> Binding:
 
 
 def ranks_here(order: Order, chosen: Chosen) -> int:
-    """Ranks of this node: as ordered, else one a GPU (or as many as the job's shape asks for)."""
+    """Ranks of this node: as ordered, else one per GPU (or as many as the job's shape asks for)."""
     if order.ranks_per_node:
         return order.ranks_per_node
     return max(1, len(chosen.gpus) * order.ranks_per_gpu // order.gpus_per_rank)
@@ -121,7 +140,7 @@ def _about_gpus(
                 "warning",
                 f"{order.ranks_per_gpu} ranks drive each GPU, as the job asks",
                 "they compete for memory and compute; NCCL refuses two ranks of one group on one GPU",
-                "one rank a GPU unless each rank leaves it mostly idle",
+                "one rank per GPU unless each rank leaves it mostly idle",
             )
         )
     if chosen.gpus and not all(groups):
@@ -130,8 +149,8 @@ def _about_gpus(
                 "more-ranks-than-gpus",
                 "warning" if order.emulated else "error",
                 f"{len([group for group in groups if not group])} of {len(groups)} ranks get no GPU",
-                f"{ranks} ranks a node x {order.gpus_per_rank} GPUs a rank, {len(chosen.gpus)} GPUs can be used",
-                "fewer ranks a node, or ranks-per-gpu",
+                f"{ranks} ranks per node x {order.gpus_per_rank} GPUs per rank, {len(chosen.gpus)} GPUs can be used",
+                "fewer ranks per node, or ranks-per-gpu",
                 host=facts.host,
             )
         )
@@ -151,7 +170,7 @@ def _about_gpus(
 def _cpus(
     order: Order, facts: Facts, groups: Sequence[Tuple[Gpu, ...]], cores: List[Core]
 ) -> Tuple[List[Tuple[int, ...]], int, str, List[Finding]]:
-    """Cpus of each rank of the machine, threads a rank, the reason in words, and findings."""
+    """Cpus of each rank of the machine, threads per rank, the reason in words, and findings."""
     total = len(groups)
     nothing: List[Tuple[int, ...]] = [()] * total
     fair = max(1, len(cores) // total)

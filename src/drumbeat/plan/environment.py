@@ -11,7 +11,7 @@ from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
 from drumbeat.plan.known_variables import steers
-from drumbeat.plan.nics import common_gid_index, hca_value
+from drumbeat.plan.nics import common_gid_index, hca_value, own_addresses
 from drumbeat.plan.scene import Scene, matches, scene
 from drumbeat.plan.variables import SETTINGS
 from drumbeat.plan.versions import fits
@@ -187,7 +187,7 @@ def _rdma(here: Scene, facts: Facts, left: List[Left]) -> List[EnvVar]:
         which = f"version {version}" if version else f"ROCm {facts.versions.get('rocm')}"
         left.append(Left(name, f"{which} looks up the RoCE v2 GID itself, for each device"))
         return variables
-    index, why = common_gid_index(here.nics)
+    index, why = common_gid_index(here.nics, own_addresses(facts))
     if index is None:
         left.append(Left(name, why))
     else:

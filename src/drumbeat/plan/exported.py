@@ -10,7 +10,7 @@ from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan import masks
 from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT, steers
-from drumbeat.plan.nics import active_ports, usable_gids
+from drumbeat.plan.nics import active_ports, own_addresses, usable_gids
 from drumbeat.plan.scene import Scene, matches
 
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
@@ -166,7 +166,7 @@ def _gid(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
     findings = []
     for device in here.nics.devices:
         for port in active_ports(device):
-            good = {gid.index for gid in usable_gids(port)}
+            good = {gid.index for gid in usable_gids(port, own_addresses(facts))}
             if port.gids and int(value) not in good:
                 held = next((gid for gid in port.gids if gid.index == int(value)), None)
                 title = f"{shown} is not a RoCE v2 GID with an IPv4 address on {device.name}"

@@ -24,8 +24,9 @@ def choose(order: Order, facts: Facts) -> Chosen:
     if not discrete:
         return Chosen((), why="no GPU was found")
     vendor = discrete[0].vendor
-    exported = [name for name in NAMES if name in facts.environment]
-    seen, findings = visible([gpu for gpu in facts.gpus if gpu.vendor == vendor], facts.environment)
+    filters = visibility_filters(order, facts)
+    exported = list(filters)
+    seen, findings = visible([gpu for gpu in facts.gpus if gpu.vendor == vendor], filters)
     usable = [gpu for gpu in seen if not gpu.integrated]
     if exported and len(usable) < len(seen):
         hidden = ", ".join(f"{gpu.index} ({gpu.name or 'integrated'})" for gpu in seen if gpu.integrated)
@@ -36,7 +37,7 @@ def choose(order: Order, facts: Facts) -> Chosen:
                 f"the integrated GPU {hidden} is among the visible ones",
                 "ranks that count it in get a GPU that cannot take part",
                 f"leave it out of {exported[0]}",
-                tuple(Evidence(f"{name}={facts.environment[name]}") for name in exported),
+                tuple(Evidence(f"{name}={filters[name]}") for name in exported),
             )
         )
     wanted = order.gpus if order.gpus is not None and not order.emulated else len(usable)
@@ -45,9 +46,9 @@ def choose(order: Order, facts: Facts) -> Chosen:
             Finding(
                 "fewer-gpus-than-asked",
                 "error",
-                f"the job asks for {wanted} GPUs a node, {len(usable)} can be seen here",
+                f"the job asks for {wanted} GPUs per node, {len(usable)} can be seen here",
                 fix="ask for fewer, or for another kind of node",
-                evidence=tuple(Evidence(f"{name}={facts.environment[name]}") for name in exported),
+                evidence=tuple(Evidence(f"{name}={filters[name]}") for name in exported),
                 host=facts.host,
             )
         )
@@ -62,6 +63,12 @@ def choose(order: Order, facts: Facts) -> Chosen:
     if not exported and picked and (hides or picked != seen[: len(picked)]):
         variables = _show(vendor, picked, "hides the integrated GPU" if hides else why)
     return Chosen(tuple(picked), variables, tuple(findings), why)
+
+
+def visibility_filters(order: Order, facts: Facts) -> Dict[str, str]:
+    """The variables that hide GPUs from the ranks: what the job or site sets stands before what was exported."""
+    settled = {**facts.environment, **{variable.name: variable.value for variable in order.env}}
+    return {name: settled[name] for name in NAMES if name in settled}
 
 
 def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
@@ -82,12 +89,12 @@ def closest(gpus: Sequence[Gpu], wanted: int) -> Tuple[List[Gpu], str]:
     return members[:wanted], f"they share {kind}"
 
 
-def own_variable(gpus: Sequence[Gpu], facts: Facts) -> Optional[EnvVar]:
+def own_variable(gpus: Sequence[Gpu], order: Order, facts: Facts) -> Optional[EnvVar]:
     """With `visibility: own`: what shows a rank its GPUs and no other."""
     if not gpus:
         return None
     if gpus[0].vendor == "amd":
-        rocr = {k: v for k, v in facts.environment.items() if k == "ROCR_VISIBLE_DEVICES"}
+        rocr = {k: v for k, v in visibility_filters(order, facts).items() if k == "ROCR_VISIBLE_DEVICES"}
         seen, _ = visible([gpu for gpu in facts.gpus if gpu.vendor == "amd"], rocr)
         places = [str(seen.index(gpu)) for gpu in gpus if gpu in seen]
         why = "the rank's own GPU, counted within ROCR_VISIBLE_DEVICES; peers stay reachable for DMA"

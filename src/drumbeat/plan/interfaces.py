@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.facts.model import Facts, Interface, Peers
 from drumbeat.plan.nics import natural
@@ -16,6 +16,7 @@ Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 # Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
 _LOCAL_ONLY = re.compile(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
+ENOUGH_MBPS = 10_000  # for meeting and small messages; from here on a faster link makes no difference
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,34 @@ def choose(facts: Facts, peers: Peers, node: int, avoid: Sequence[str] = (), fas
         speed = interface.speed_mbps or 0
         return (
             interface.name not in avoid,
-            speed if fastest else 0,
+            speed if fastest else min(speed, ENOUGH_MBPS),
             holds(interface, mine),
             speed,
         )
 
     best = max(pool, key=merit)  # max keeps the first of equals: natural order
+    why = _why_not_the_others(best, [one for one in pool if one is not best], merit)
     if not others:
-        return Choice(best, f"{_state(best)}; whether the other nodes share its subnet is decided there")
+        return Choice(best, f"{_state(best)}{why}; whether the other nodes share its subnet is decided there")
     if shared:
-        return Choice(best, f"{_state(best)}, in the same subnet as the other nodes", True)
-    return Choice(best, f"{_state(best)}; it is in no subnet of every other node, so it must be routed", False)
+        return Choice(best, f"{_state(best)}, in the same subnet as the other nodes{why}", True)
+    return Choice(best, f"{_state(best)}{why}; it is in no subnet of every other node, so it must be routed", False)
+
+
+def _why_not_the_others(
+    best: Interface, others: Sequence[Interface], merit: Callable[[Interface], Tuple[bool, int, bool, int]]
+) -> str:
+    """What decided against the runner-up, in words; nothing where there was no choice."""
+    if not others:
+        return ""
+    first, second = merit(best), merit(max(others, key=merit))
+    if first[0] != second[0]:
+        return "; the other interfaces belong to RDMA devices"
+    if first[1] != second[1] or (first[2] == second[2] and first[3] != second[3]):
+        return f"; the fastest of {len(others) + 1}"
+    if first[2] != second[2]:
+        return "; the other nodes reached this one by it"
+    return f"; the first by name of {len(others) + 1} alike"
 
 
 def holds(interface: Interface, address: str) -> bool:

@@ -53,8 +53,23 @@ def from_slurm(value: str) -> Tuple[str, ...]:
     return tuple(part if part[:2].lower() == "0x" else "0x" + part for part in found.group(1).split(","))
 
 
+def typed_by_user(value: str) -> bool:
+    """Does SLURM_CPU_BIND hold masks or cores that somebody wrote?
+
+    Slurm fills the variable for its own default too, then with masks of one width, padded with zeros, in capitals.
+    """
+    if "map_cpu:" in value:
+        return True
+    found = re.search(r"mask_cpu:([^\s]+)", value)
+    if not found:
+        return False
+    entries = found.group(1).split(",")
+    slurms_own = all(re.fullmatch(r"0x[0-9A-F]{8,}", entry) for entry in entries)
+    return not slurms_own or len({len(entry) for entry in entries}) > 1
+
+
 def check(entries: Sequence[str], ranks: int, allowed: Iterable[int]) -> Tuple[List[Tuple[int, ...]], List[Finding]]:
-    """A user's own list, one entry a local rank, reused from the start where it is shorter: the sets, and faults."""
+    """A user's own list, one entry per local rank, reused from the start where it is shorter: the sets, and faults."""
     sets: List[Tuple[int, ...]] = []
     findings: List[Finding] = []
     for place, entry in enumerate(entries):

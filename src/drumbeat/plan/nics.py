@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gid, Gpu, RdmaDevice, RdmaPort
 
@@ -84,9 +85,28 @@ def hca_value(nics: ComputeNics) -> str:
     return "=" + ",".join(names)
 
 
-def usable_gids(port: RdmaPort) -> List[Gid]:
-    """RoCE v2 and IPv4-mapped: what NCCL itself looks for (AF_INET, version 2)."""
-    return [gid for gid in port.gids if is_ipv4(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
+def usable_gids(port: RdmaPort, own: FrozenSet[str] = frozenset()) -> List[Gid]:
+    """RoCE v2 and IPv4-mapped: what NCCL itself looks for (AF_INET, version 2).
+
+    `own`: this node's addresses. A pod's port also shows GIDs of the host and of other pods; where one of the GIDs is an
+    address of ours, only such can be sent from here.
+    """
+    found = [gid for gid in port.gids if is_ipv4(gid.gid) and (gid.type or "").strip().lower() == "roce v2"]
+    mine = [gid for gid in found if ipv4_of(gid.gid) in own]
+    return mine or found
+
+
+def own_addresses(facts: Facts) -> FrozenSet[str]:
+    return frozenset(text.split("/")[0] for interface in facts.interfaces for text in interface.addresses)
+
+
+def ipv4_of(gid: str) -> Optional[str]:
+    """`0000:0000:0000:0000:0000:ffff:0a00:0001` is 10.0.0.1."""
+    try:
+        mapped = ipaddress.IPv6Address(gid.strip()).ipv4_mapped
+    except ValueError:
+        return None
+    return str(mapped) if mapped else None
 
 
 def is_ipv4(gid: str) -> bool:
@@ -94,13 +114,13 @@ def is_ipv4(gid: str) -> bool:
     return plain.startswith(("0000:0000:0000:0000:0000:ffff:", "::ffff:"))
 
 
-def common_gid_index(nics: ComputeNics) -> Tuple[Optional[int], str]:
+def common_gid_index(nics: ComputeNics, own: FrozenSet[str] = frozenset()) -> Tuple[Optional[int], str]:
     """One index that is right on every compute port of this node (the variable has one value), or why there is none."""
     sets = []
     for device in nics.devices:
         for port in active_ports(device):
             if port.link_layer == "Ethernet":
-                found = {gid.index for gid in usable_gids(port)}
+                found = {gid.index for gid in usable_gids(port, own)}
                 if not found:
                     return None, f"{device.name} port {port.port} has no RoCE v2 GID with an IPv4 address"
                 sets.append((device.name, found))
@@ -110,7 +130,10 @@ def common_gid_index(nics: ComputeNics) -> Tuple[Optional[int], str]:
     if not both:
         words = "; ".join(f"{name}: {','.join(map(str, sorted(found)))}" for name, found in sets)
         return None, f"the devices of this node need different indices ({words}), the variable holds one"
-    return min(both), f"RoCE v2 with an IPv4 address on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
+    ports = [port for device in nics.devices for port in active_ports(device) if port.link_layer == "Ethernet"]
+    mine = own and all(ipv4_of(gid.gid) in own for port in ports for gid in usable_gids(port, own))
+    kind = "an address of this node" if mine else "an IPv4 address"
+    return min(both), f"RoCE v2 with {kind} on {len(sets)} port{'s' if len(sets) > 1 else ''} of this node"
 
 
 def nearest(gpu: Gpu, names: Sequence[Tuple[str, Optional[str], Optional[int]]]) -> List[str]:

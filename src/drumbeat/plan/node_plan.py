@@ -13,6 +13,7 @@ from drumbeat.plan.environment import Left, decide
 from drumbeat.plan.exported import question
 from drumbeat.plan.rendezvous import Rendezvous, rendezvous
 from drumbeat.plan.scene import scene
+from drumbeat.plan.task_masks import question_cpu_bind
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,12 @@ def plan_node(order: Order, facts: Facts, peers: Peers, node: int) -> NodePlan:
     meeting = rendezvous(order, peers)
     here = scene(order, facts, peers)
     final = {variable.name: variable for variable in decision.variables}
-    findings = [*bound.findings, *decision.findings, *question(facts, here, final)]
+    findings = [
+        *bound.findings,
+        *question_cpu_bind(order, facts, bound, node),
+        *decision.findings,
+        *question(facts, here, final),
+    ]
     if node == 0:
         findings += meeting.findings
     located = tuple(replace(finding, node=node, host=finding.host or facts.host) for finding in findings)

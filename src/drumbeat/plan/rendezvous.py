@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
@@ -35,7 +36,11 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
     meeting = f"{identity.job_id}.{identity.step_id or 0}" if identity and identity.job_id else order.run_id
     ephemeral = (facts.kernel.ephemeral_ports if facts else None) or DEFAULT_EPHEMERAL
     candidates, findings = ports(meeting, ephemeral)
-    address, why = _address(order, peers, facts)
+    address, why = (_exported(order, facts, findings) if facts else None) or _address(order, peers, facts)
+    port = facts.environment.get("MASTER_PORT", "") if facts else ""
+    if port.isdecimal() and 0 < int(port) <= TOP and not order.emulated:
+        candidates = (int(port), *(each for each in candidates if each != int(port)))
+        why += f"; MASTER_PORT={port} is exported, and kept"
     exported = facts.environment.get("MASTER_ADDR", "") if facts else ""
     if order.nodes > 1 and not order.emulated and (exported in _ITSELF or exported.startswith("127.")):
         findings.append(
@@ -49,6 +54,28 @@ def rendezvous(order: Order, peers: Peers) -> Rendezvous:
             )
         )
     return Rendezvous(address, candidates, meeting, why, tuple(findings))
+
+
+def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[Tuple[str, str]]:
+    """An exported MASTER_ADDR that is an address of node 0 is the user's choice of network, and kept."""
+    text = facts.environment.get("MASTER_ADDR", "")
+    if order.emulated or order.nodes == 1 or not text or text in _ITSELF or text.startswith("127."):
+        return None
+    holder = next((interface for interface in facts.interfaces if holds(interface, text)), None)
+    if holder is not None:
+        return text, f"MASTER_ADDR is exported; node 0 has it on {holder.name}"
+    if re.fullmatch(r"[\d.]+|[0-9a-f:]+:[0-9a-f:]*", text) and facts.identity.scheduler not in ("kubernetes", "runai"):
+        findings.append(
+            Finding(
+                "master-is-elsewhere",
+                "warning",
+                f"MASTER_ADDR={text} is no address of node 0",
+                f"node 0 is {facts.host}; the ranks are given an address of it instead",
+                "unset MASTER_ADDR",
+                (Evidence(f"MASTER_ADDR={text}"),),
+            )
+        )
+    return None
 
 
 def ports(meeting: str, ephemeral: Tuple[int, int]) -> Tuple[Tuple[int, ...], List[Finding]]:

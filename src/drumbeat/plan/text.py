@@ -18,10 +18,11 @@ def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = Non
     lines = [f"node {plan.node} ({plan.host}): {plan.fabric}, {plan.fabric_why}", ""]
     lines += variable_lines(plan.variables, explain, width)
     lines += ["", *slot_lines(plan)]
-    lines += ["", f"ranks meet at {plan.rendezvous.address or 'an address decided on the node'}: {plan.rendezvous.why}"]
+    meeting = plan.rendezvous
+    lines += ["", f"ranks meet at {meeting.address or 'an address decided on the node'}: {meeting.why}"]
     if explain:
-        ports = ", ".join(str(port) for port in plan.rendezvous.ports)
-        lines.append(f"  ports tried in turn, from job and step {plan.rendezvous.run_id}: {ports}")
+        ports = ", ".join(str(port) for port in meeting.ports)
+        lines.append(f"  ports tried in turn, from job and step {meeting.run_id}: {ports}")
         lines += ["", "left alone:", *(f"  {left.name}: {left.why}" for left in plan.left)]
     return lines + finding_lines(plan.findings)
 

@@ -10,6 +10,16 @@ from drumbeat.finding import Evidence, Finding
 NAMES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
+def count_shown(environment: Mapping[str, str], total: int) -> int:
+    """How many of `total` GPUs these variables leave, where nothing but the count is known."""
+    for name in NAMES:
+        value = environment.get(name)
+        if value is not None:
+            entries = value.split(",") if value.startswith(("GPU-", "MIG-")) else _numbers(value)
+            total = min(total, len(entries)) if len(set(entries)) == len(entries) else 0
+    return total
+
+
 def visible(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Tuple[List[Gpu], List[Finding]]:
     """The GPUs in the order torch will count them, and what is wrong with the filters."""
     vendor = gpus[0].vendor if gpus else None

@@ -148,6 +148,7 @@ class VerdictGiven(Event):
 
     verdict: Verdict
     peer: Optional[int] = None
+    table: Tuple[str, ...] = ()  # of the affinity check: one line per rank, for a person
 
 
 @dataclass(frozen=True)

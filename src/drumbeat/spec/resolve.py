@@ -15,6 +15,7 @@ from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers import accelerate
 from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
 from drumbeat.secret import in_text, in_words, is_secret
 from drumbeat.spec.check import check_limits, check_variable_name
@@ -214,6 +215,7 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
         return 1
     # On a login node the site says what a node has.
     gpus = (here.gpus or site.gpus) if job.gpus is None else job.gpus
+    gpus = count_shown({name: text for name, text in job.env.items() if text is not None and text != "pass"}, gpus or 0)
     if gpus:
         if gpus * job.ranks_per_gpu < job.gpus_per_rank:
             raise Problem(f"{job.where('gpus-per-rank')}: {job.gpus_per_rank}, but a node of this job has {gpus} GPUs")

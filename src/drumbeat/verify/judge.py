@@ -41,11 +41,13 @@ class Judgement:
 
 
 def judge(results: Mapping[str, Any], peers: Peers, floors: Mapping[str, Floor], emulated: bool) -> Judgement:
-    rows = _rows(results, ceilings(results, peers, emulated))
+    alone = int(results["world_size"]) < 2
+    rows = [] if alone else _rows(results, ceilings(results, peers, emulated))
     verdicts = [
         _values(results),
         judge_pairs(results, emulated),
-        _bandwidth(rows),
+        _network(peers, emulated),
+        _bandwidth(rows, alone),
         _floors(results, rows, floors, len(peers.nodes)),
         _stragglers(results, peers, emulated),
     ]
@@ -91,6 +93,9 @@ def _values(results: Mapping[str, Any]) -> Verdict:
     if not results["complete"] or "checked_elements" not in results:
         return Verdict("values", "unknown", "unknown", "the test did not come to its end")
     checked = f"{results['checked_elements']:,} elements"
+    if int(results["world_size"]) < 2:
+        words = f"{checked} checked on one rank; sums and copies between ranks were not"
+        return Verdict("values", "right", "likely", words, seen=(checked,), unseen=("sums and copies between ranks",))
     return Verdict("values", "right", "certain", f"{checked} checked, all right", seen=(checked,))
 
 
@@ -142,7 +147,19 @@ def _wrong_products(results: Mapping[str, Any]) -> List[Finding]:
     return findings
 
 
-def _bandwidth(rows: List[Row]) -> Verdict:
+def _network(peers: Peers, emulated: bool) -> Optional[Verdict]:
+    """Said only where nothing crossed a network: then no figure below is one of the network."""
+    if len(peers.nodes) > 1 and not emulated:
+        return None
+    why = "the nodes are emulated on one machine" if len(peers.nodes) > 1 else "all ranks are on one node"
+    words = f"not measured: {why}, so nothing crossed the network between nodes"
+    return Verdict("network", "unknown", "unknown", words, unseen=("the network between nodes",))
+
+
+def _bandwidth(rows: List[Row], alone: bool) -> Verdict:
+    if alone:
+        words = "not measured: one rank has nobody to send to"
+        return Verdict("bandwidth", "unknown", "unknown", words, unseen=("every link",))
     known = [row for row in rows if row.ceiling.usual]
     if not known:
         why = rows[0].ceiling.why if rows else "nothing was measured"

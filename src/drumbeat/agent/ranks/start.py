@@ -28,6 +28,14 @@ def start(
     return pid
 
 
+def _bind(cpus: Sequence[int]) -> None:
+    """A cgroup may allow fewer cores than were planned: the rank runs on, and the placement table shows where."""
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        os.write(2, f"drumbeat: cannot bind to cores {sorted(cpus)}: {error.strerror}\n".encode())
+
+
 def _become(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out_fd: int, err_fd: int, cpus: Optional[Sequence[int]],
     agent: int,
@@ -42,7 +50,7 @@ def _become(
         plain_signals()
         die_with_parent(agent)
         if cpus:
-            os.sched_setaffinity(0, cpus)
+            _bind(cpus)
         os.chdir(workdir)
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as error:

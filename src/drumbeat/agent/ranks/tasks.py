@@ -14,8 +14,13 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from drumbeat.agent.wire.channel import Channel, WireError
+from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.plan.binding import Binding
+from drumbeat.plan.masks import typed_by_user
+from drumbeat.plan.task_masks import task_binding
+from drumbeat.plan.visibility import NAMES
+from drumbeat.record import from_plain, to_plain
 
 
 class Tasks:
@@ -109,17 +114,25 @@ class Tasks:
 
     # -- what they see -----------------------------------------------------------------------------------------------
 
-    def as_bound(self, planned: Binding) -> Binding:
-        """Where the scheduler has bound each task to cores of its own, that binding stays."""
-        seen = [set(view.get("cpus") or ()) for view in self.views.values()]
-        if len(seen) < 2 or sum(map(len, seen)) != len(set().union(*seen)):
-            return planned
-        slots = tuple(
-            replace(slot, cpus=tuple(self.views[slot.local_rank]["cpus"]), why="as the scheduler bound this task")
-            for slot in planned.slots
-        )
-        fewest = min(len(slot.cpus) for slot in slots)
-        return replace(planned, slots=slots, threads=fewest, threads_why=f"the cores each task is bound to: {fewest}")
+    def facts(self, own: Facts) -> Facts:
+        """This node's facts as all its tasks see it together: one task may have only its own cores and GPUs."""
+        if not self.views:
+            return own
+        cpus = sorted({cpu for view in self.views.values() for cpu in view.get("cpus") or ()})
+        gpus: Dict[str, Gpu] = {}
+        for local_id in sorted(self.views):
+            for plain in self.views[local_id].get("gpus") or ():
+                gpu = from_plain(Gpu, plain)
+                gpus.setdefault(gpu.pci or f"{local_id}/{gpu.index}", gpu)
+        everything = own.gpus
+        if len(gpus) > len(own.gpus):
+            everything = tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus.values()))
+        return replace(own, cpus=replace(own.cpus, allowed=tuple(cpus)), gpus=everything)
+
+    def bound(self, right: Binding, facts: Facts) -> Binding:
+        """`right` is the binding within all cores of the tasks; a user's own masks stay."""
+        masks = {local_id: view.get("cpus") or () for local_id, view in self.views.items()}
+        return task_binding(right, masks, facts, typed_by_user(facts.environment.get("SLURM_CPU_BIND", "")))
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
@@ -130,11 +143,12 @@ def own_view() -> Dict[str, Any]:
     from drumbeat.facts import gpus
     from drumbeat.facts.host import LiveHost
 
-    names = ("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    found = gpus.read(LiveHost())
     return {
         "cpus": sorted(os.sched_getaffinity(0)),
-        "pci": [gpu.pci for gpu in gpus.read(LiveHost()) if gpu.pci],
-        "visible": {name: os.environ[name] for name in names if os.environ.get(name)},
+        "pci": [gpu.pci for gpu in found if gpu.pci],
+        "gpus": to_plain(found),
+        "visible": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
     }
 
 

@@ -1,30 +1,186 @@
-"""Looking at the ranks once they are up: which cores they may use, what they see, what their environment says."""
+"""Where the ranks sit: a sensor that reads /proc, and a watcher that judges once each rank has a GPU open or has stepped."""
 
 from __future__ import annotations
 
+import csv
 import os
-from typing import Any, Dict, Mapping, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.agent.ranks.start import start
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
+from drumbeat.facts.model import Facts, Gpu
 from drumbeat.facts.parse import cpulist
+from drumbeat.finding import ERROR, WARNING
+from drumbeat.order import EnvVar
+from drumbeat.plan.binding import Binding
+from drumbeat.plan.placement import RankSeen, rows
+from drumbeat.plan.placement_verdict import text_table, verdict
+from drumbeat.plan.rank_environment import changed
+from drumbeat.processes import start_time
 
-_VISIBILITY = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_FIRST = 1.0  # seconds after the start
+_SLOWER = 1.5  # each look waits so many times longer than the one before
+_LONGEST = 30.0
+_APART = 0.9  # seconds between two looks that must agree
+_USERS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 
 
-def look_at_ranks(run_id: str, node: int) -> Dict[int, Dict[str, Any]]:
-    """Rank -> what /proc says of its main process: the one with the lowest pid among those that carry its number.
+class RankLooks:
+    """A sensor: what /proc shows of this node's ranks, less often as time passes, at once after the first step."""
 
-    Read from outside, so it holds for any command and any launcher.
+    def __init__(self, run_id: str, node: int, facts: Facts, local: str, wanted: Callable[[], bool]) -> None:
+        self.run_id, self.node, self.wanted = run_id, node, wanted
+        self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
+        self._users_file = os.path.join(local, "gpu-users.csv")
+        self._next: Optional[float] = None
+        self._wait = _FIRST
+
+    def look_soon(self, now: float) -> None:
+        if self._next is not None:
+            self._next, self._wait = min(self._next, now), _FIRST
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        if final or not self.wanted():
+            return []
+        if self._next is None:
+            self._next = now + self._wait
+        if now < self._next:
+            return []
+        self._wait = min(self._wait * _SLOWER, _LONGEST)
+        self._next = now + self._wait
+        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users())
+        if any(len(each.open) > 1 and each.gpus is None for each, _ in seen):
+            self._ask_driver()
+        return [Saw("ranks", {"seen": seen})] if seen else []
+
+    def _ask_driver(self) -> None:
+        """A process of its own: a driver that hangs must not hold the agent. Its answer is read at the next look."""
+        if any(gpu.vendor == "nvidia" for gpu in self.gpus):
+            env = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "HOME")}
+            start(_USERS, env, os.path.sep, self._users_file, os.devnull)
+
+    def _users(self) -> Dict[int, Tuple[int, ...]]:
+        """Process -> GPUs it computes on, as nvidia-smi last said; inside a container it may name no process of ours."""
+        index_of = {gpu.uuid: gpu.index for gpu in self.gpus if gpu.uuid}
+        found: Dict[int, Tuple[int, ...]] = {}
+        try:
+            with open(self._users_file, encoding="utf-8", errors="replace") as file:
+                for row in csv.reader(file, skipinitialspace=True):
+                    if len(row) == 2 and row[0] in index_of and row[1].strip().isdecimal():
+                        pid = int(row[1])
+                        found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
+        except OSError:
+            pass
+        return found
+
+
+def look_at_ranks(
+    run_id: str, node: int, gpus: Sequence[Gpu], users: Mapping[int, Tuple[int, ...]]
+) -> List[Tuple[RankSeen, Mapping[str, str]]]:
+    """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
+
+    Of the processes that carry a rank's number (wrappers, the rank, its data loaders) the oldest that has a GPU open
+    counts, else the oldest.
     """
-    seen: Dict[int, Dict[str, Any]] = {}
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    found: Dict[Optional[int], List[Tuple[RankSeen, Mapping[str, str]]]] = {}
+    for pid in sorted(_pids(), key=lambda pid: (int(start_time(pid) or 0), pid)):
         environ = _environ(pid)
         if environ is None or environ.get("DRUMBEAT_RUN") != run_id or environ.get("NODE_RANK") != str(node):
             continue
-        rank = environ.get("RANK", "")
-        if rank.isdecimal() and int(rank) not in seen:
-            visible = next((environ[name] for name in _VISIBILITY if name in environ), None)
-            seen[int(rank)] = {"cpus": _cpus(pid), "visible": visible, "env": environ, "pid": pid}
-    return seen
+        rank = int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
+        opened = _open_gpus(pid, gpus)
+        if rank is None and not opened:
+            continue
+        about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users), opened or ())
+        found.setdefault(rank, []).append((about, environ))
+    chosen = []
+    for rank, processes in found.items():
+        if rank is None:  # a child inherits open files: only a process that the driver counts is one of its own
+            chosen += [each for each in processes if each[0].gpus] or processes[:1]
+        else:
+            chosen.append(next((each for each in processes if each[0].open), processes[0]))
+    return [each for each in chosen if each[0].rank is not None] or chosen
+
+
+def _used(
+    pid: int, opened: Optional[Tuple[int, ...]], users: Mapping[int, Tuple[int, ...]]
+) -> Optional[Tuple[int, ...]]:
+    if opened is None:
+        return None
+    if len(opened) <= 1:
+        return opened
+    return _kfd_gpus(pid, opened) or users.get(pid)
+
+
+_KFD: Dict[str, int] = {}  # gpu_id of the kernel's compute driver -> place among the GPUs
+
+
+def _kfd_gpus(pid: int, opened: Tuple[int, ...]) -> Optional[Tuple[int, ...]]:
+    """AMD's driver shows for each process how much memory it has on each GPU."""
+    base = f"/sys/class/kfd/kfd/proc/{pid}"
+    try:
+        names = [name for name in os.listdir(base) if name.startswith("vram_")]
+    except OSError:
+        return None
+    if not _KFD:
+        _KFD.update(_kfd_order())
+    used = []
+    for name in names:
+        index = _KFD.get(name[len("vram_") :])
+        if index in opened and _number(f"{base}/{name}") > _IDLE_BYTES:
+            used.append(index)
+    return tuple(sorted(index for index in used if index is not None)) or None
+
+
+_IDLE_BYTES = 64 << 20  # a context that only looks at a GPU has less
+
+
+def _kfd_order() -> Dict[str, int]:
+    base = "/sys/class/kfd/kfd/topology/nodes"
+    found: Dict[str, int] = {}
+    try:
+        nodes = sorted((name for name in os.listdir(base) if name.isdigit()), key=int)
+    except OSError:
+        return {}
+    for node in nodes:
+        try:
+            with open(f"{base}/{node}/gpu_id", encoding="ascii") as file:
+                identity = file.read().strip()
+        except OSError:
+            continue  # a GPU that a cgroup keeps from us is not counted
+        if identity not in ("", "0"):
+            found[identity] = len(found)
+    return found
+
+
+def _number(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def _pids() -> List[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _open_gpus(pid: int, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
+    """GPUs whose device file this process holds; None: its open files cannot be read."""
+    index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
+    found = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except FileNotFoundError:
+                continue
+            if target in index_of:
+                found.add(index_of[target])
+    except OSError:
+        return None
+    return tuple(sorted(found))
 
 
 def _environ(pid: int) -> Optional[Mapping[str, str]]:
@@ -44,3 +200,74 @@ def _cpus(pid: int) -> Optional[Tuple[int, ...]]:
     except (OSError, StopIteration):
         return None
     return cpulist(line.split(":", 1)[1].strip())
+
+
+class Placement:
+    """A watcher: says once where the ranks sit. What two looks in a row do not show alike is not said."""
+
+    def __init__(
+        self, facts: Facts, bound: Binding, right: Binding, expected: Sequence[EnvVar], first_rank: int, level: str,
+        node: int, ranks: int,
+    ) -> None:  # fmt: skip
+        """`ranks`: how many this node must have; 0 where the command itself starts them."""
+        self.facts, self.bound, self.right, self.expected = facts, bound, right, expected
+        self.first_rank, self.level, self.node, self.ranks = first_rank, level, node, ranks
+        self.gpus = any(not gpu.integrated for gpu in facts.gpus)
+        self.done = False
+        self.stepped = False
+        self.on_first_step: Callable[[float], None] = lambda now: None
+        self._seen: Dict[Tuple[Optional[int], int], RankSeen] = {}
+        self._since: Dict[Tuple[Optional[int], int], float] = {}
+        self._environ: Dict[int, Mapping[str, str]] = {}
+
+    def on(self, saw: Saw, now: float) -> List[Action]:
+        if self.done:
+            return []
+        if saw.kind == "metric" and not self.stepped:
+            self.stepped = True
+            self.on_first_step(now)
+        elif saw.kind == "ranks":
+            self._note(saw.data["seen"], now)
+            if self._complete():
+                return self._say()
+        elif saw.kind == "ended" and (self.ranks or self._seen):
+            return self._say()
+        return []
+
+    def _note(self, seen: Sequence[Tuple[RankSeen, Mapping[str, str]]], now: float) -> None:
+        fresh: Dict[Tuple[Optional[int], int], RankSeen] = {}
+        self._environ = {about.rank: environ for about, environ in seen if about.rank is not None}
+        for about, _ in seen:
+            key = (about.rank, about.pid)
+            before = self._seen.get(key)
+            same = before is not None and _facts_of(before) == _facts_of(about)
+            if not same:
+                self._since[key] = now
+            settled = same and now - self._since[key] >= _APART
+            fresh[key] = replace(about, stepped=self.stepped, settled=settled)
+        self._seen = fresh
+
+    def _complete(self) -> bool:
+        """Every rank was seen twice alike, with a GPU open or after a step (where there are GPUs)."""
+        ready = [
+            each for each in self._seen.values()
+            if each.settled and each.cpus is not None and (not self.gpus or each.open or each.stepped)
+        ]  # fmt: skip
+        return len(ready) == len(self._seen) and len(ready) >= max(1, self.ranks)
+
+    def _say(self) -> List[Action]:
+        self.done = True
+        table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank)
+        # A command that starts the ranks itself gives them addresses and numbers of its own.
+        more = changed(self._environ, self.expected, self.bound, self.first_rank) if self.ranks else []
+        answer = verdict(table, self.facts, self.bound, more)
+        actions: List[Action] = [Emit("verdict", {"verdict": answer, "table": text_table(table), "rows": table})]
+        for finding in answer.findings:
+            if finding.severity in (WARNING, ERROR):
+                located = replace(finding, node=self.node, host=self.facts.host)
+                actions.append(Stop(located) if self.level == "stop" else Warn(located))
+        return actions
+
+
+def _facts_of(about: RankSeen) -> Tuple[Any, ...]:
+    return about.cpus, about.gpus, about.open

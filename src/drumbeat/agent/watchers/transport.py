@@ -24,6 +24,7 @@ _ENOUGH = 8 << 20  # bytes each way that show where traffic goes
 _AGAINST_LOG = 64 << 20  # bytes each way that refute a log
 _MORE = 10  # times as much: clearly the one, and not the other
 _ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
+_FORMED = ("Init COMPLETE", " via ", "Connected all")
 _THIN = 1 << 20  # bytes a second each way: less is not training
 
 
@@ -75,6 +76,7 @@ class Gate:
         self._first_line: Optional[float] = None
         self._last_line = 0.0
         self._changed = False
+        self._formed = False  # a communicator came to be
         self._counted: Optional[Tuple[float, Mapping[str, Any]]] = None
         self._talk: Dict[str, Dict[str, int]] = {"net": {}, "rdma": {}}  # bytes each way, by name
 
@@ -100,6 +102,7 @@ class Gate:
             self.reader.feed(str(saw.data["file"]), int(saw.data["number"]), str(saw.data["text"]).encode())
             self._first_line = now if self._first_line is None else self._first_line
             self._last_line, self._changed = now, True
+            self._formed = self._formed or any(word in str(saw.data["text"]) for word in _FORMED)
         elif saw.kind == "counters":
             self._count(saw.data, now)
         elif saw.kind in ("tick", "ended") and self._started is not None:
@@ -119,6 +122,9 @@ class Gate:
     def _judge_log(self, now: float, final: bool) -> List[Action]:
         if self.path is not None or self._first_line is None or self._started is None:
             return []
+        if not self._formed:  # what was only chosen carries nothing yet
+            words = "unknown: no communicator formed"
+            return self._say_transport(Path(UNKNOWN, confidence=UNKNOWN), now, words) if final else []
         late = final or now - self._started > _PATIENCE
         if not late and not (self._changed and now - self._last_line >= _QUIET):
             return []
@@ -144,6 +150,12 @@ class Gate:
                 "transport-unproved", f"nothing shows that {self._meant()} carries the traffic",
                 path.words, "drumbeat run --trace writes NCCL's whole log; drumbeat diagnose reads it", path.evidence,
             ))  # fmt: skip
+        elif self._asked() and self.place.emulated and self.place.nodes > 1:
+            findings.append(self._finding(
+                "expectation-not-checked",
+                f"{self._meant()} is expected, and nothing was checked: the nodes are emulated on one machine",
+                "nothing crosses a network between nodes here", "run it on real nodes, or drop expect here", (),
+            ))  # fmt: skip
         elif path.answer == TCP and self.place.fast and self.expect.transport == "any" and self.place.nodes > 1:
             findings.append(self._finding(
                 "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
@@ -155,10 +167,12 @@ class Gate:
         return [self._verdict(verdict, now), *(self._act(finding, stopping) for finding in findings)]
 
     def _unproved(self, path: Path) -> bool:
-        asked = self.expect.transport != "any" or self.expect.gdr is not None
         silent = path.answer == UNKNOWN or (path.answer == LOCAL and self.place.nodes > 1)
         gdr = self.expect.gdr is not None and path.gdr is None and path.answer in (RDMA, OFI)
-        return asked and (silent or gdr) and not self.place.emulated
+        return self._asked() and (silent or gdr) and not self.place.emulated
+
+    def _asked(self) -> bool:
+        return self.expect.transport != "any" or self.expect.gdr is not None
 
     def _explained(self, wrong: str, path: Path) -> Finding:
         cause, fix = self._cause(path)

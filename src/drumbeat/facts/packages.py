@@ -1,0 +1,34 @@
+"""Versions of what Python brings, read from the folders of its packages: nothing is imported."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict
+
+from drumbeat.facts.dynamic_loader import Loader
+from drumbeat.facts.host import Host
+from drumbeat.facts.library_folders import package_folders
+
+_NAMES = ("torch", "jax", "deepspeed", "horovod")
+_DIST = re.compile(r"(?P<name>[A-Za-z0-9_]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+
+
+def versions(host: Host) -> Dict[str, str]:
+    """Of the active environment, else of the first Python on the path; the first of each name counts."""
+    found: Dict[str, str] = {}
+    for folder in package_folders(Loader(host, None)):
+        for name in host.list(folder):
+            matched = _DIST.fullmatch(name)
+            if matched and matched["name"] in _NAMES:
+                found.setdefault(matched["name"], matched["version"])
+        text = host.read(f"{folder}/torch/version.py") or ""
+        built = re.search(r"^(?:__version__).{0,20}?['\"]([^'\"\n]{1,60})['\"]", text, re.MULTILINE)
+        if built:
+            found["torch"] = built.group(1)  # with what it was built for: 2.9.0+cu128
+        for key in ("cuda", "hip"):
+            runtime = re.search(rf"^{key}\b[^=\n]{{0,40}}=\s*['\"]([^'\"\n]{{1,40}})['\"]", text, re.MULTILINE)
+            if runtime:
+                found.setdefault("torch-rocm" if key == "hip" else "torch-cuda", runtime.group(1))
+        if "torch" in found:
+            break
+    return found

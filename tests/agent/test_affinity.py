@@ -1,0 +1,120 @@
+"""When the ranks are looked at, and what counts as seen."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
+from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
+from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.plan.binding import Binding, Slot
+from drumbeat.plan.placement import RankSeen
+
+NUMA = {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
+CPUS = Cpus(online=tuple(range(8)), allowed=tuple(range(8)), numa=NUMA)
+TWO = Facts("n", cpus=CPUS, gpus=(Gpu(0, "nvidia", numa=0), Gpu(1, "nvidia", numa=1)))
+BOUND = Binding((Slot(0, 0, (0, 1), gpus=(0,)), Slot(1, 1, (4, 5), gpus=(1,))), 2, "")
+
+
+def watcher(facts=TWO, level="warn", ranks=2):
+    return Placement(facts, BOUND, BOUND, (), 0, level, 0, ranks)
+
+
+def ranks(*seen):
+    return Saw("ranks", {"seen": [(RankSeen(rank, 10 + rank, cpus, gpus, gpus), {}) for rank, cpus, gpus in seen]})
+
+
+def answers(actions):
+    return [action.data["verdict"].answer for action in actions if isinstance(action, Emit)]
+
+
+GOOD = ((0, (0, 1), (0,)), (1, (4, 5), (1,)))
+
+
+def test_nothing_is_said_while_torch_is_still_importing():
+    watch = watcher()
+    importing = ranks((0, (0, 1), ()), (1, (4, 5), ()))
+    assert [watch.on(importing, now) for now in (1, 3, 60, 300)] == [[]] * 4
+    assert watch.on(ranks(*GOOD), 301) == []
+    assert answers(watch.on(ranks(*GOOD), 302)) == ["as planned"]
+    assert watch.done and watch.on(ranks(*GOOD), 303) == []
+
+
+def test_one_look_while_a_library_changes_its_own_mask_is_no_mismatch():
+    watch = watcher()
+    watch.on(ranks((0, (6,), (0,)), GOOD[1]), 1)
+    watch.on(ranks(*GOOD), 2)
+    assert answers(watch.on(ranks(*GOOD), 3)) == ["as planned"]
+
+
+def test_a_first_step_asks_for_a_look_at_once():
+    watch, asked = watcher(), []
+    watch.on_first_step = asked.append
+    watch.on(Saw("metric", {"step": 1}), 5.0)
+    watch.on(Saw("metric", {"step": 2}), 6.0)
+    assert asked == [5.0]
+    cpu_only = ranks((0, (0, 1), ()), (1, (4, 5), ()))
+    watch.on(cpu_only, 6)
+    (verdict, warning) = watch.on(cpu_only, 8)
+    assert answers([verdict]) == ["mismatch"] and warning.finding.code == "rank-without-gpu"
+
+
+@pytest.mark.parametrize("level, kind", [("warn", Warn), ("stop", Stop)])
+def test_a_wrong_mask_warns_or_stops(level, kind):
+    watch = watcher(level=level)
+    wrong = ranks((0, (4, 5), (0,)), (1, (0, 1), (1,)))
+    watch.on(wrong, 1)
+    actions = watch.on(wrong, 2.5)
+    assert answers(actions) == ["mismatch"] and isinstance(actions[1], kind) and actions[1].finding.node == 0
+
+
+def test_ended_before_anything_was_seen():
+    (said,) = watcher().on(Saw("ended"), 1)
+    assert said.data["verdict"].answer == "unknown" and said.data["verdict"].seen == ()
+    assert watcher(ranks=0).on(Saw("ended"), 1) == [], "a command that started no rank has nothing to place"
+
+
+def test_looks_become_rarer(monkeypatch, tmp_path):
+    times = []
+    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: times.append(clock[0]) or [])
+    looks, clock = RankLooks("r", 0, TWO, str(tmp_path), lambda: True), [0.0]
+    while clock[0] < 300:
+        looks.poll(clock[0])
+        clock[0] += 0.1
+    assert times[0] >= 1 and len(times) < 25
+    before = len(times)
+    looks.look_soon(clock[0])
+    looks.poll(clock[0])
+    assert len(times) == before + 1
+
+
+def test_what_proc_shows_of_a_process_with_a_gpu_open(tmp_path):
+    """The wrapper and the data loader carry the rank's number too; the oldest that has the device open counts."""
+    device = tmp_path / "nvidia0"
+    device.write_text("")
+    rank = "import subprocess, sys, time\nf = open(sys.argv[1])\nprint('up', flush=True)\ntime.sleep(60)"
+    env = {**os.environ, "DRUMBEAT_RUN": "here-1", "NODE_RANK": "0", "RANK": "5"}
+    wrapper = subprocess.Popen(
+        ["sh", "-c", f'{sys.executable} -c "$0" "$1"; true', rank, str(device)],
+        env=env, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert wrapper.stdout.readline() == "up\n"
+        gpus = [Gpu(0, "nvidia", device=str(device)), Gpu(1, "nvidia", device=str(tmp_path / "nvidia1"))]
+        ((seen, environ),) = look_at_ranks("here-1", 0, gpus, {})
+        assert (seen.rank, seen.gpus, seen.open) == (5, (0,), (0,)) and seen.pid != wrapper.pid
+        assert set(seen.cpus) == os.sched_getaffinity(wrapper.pid) and environ["RANK"] == "5"
+        assert look_at_ranks("here-1", 1, gpus, {}) == [] and look_at_ranks("other", 0, gpus, {}) == []
+    finally:
+        os.killpg(wrapper.pid, 9)
+        wrapper.wait()
+
+
+def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path):
+    facts = replace(TWO, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in TWO.gpus))
+    looks = RankLooks("r", 0, facts, str(tmp_path), lambda: True)
+    (tmp_path / "gpu-users.csv").write_text("GPU-1, 77\nGPU-9, 78\nwarning: something\n")
+    assert looks._users() == {77: (1,)}
