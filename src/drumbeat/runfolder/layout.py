@@ -7,11 +7,11 @@ RUN/
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
-  *.out                what the whole job printed          its scheduler
-  verdict              the end, for the batch script       lead, replaced; removed when the job starts again
-  lost                 hosts that this run has lost        lead, replaced
+  NAME-J.out           what the whole job printed          the scheduler
+  verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
+  lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
-  array/N/             one task of a job array: a run folder of its own
+  array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           every node, as mustered             lead, replaced
   summary.json         how it went                         lead, replaced; the desk, if the lead was killed
@@ -81,6 +81,10 @@ class RunFolder:
     @property
     def lost(self) -> str:
         return self.at("lost")
+
+    @property
+    def requeues(self) -> str:
+        return self.at("requeues")
 
     @property
     def events(self) -> str:
