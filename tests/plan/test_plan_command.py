@@ -118,3 +118,11 @@ def test_doctor(lumi, capsys, tmp_path):
 def test_doctor_compares_nodes(lumi, capsys):
     main(["doctor", "--root", lumi[0], "--root", lumi[1]])
     assert "all nodes:" in capsys.readouterr().out
+
+
+def test_the_command_is_shown_and_what_is_replaced_in_it(lumi, capsys):
+    words = ["torchrun", "--nnodes=2", "--node_rank", "0", "--standalone", "x.py", "--note", "a b"]
+    assert main(["plan", "--root", lumi[0], "--root", lumi[1], "--", *words]) == 0
+    out = capsys.readouterr().out
+    assert "\ncommand   torchrun --nnodes=2 --node_rank 0 --standalone x.py --note 'a b'\n" in out
+    assert "\nreplaced  --nnodes=2 --node_rank=0 --standalone: " in out

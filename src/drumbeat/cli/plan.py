@@ -129,9 +129,19 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 
 
 def _headline(order: Any) -> str:
+    import shlex
+
+    from drumbeat.plan.argv import replaced_flags
+
     kind = "emulated nodes" if order.emulated else "nodes"
     size = f"{order.nodes} {kind} x {order.ranks_per_node} ranks"
-    return f"{order.name} on {order.site}: {size}, launcher {order.launcher} ({order.launcher_why})"
+    launcher = f"launcher {order.launcher} ({order.launcher_why})"
+    lines = [f"{order.name} on {order.site}: {size}, {launcher}", f"command   {shlex.join(order.command)}"]
+    replaced = replaced_flags(order.command)
+    if replaced:
+        said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
+        lines.append(f"replaced  {said}: each node gets its own from the muster")
+    return "\n".join(lines)
 
 
 def _dump(value: Any) -> None:
