@@ -13,7 +13,7 @@ RUN/
   stop                 a line for each request to stop     whoever asks; only the lead reads it
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
-  peers.json           every node, as mustered             lead, replaced
+  peers.json           who took part, and as which node    lead, replaced
   summary.json         how it went                         lead, replaced; the desk, if the lead was killed
   nodes/K/facts.json         what node K has               agent K
   nodes/K/environment.json   every variable, with reason   agent K, replaced
