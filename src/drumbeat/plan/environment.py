@@ -59,7 +59,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     proposals += [
         EnvVar(rule.name, rule.value, f"{rule.why} ({rule.reference})", "default")
         for rule in SETTINGS
-        if matches(rule.when, here, facts)
+        if matches(rule.when, here, facts) and not _idle(rule.name, facts, left)
     ]
     if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
@@ -73,6 +73,16 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     names = {variable.name for variable in variables}
     kept = tuple(item for item in left if item.name not in names)
     return Decision(tuple(variables), kept, tuple(findings + conflicts + _expected(order, here)))
+
+
+def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
+    """Is this default without effect in the job as it was started?"""
+    if name != "FI_CXI_RDZV_PROTO" or facts.identity.scheduler != "slurm":
+        return False
+    if "disable_rdzv_get" in facts.environment.get("SLURM_NETWORK", ""):
+        return False
+    left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
+    return True
 
 
 def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:
