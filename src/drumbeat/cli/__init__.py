@@ -15,6 +15,7 @@ COMMANDS = {
     "submit": "hand a job to Slurm: the job file takes the place of the batch script",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "lint": "what is wrong in a batch script or launch command that I already have",
+    "convert": "the job file of a batch script that I already have, and what was left out and why",
     "doctor": "look at this node and say what is wrong and how to fix it",
     "facts": "what this node has; --capture packs it for a support person",
     "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",

@@ -27,7 +27,7 @@ def run(args: Any) -> int:
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
-    reviews = {name: lint(text, name) for name, text in [(name, _read(name)) for name in args.files]}
+    reviews = {name: lint(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
     mended = {name: _mend(name, review) for name, review in reviews.items()} if args.fix else {}
     if args.json:
         _print_json(reviews, mended)
@@ -40,7 +40,7 @@ def run(args: Any) -> int:
     return 1 if worst(findings) in (WARNING, ERROR) else 0
 
 
-def _read(name: str) -> str:
+def read_script(name: str) -> str:
     from drumbeat.problem import Problem
 
     try:

@@ -1,0 +1,40 @@
+"""drumbeat convert: the job file of a batch script that exists, and what was left out and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument("script", metavar="SCRIPT", help="a batch script; - is standard input")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.epilog = "Exit code: 0, or 1 when no line was found that starts a training."
+
+
+def run(args: Any) -> int:
+    import json
+    import sys
+
+    from drumbeat.cli.lint import read_script
+    from drumbeat.convert.convert import convert
+    from drumbeat.convert.text import job_file
+    from drumbeat.problem import Problem
+    from drumbeat.spec.job import job_from_text
+
+    draft = convert(read_script(args.script))
+    text = job_file(draft, "standard input" if args.script == "-" else args.script)
+    if "command" not in draft.keys:
+        raise Problem(
+            f"{args.script}: no line starts a training (srun, mpirun, torchrun, accelerate, deepspeed, python)",
+            "name the batch script itself; drumbeat lint reads any script",
+            exit_code=1,
+        )
+    job_from_text(text, "the converted job")
+    if args.json:
+        notes = {"left_out": draft.left_out, "to_check": draft.to_check}
+        print(json.dumps({"job": text, **{name: [note._asdict() for note in each] for name, each in notes.items()}}))
+        return 0
+    print(text, end="")
+    if not sys.stdout.isatty():
+        print(f"{len(draft.left_out)} left out, {len(draft.to_check)} to check: see the comments", file=sys.stderr)
+    return 0

@@ -1,0 +1,180 @@
+"""A batch script as a job file. Pure: text in, draft out. What cannot be carried over is named with its line."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional
+
+from drumbeat.convert.directives import read_directives, tasks_per_node
+from drumbeat.convert.draft import Draft
+from drumbeat.convert.launch import STARTERS, Launch, peel, starts_training
+from drumbeat.diagnose.lint.script import Assignment, Command, Script, read
+from drumbeat.plan.known_variables import DEBUGGING
+from drumbeat.secret import is_secret
+
+_OURS = {
+    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE",
+    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "SRUN_CPUS_PER_TASK",
+    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "NCCL_NET", "HEAD_NODE", "HEAD_NODE_IP", "GPUS_PER_NODE",
+}  # fmt: skip
+_IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
+_BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
+_ENVIRONMENTS = re.compile(
+    r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
+)
+_NOTHING_TO_DO = (
+    "echo", "printf", "date", "hostname", "set", "wait", "exit", "sleep", "pwd", "nvidia-smi", "rocm-smi", "ls", "env",
+    "printenv", "true", "scontrol", "trap", "sinfo", "squeue",
+)  # fmt: skip
+
+
+def convert(text: str) -> Draft:
+    script = read(text)
+    draft = Draft()
+    read_directives(draft, script.directives)
+    for line in script.late:
+        draft.drop(line, "#SBATCH", "it stands after the first command, so sbatch has never read it")
+    known: Dict[str, str] = {}
+    launches: List[Command] = []
+    for pipeline in script.pipelines:
+        commands = [command for command in pipeline.commands if not command.within]
+        for command in commands:
+            for each in command.assignments:
+                _assignment(draft, each, known)
+        starting = [each for each in commands if starts_training(each, lambda word: _fill(word, known))]
+        launches += starting
+        for command in commands if not starting else []:
+            if command.words:
+                _other(draft, command, known)
+    waited = [each for each in launches if each.ended_by != "&"] or launches
+    chosen = next((each for each in waited if each.name in STARTERS), waited[-1] if waited else None)
+    for other in launches:
+        if other is not chosen:
+            draft.drop(other.line, other.text, "a job file starts one command; give this one a job of its own")
+    if chosen is not None:
+        _command(draft, chosen, known, script)
+    return draft
+
+
+def _fill(word: str, known: Dict[str, str]) -> str:
+    """What the script assigns is put in; other variables stay: drumbeat expands them where the job is submitted."""
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: known.get(found[1] or found[2], found[0]), word)
+
+
+def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
+    value = _fill(each.text, known)
+    computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value))
+    if not computed:
+        known[each.name] = value
+    else:
+        known.pop(each.name, None)
+    if each.how != "export":
+        if computed and each.name not in _OURS:
+            draft.question(
+                each.line,
+                f"{each.name}={each.value.raw}",
+                "worked out when the script runs: only `setup` can do that",
+            )
+        return
+    if each.name in _OURS:
+        draft.drop(
+            each.line,
+            f"{each.name}={each.text}",
+            "worked out on each node, with its reason (drumbeat plan)",
+        )
+    elif each.name in DEBUGGING:
+        draft.drop(each.line, f"{each.name}={each.text}", f"for debugging: {DEBUGGING[each.name].cost}")
+    elif is_secret(each.name, value):
+        draft.env[each.name] = "pass"
+        draft.question(each.line, each.name, "looks secret: export it before you submit, and it is handed on by name")
+    elif computed or _IN_THE_JOB.search(value):
+        draft.setup.append(f"export {each.name}={each.value.raw}")
+    else:
+        draft.env[each.name] = value
+
+
+def _other(draft: Draft, command: Command, known: Dict[str, str]) -> None:
+    words = [_fill(word.text, known) for word in command.words]
+    name = command.name
+    if name in ("module", "ml"):
+        _modules(draft, command, words)
+    elif name == "cd" and len(words) == 2:
+        draft.set("workdir", words[1], command.line)
+    elif _ENVIRONMENTS.match(command.text):
+        draft.setup.append(" ".join(word.raw for word in command.words))
+    elif any(token.text.startswith(("<<", ">")) for token in command.redirects) and name in (
+        "cat",
+        "tee",
+        "printf",
+        "echo",
+    ):
+        draft.drop(command.line, _target(command), "written when the job runs: make it a file beside the job file")
+    elif name in _NOTHING_TO_DO:
+        draft.drop(command.line, command.text, "not needed")
+    elif name not in ("export", "declare", "readonly", "unset", "["):
+        draft.drop(
+            command.line, command.text, "a command of the batch script: move it to `setup` if every node needs it"
+        )
+
+
+def _target(command: Command) -> str:
+    files = [token.word.text for token in command.redirects if token.word and token.text.startswith(">")]
+    return f"{command.name} > {' '.join(files)}" if files else command.text
+
+
+def _modules(draft: Draft, command: Command, words: List[str]) -> None:
+    rest = words[1:]
+    if command.name == "module" or (rest and rest[0] in ("load", "purge", "use", "add")):
+        verb, rest = (rest[0], rest[1:]) if rest else ("", [])
+        if verb not in ("load", "add"):
+            why = "modules are loaded in a clean environment" if verb == "purge" else "put it into `setup`"
+            draft.drop(
+                command.line,
+                command.text,
+                why,
+            )
+            return
+    draft.modules += rest
+
+
+def _command(draft: Draft, command: Command, known: Dict[str, str], script: Script) -> None:
+    words = [word.text for word in command.words]
+    launch = peel(draft, words, command.line, lambda word: _fill(word, known))
+    for each in command.assignments:
+        if each.how == "prefix":
+            launch.env[each.name] = _fill(each.text, known)
+    for name, value in launch.env.items():
+        if name in _OURS:
+            draft.drop(launch.line, f"{name}={value}", "worked out on each node, with its reason (drumbeat plan)")
+        else:
+            draft.env[name] = "pass" if is_secret(name, value) else value
+    if any(len(pipeline.commands) > 1 for pipeline in script.pipelines if command in pipeline.commands):
+        draft.drop(
+            command.line, "| tee", "every rank's output is kept in the run folder, and the exit code is the training's"
+        )
+    _ranks(draft, launch, tasks_per_node(script.directives))
+    draft.set("command", _as_command(draft, launch), launch.line)
+
+
+def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
+    count = launch.tasks or tasks
+    if count and (count > 1 or draft.keys.get("gpus")) and count != draft.keys.get("gpus"):
+        draft.set("ranks-per-node", count, launch.line)
+
+
+def _as_command(draft: Draft, launch: Launch) -> List[str]:
+    own = [word for word in launch.words if re.search(r"\$\{?[@*0-9]", word)]
+    if own:
+        draft.question(launch.line, " ".join(own), "an argument of the batch script: write its value")
+        launch.words = [word for word in launch.words if word not in own]
+    later = [word for word in launch.words if _IN_THE_JOB.search(word) or _BASH_ONLY.search(word)]
+    if not later:
+        return launch.words
+    draft.question(launch.line, " ".join(later), "known only in the job, so a shell on the node fills it in")
+    text = " ".join(_quoted(word) for word in launch.words)
+    return ["bash", "-c", "exec " + text.replace("$", "$$")]
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else '"' + word.replace('"', '\\"') + '"'

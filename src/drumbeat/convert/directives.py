@@ -1,0 +1,120 @@
+"""#SBATCH options as keys of a job file."""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, Sequence
+
+from drumbeat.convert.draft import Draft
+from drumbeat.diagnose.lint.script import Directive
+from drumbeat.spec.duration import parse_duration
+
+_SAME = {
+    "account": "account", "partition": "partition", "qos": "qos", "constraint": "constraint", "mail-user": "mail",
+    "reservation": "reservation", "array": "array", "dependency": "dependency", "mem": "memory", "chdir": "workdir",
+}  # fmt: skip
+_DROPPED = {
+    "output": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
+    "error": "drumbeat keeps every rank's output in the run folder, and Slurm's own beside it",
+    "open-mode": "logs of a requeued job are kept apart by attempt",
+    "signal": "drumbeat asks the ranks to save before the time limit (stop-signal, stop-grace)",
+    "requeue": "drumbeat decides what is requeued (requeues)",
+    "no-requeue": "drumbeat decides what is requeued (requeues: 0)",
+    "mail-type": "mail is sent when the job ends or fails",
+    "export": "drumbeat passes the environment on",
+    "ntasks": "drumbeat starts one agent per node",
+    "ntasks-per-node": "drumbeat starts one agent per node",
+    "tasks-per-node": "drumbeat starts one agent per node",
+    "cpu-bind": "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)",
+    "gpu-bind": "worked out on each node; every rank sees the GPUs that the plan gives it",
+    "distribution": "drumbeat numbers the ranks itself",
+    "threads-per-core": "cores are bound by the plan",
+    "hint": "cores are bound by the plan",
+}
+_MEMORY_PER = ("mem-per-gpu", "mem-per-cpu")
+
+
+def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
+    given = {each.name: each for each in directives}
+    for each in given.values():
+        _one(draft, each)
+    _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives))
+    for name in _MEMORY_PER:
+        if name in given:
+            draft.drop(
+                given[name].line,
+                given[name].text,
+                "memory is per node here: add memory: SIZE if the site's is not right",
+            )
+
+
+def tasks_per_node(directives: Sequence[Directive]) -> Optional[int]:
+    given = {each.name: each.value for each in directives}
+    for name in ("ntasks-per-node", "tasks-per-node"):
+        if given.get(name, "").isdigit():
+            return int(given[name])
+    total, nodes = given.get("ntasks", ""), given.get("nodes", "1")
+    if total.isdigit() and nodes.isdigit() and int(nodes) and int(total) % int(nodes) == 0:
+        return int(total) // int(nodes)
+    return None
+
+
+def _one(draft: Draft, each: Directive) -> None:
+    name, value = each.name, each.value
+    if name == "job-name":
+        clean = re.sub(r"[^A-Za-z0-9._-]", "-", value)[:64].lstrip("-._")
+        if clean:
+            draft.set("name", clean, each.line)
+    elif name == "nodes" and re.fullmatch(r"\d+", value):
+        draft.set("nodes", int(value), each.line)
+    elif name == "time":
+        _time(draft, each)
+    elif name in ("gpus-per-node", "gres", "gpus"):
+        _gpus(draft, each)
+    elif name in _SAME and value and not re.search(r"[\s$'\"]", value):
+        draft.set(_SAME[name], value, each.line)
+    elif name == "exclusive":
+        draft.set("exclusive", True, each.line)
+    elif name in _DROPPED:
+        draft.drop(each.line, each.text, _DROPPED[name])
+    elif name not in ("cpus-per-task", *_MEMORY_PER):
+        draft.options.append(f"--{name}={value}" if value else f"--{name}")
+
+
+def _time(draft: Draft, each: Directive) -> None:
+    text = each.value
+    if re.fullmatch(r"\d+", text):
+        text = f"{text}m"  # sbatch reads a bare number as minutes
+    elif re.fullmatch(r"\d+:\d+", text):
+        text = f"0:{text}"  # and two numbers as minutes:seconds
+    elif re.fullmatch(r"(\d+)-(\d+)(:\d+)?", text):
+        text += ":00" * (3 - len(text.partition("-")[2].split(":")))
+    try:
+        parse_duration(text)
+    except ValueError:
+        draft.drop(each.line, each.text, "not a time that is understood")
+        return
+    draft.set("time", text, each.line)
+
+
+def _gpus(draft: Draft, each: Directive) -> None:
+    found = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
+    if each.name == "gres" and not each.value.startswith("gpu"):
+        draft.options.append(f"--gres={each.value}")
+    elif not found:
+        draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
+    elif each.name == "gpus":
+        nodes = draft.keys.get("nodes", 1)
+        if int(found.group(1)) % nodes == 0:
+            draft.set("gpus", int(found.group(1)) // nodes, each.line)
+        else:
+            draft.drop(
+                each.line, each.text, f"{found.group(1)} GPUs over {nodes} nodes is not the same number per node"
+            )
+    else:
+        draft.set("gpus", int(found.group(1)), each.line)
+
+
+def _cores(draft: Draft, each: Optional[Directive], tasks: Optional[int]) -> None:
+    if each and each.value.isdigit():
+        draft.set("cpus", int(each.value) * (tasks or 1), each.line)

@@ -1,0 +1,212 @@
+"""The line that starts the training, without what drumbeat does itself: srun, containers, launchers, wrappers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.convert.draft import Draft
+from drumbeat.diagnose.lint.script import Command, Script, read
+from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.problem import Problem
+
+STARTERS = ("srun", "mpirun", "mpiexec")
+_CONTAINERS = ("apptainer", "singularity", "docker", "podman")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_NAMES_LAUNCHER = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|accelerate\.\S+"
+)
+_SHELLS = ("bash", "sh")
+# Options that stand alone; every other option takes the next word if it has no '='.
+_BARE = {
+    "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v",
+    "mpirun": "oversubscribe tag-output report-bindings allow-run-as-root display-map verbose v q bycore bynode",
+    "apptainer": "nv rocm cleanenv e contain c containall C no-home writable-tmpfs userns u fakeroot f no-mount compat",
+    "docker": "rm it i t d privileged init detach interactive tty",
+}
+_BARE["mpiexec"], _BARE["singularity"], _BARE["podman"] = _BARE["mpirun"], _BARE["apptainer"], _BARE["docker"]
+
+
+@dataclass
+class Launch:
+    """What is left of a launch line after its wrappers are taken off."""
+
+    line: int
+    words: List[str]
+    tasks: Optional[int] = None  # ranks per node that the starter asks for
+    shell: bool = False  # the words need a shell on the node: they hold variables or substitutions of the job
+    env: Dict[str, str] = field(default_factory=dict)
+
+
+_TRAINS = re.compile(r"\.py\b|\.sh\b|\.sif\b|\s-m\s|\b(torchrun|accelerate|deepspeed|python3?)\b")
+_MONITORS = re.compile(r"\b(nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop)\b")
+
+
+def starts_training(command: Command, fill: Callable[[str], str]) -> bool:
+    names = command.names
+    if command.within or not names or (names[0].startswith("python") and names[1:2] and names[1] in ("-", "-c")):
+        return False
+    program = names[0] in STARTERS + _CONTAINERS + _LAUNCHERS or names[0].startswith("python")
+    text = " ".join(fill(word.text) for word in command.words)
+    return program and bool(_TRAINS.search(text)) and not _MONITORS.search(text)
+
+
+def peel(draft: Draft, words: Sequence[str], line: int, fill: Callable[[str], str]) -> Launch:
+    """`fill` puts in what the script itself assigns to a variable."""
+    launch = Launch(line, _split(words, fill))
+    while launch.words:
+        program = launch.words[0].rsplit("/", 1)[-1]
+        if program in STARTERS:
+            _starter(draft, launch, program)
+        elif program in _CONTAINERS:
+            _container(draft, launch, program)
+        elif program in _SHELLS and _inline(launch.words):
+            if not _shell(draft, launch, fill):
+                break
+        elif program in ("env", "time", "nohup", "exec"):
+            _simple_wrapper(launch)
+        else:
+            break
+    _launcher(draft, launch)
+    return launch
+
+
+def _split(words: Sequence[str], fill: Callable[[str], str]) -> List[str]:
+    """A variable that holds several words stands for them all, as the shell would split it."""
+    split: List[str] = []
+    for word in words:
+        filled = fill(word)
+        if filled != word and re.search(r"\s", filled) and not re.search(r"\s", word):
+            split += [each for each in filled.replace("\\\n", " ").split() if each != "\\"]
+        else:
+            split.append(filled)
+    return split
+
+
+def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], int]:
+    """(name, value) of the options at the start, and where the first other word stands."""
+    alone = set(bare.split())
+    found, at = [], 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        name, equals, value = words[at].lstrip("-").partition("=")
+        glued = not equals and not words[at].startswith("--") and len(name) > 1  # -N2
+        if glued and name[0] in "NncGpAtwxBve" and name not in alone and name not in ("np", "env"):
+            name, value, equals = name[0], name[1:], "="
+        if not equals and name not in alone and at + 1 < len(words):
+            value, at = words[at + 1], at + 1
+        found.append((name.replace("_", "-"), value))
+        at += 1
+    return found, at
+
+
+def _starter(draft: Draft, launch: Launch, program: str) -> None:
+    found, at = _options(launch.words[1:], _BARE[program])
+    for name, value in found:
+        if name in ("ntasks-per-node", "tasks-per-node", "npernode", "ppr") and value.isdigit():
+            launch.tasks = int(value)
+        elif name == "container-image":
+            draft.set("container", value, launch.line)
+            draft.set("container-runtime", "pyxis", launch.line)
+        elif name == "container-mounts":
+            draft.keys.setdefault("binds", []).extend(value.split(","))
+        elif name == "x" and "=" in value:
+            launch.env.update([_pair(value)])
+        elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
+            why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
+            draft.drop(launch.line, f"{program} --{name}={value}", why)
+        elif name not in ("n", "ntasks", "N", "nodes", "np", "c", "cpus-per-task", "gpus", "gpus-per-node", "gres"):
+            draft.drop(
+                launch.line,
+                f"{program} --{name} {value}".strip(),
+                f"an option of {program}, which drumbeat calls itself",
+            )
+    launch.words = launch.words[1 + at :]
+
+
+def _container(draft: Draft, launch: Launch, program: str) -> None:
+    rest = launch.words[1:]
+    if not rest or rest[0] not in ("exec", "run"):
+        launch.words = rest
+        return
+    found, at = _options(rest[1:], _BARE[program])
+    after = rest[1 + at :]
+    draft.set("container-runtime", program, launch.line)
+    if after:
+        draft.set("container", after[0], launch.line)
+    why = "drumbeat starts the container with what GPUs and RDMA need"
+    binds: List[str] = draft.keys.setdefault("binds", [])
+    for name, value in found:
+        if name in ("bind", "B", "v", "volume"):
+            binds += [bind for bind in value.split(",") if bind not in ("$PWD", "$(pwd)", "$HOME")]
+        elif name in ("env", "e"):
+            launch.env.update([_pair(value) if "=" in value else (value, "pass")])
+        elif name in ("nv", "rocm", "device", "gpus", "group-add", "ipc", "shm-size", "rm", "it", "network", "net"):
+            draft.drop(
+                launch.line,
+                f"{program} --{name} {value}".strip(),
+                why,
+            )
+        else:
+            draft.drop(
+                launch.line,
+                f"{program} --{name} {value}".strip(),
+                f"an option of {program}: a site's container.options may hold it",
+            )
+    if not binds:
+        del draft.keys["binds"]
+    launch.words = after[1:]
+
+
+def _pair(text: str) -> Tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def _inline(words: Sequence[str]) -> bool:
+    return len(words) >= 3 and bool(re.fullmatch(r"-[a-z]*c", words[1]))
+
+
+def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
+    """`bash -c 'a; b; train'`: what stands before the training becomes setup. False: it stays as it is."""
+    inner: Script = read(fill(launch.words[2]))
+    commands = [each for each in inner.commands if not each.within]
+    last = commands[-1] if commands else None
+    if last is None or any(len(pipeline.commands) > 1 for pipeline in inner.pipelines) or not last.words:
+        return False
+    if any(each.follows == "||" or each.name in ("if", "for", "while", "case") for each in commands):
+        return False
+    for each in commands[:-1]:
+        draft.setup.append(_written(each))
+    launch.env.update({each.name: fill(each.text) for each in last.assignments if each.how == "prefix"})
+    launch.words = _split([word.text for word in last.words], fill)
+    return True
+
+
+def _written(command: Command) -> str:
+    return " ".join(
+        [f"{each.spelt}={each.value.raw}" for each in command.assignments] + [word.raw for word in command.words]
+    )
+
+
+def _simple_wrapper(launch: Launch) -> None:
+    launch.words = launch.words[1:]
+    while launch.words and re.match(r"[A-Za-z_]\w*=", launch.words[0]):
+        name, _, value = launch.words.pop(0).partition("=")
+        launch.env[name] = value
+
+
+def _launcher(draft: Draft, launch: Launch) -> None:
+    try:
+        found = find_launcher(launch.words)
+    except Problem as problem:
+        draft.question(launch.line, problem.what, problem.fix)
+        return
+    if found is None:
+        return
+    flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
+    if flags:
+        draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
+    launch.tasks = found.ranks_per_node or launch.tasks
+    ends = [place for place, word in enumerate(launch.words[:8]) if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])]
+    launch.words = [*launch.words[: ends[-1] + 1 if ends else 1], *found.kept, *found.script]

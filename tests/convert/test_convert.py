@@ -1,0 +1,105 @@
+"""Batch scripts into job files: what is carried over, what is left out and why, and that the result is a job file."""
+
+from pathlib import Path
+
+import pytest
+
+from drumbeat.convert.convert import convert
+from drumbeat.convert.text import job_file
+from drumbeat.spec.job import job_from_text
+
+GOOD = Path(__file__).parent.parent / "lint" / "good"
+
+
+def job(text):
+    return job_from_text(job_file(convert(text), "x"))
+
+
+def why(text, word):
+    return [note.why for note in convert(text).left_out if word in note.text]
+
+
+def script(*lines, sbatch=()):
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch), *lines, ""])
+
+
+def test_options_become_keys():
+    options = ("-J my job", "-N 2", "-A p1", "-p gpu", "-t 1-12", "--gres=gpu:a100:4", "--mem=100G", "--exclusive")
+    made = job(script("srun python train.py", sbatch=(*options, "--ntasks-per-node=4", "-c 16", "--licenses=x")))
+    assert (made.nodes, made.gpus, made.account, made.partition, made.memory) == (2, 4, "p1", "gpu", "100G")
+    assert (made.time, made.cpus, made.exclusive) == (36 * 3600, 64, True)
+    assert made.submit_options == ("--licenses=x",)
+    assert made.command == ("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 5400), ("10:30", 630), ("1:00:00", 3600), ("2-0", 172800), ("1-02:30", 95400)]
+)
+def test_times_as_sbatch_reads_them(text, seconds):
+    assert job(script("srun python train.py", sbatch=(f"--time={text}",))).time == seconds
+
+
+def test_a_launcher_behind_srun_and_a_container():
+    made = job((GOOD / "slurm_apptainer.sbatch").read_text())
+    assert made.command == ("torchrun", "train_ddp.py", "--epochs", "100")
+    assert (made.container, made.container_runtime) == ("$PROJ/pytorch_arm64.sif", "apptainer")
+    assert made.binds == ("$EBROOTLIBFABRIC/lib:/opt/libfabric/lib",)
+    assert "NCCL_SOCKET_IFNAME" not in made.env and made.env["FI_CXI_RDZV_GET_MIN"] == "0"
+
+
+def test_a_launcher_kept_in_variables():
+    text = script(
+        "GPUS=8",
+        'LAUNCHER="python -u -m torch.distributed.run \\\n  --nproc_per_node $GPUS --nnodes $SLURM_NNODES --max_restarts 0 "',
+        'PROGRAM="train.py --lr 1e-4"',
+        'srun --wait=60 --jobid $SLURM_JOB_ID bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $PROGRAM" | tee log',
+    )
+    made = job(text)
+    assert made.command == ("python", "-u", "-m", "torch.distributed.run", "train.py", "--lr", "1e-4")
+    assert made.ranks_per_node == 8
+    assert why(text, "--nnodes") and why(text, "tee") and why(text, "--jobid")
+
+
+def test_what_drumbeat_works_out_is_left_out_and_the_rest_kept():
+    text = script(
+        "module purge", "module load NRIS/GPU CUDA", "cd $HOME/code", "source env/bin/activate",
+        "export MASTER_ADDR=$(scontrol show hostnames | head -n1)", "export NCCL_DEBUG=INFO", "export HF_HOME=$SCRATCH/hf",
+        "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwx", 'export CACHE="${TMPDIR:-/tmp}/c"', "mkdir -p out",
+        "srun --cpu-bind=map_cpu:1,2 python train.py",
+    )  # fmt: skip
+    made = job(text)
+    assert made.modules == ("NRIS/GPU", "CUDA") and made.workdir == "$HOME/code"
+    assert made.env == {"HF_HOME": "$SCRATCH/hf", "HF_TOKEN": None}
+    assert made.setup == 'source env/bin/activate\nexport CACHE="${TMPDIR:-/tmp}/c"'
+    assert "abcdefgh" not in job_file(convert(text), "x")
+    for word in ("MASTER_ADDR", "NCCL_DEBUG", "cpu-bind", "mkdir", "purge"):
+        assert why(text, word), word
+
+
+def test_what_only_the_job_knows_is_left_to_a_shell_on_the_node():
+    draft = convert(script("srun python train.py --out out-$SLURM_JOB_ID"))
+    assert draft.keys["command"] == ["bash", "-c", 'exec python train.py --out "out-$$SLURM_JOB_ID"']
+    assert draft.to_check
+
+
+def test_one_command_of_several():
+    text = script("python prepare.py", "srun python train.py", "srun -n1 nvidia-smi")
+    assert job(text).command == ("python", "train.py")
+    assert why(text, "prepare.py") == ["a job file starts one command; give this one a job of its own"]
+
+
+def test_mpi_and_docker():
+    made = job(script("mpirun -np 8 --map-by ppr:4:node -x A=1 python train.py"))
+    assert made.command == ("python", "train.py") and made.env == {"A": "1"}
+    made = job((GOOD / "docker.sh").read_text())
+    assert (made.container, made.env, made.ranks_per_node) == ("rocm/pytorch-training:v25.6", {"HF_TOKEN": None}, 8)
+
+
+def test_the_command(drumbeat, tmp_path):
+    path = tmp_path / "a.sbatch"
+    path.write_text(script("srun python train.py", sbatch=("-N 2",)))
+    done = drumbeat("convert", path)
+    assert done.returncode == 0 and job_from_text(done.stdout).nodes == 2
+    path.write_text("echo nothing\n")
+    done = drumbeat("convert", path)
+    assert done.returncode == 1 and "no line starts a training" in done.stderr
