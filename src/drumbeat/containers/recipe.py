@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import List
+from typing import Iterable, List
 
 from drumbeat.problem import Problem
-from drumbeat.spec.site import Site
 
 # What building and checking RDMA libraries takes on Ubuntu; kernel headers are the host's matter, not an image's.
 _PACKAGES = (
@@ -17,10 +16,11 @@ _PACKAGES = (
 _SOURCE = re.compile(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
 
 
-def recipe(site: Site, base: str, source: str) -> str:
-    """`source` is the tar file of the host's version, from drivers_linux/bnxt_rocelib of Broadcom's package."""
-    if not any("libbnxt_re" in path.pattern for path in site.paths.values()):
-        raise Problem(f"no build steps are known for site {site.name}", "they are for sites with Broadcom's libbnxt_re")
+def recipe(site: str, patterns: Iterable[str], base: str, source: str) -> str:
+    """`patterns` are the host paths of the site's profile; `source` is the tar file of the host's version, from
+    drivers_linux/bnxt_rocelib of Broadcom's package."""
+    if not any("libbnxt_re" in pattern for pattern in patterns):
+        raise Problem(f"no build steps are known for site {site}", "they are for sites with Broadcom's libbnxt_re")
     if not _SOURCE.fullmatch(source):
         raise Problem(
             f"--library {source!r} is not libbnxt_re-A.B.C.D.tar.gz",
@@ -28,7 +28,7 @@ def recipe(site: Site, base: str, source: str) -> str:
         )
     if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,250}", base):
         raise Problem(f"--base {base!r} is not the name of an image")
-    return "\n".join(_lines(site.name, base, source)) + "\n"
+    return "\n".join(_lines(site, base, source)) + "\n"
 
 
 def _lines(site: str, base: str, source: str) -> List[str]:
