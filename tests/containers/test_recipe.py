@@ -18,10 +18,18 @@ def test_every_step_in_its_order():
     assert ">>" not in text  # nothing is appended twice when it is built again
 
 
+@pytest.mark.parametrize("site", ["mi300x-cx7", "mi325x", "mi355x"])
+def test_nics_that_the_distribution_drives(site):
+    text = recipe(load_site(site, {}), "docker.io/rocm/pytorch-training:latest")
+    assert text.startswith(f"# An image for site {site}") and "ibverbs-providers" in text and "libmlx5" in text
+
+
 @pytest.mark.parametrize(
     ("site", "base", "library", "what"),
     [
         ("olivia", "image", LIBRARY, "no build steps are known for site olivia"),
+        ("mi300x-cx7", "image", LIBRARY, "needs no library of its own"),
+        ("mi300x-thor2", "image", None, "is not libbnxt_re-A.B.C.D.tar.gz"),
         ("mi300x-thor2", "image; rm -rf /", LIBRARY, "not the name of an image"),
         ("mi300x-thor2", "image", "../x.tar.gz; true", "is not libbnxt_re-A.B.C.D.tar.gz"),
     ],
