@@ -31,7 +31,7 @@ class Evidence:
 
     @property
     def place(self) -> str:
-        """`slurm-7.out:12`; empty where the evidence is not from a file."""
+        """`train.log:12`; empty where the evidence is not from a file."""
         return f"{self.file}:{self.line}" if self.file and self.line else self.file or ""
 
 

@@ -162,7 +162,7 @@ class _Reader:
             self._fail(f"the range {word} runs backwards", start)
         if last - first >= self.limit:
             self._too_many(start)
-        width = len(low)  # as Slurm does: the first number says how many zeros
+        width = len(low)  # as schedulers do: the first number says how many zeros
         return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
     def _skip_blanks(self) -> None:

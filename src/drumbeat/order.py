@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 from drumbeat.record import check_schema, from_json, to_json, to_plain
 from drumbeat.signals import STOP_SIGNAL
 
-SCHEMA = "1.0"
+SCHEMA = "2.0"
 
 LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")
@@ -64,41 +64,30 @@ class Option:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a scheduler is asked for besides nodes, GPUs and time; where nothing stands, its own default counts."""
+    """What any scheduler can be asked for besides nodes and time; where nothing is given, its own default counts."""
 
     account: str = ""
-    partition: str = ""
-    qos: str = ""
-    constraint: str = ""
-    reservation: str = ""
-    dependency: str = ""
-    mail: str = ""
-    memory: str = ""  # a node: 440G
-    cpus: Optional[int] = None  # a node
+    partition: str = ""  # or queue
+    memory: str = ""  # per node: 440G
+    cpus: Optional[int] = None  # per node
+    gpus: Optional[int] = None  # per node; none: none are asked for
     exclusive: bool = False
     array: str = ""  # 0-3%2
-    gpus: Optional[int] = None  # a node; none: none are asked for
-    gpus_as: str = "gpus-per-node"  # or gres
-    requeues: int = 3  # after a lost node
-    options: Tuple[Option, ...] = ()
-
-
-RUNTIMES = ("apptainer", "singularity", "docker", "podman", "pyxis")
+    requeues: int = 3  # how often drumbeat queues the job again
+    specific: Dict[str, str] = field(default_factory=dict)  # what only some backends know (qos, constraint, ...)
+    options: Tuple[Option, ...] = ()  # in the scheduler's own words
 
 
 @dataclass(frozen=True)
 class Container:
     """The image that each node's agent, and so its ranks, runs in."""
 
-    runtime: str  # one of RUNTIMES
+    runtime: str  # a name in containers/runtimes.py
     image: str
     binds: Tuple[str, ...] = ()  # HOST or HOST:INSIDE
     vendor: str = ""  # nvidia, amd: how GPUs get in
     python: str = "python3"  # inside; 3.9 or newer
     options: Tuple[str, ...] = ()  # the runtime's own
-
-    def __post_init__(self) -> None:
-        assert self.runtime in RUNTIMES, self.runtime
 
 
 @dataclass(frozen=True)
@@ -142,7 +131,7 @@ class Order:
     created: float  # seconds since 1970
     command: Tuple[str, ...]
     nodes: int
-    ranks_per_node: int  # 0: one a GPU, settled at the muster
+    ranks_per_node: int  # 0: one per GPU, settled at the muster
     launcher: str
     launcher_why: str
     workdir: str
@@ -150,7 +139,7 @@ class Order:
     site: str
     backend: str
     emulated: bool = False  # nodes are processes of one machine
-    gpus: Optional[int] = None  # a node; none: all of them
+    gpus: Optional[int] = None  # per node; none: all of them
     hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
     master: str = ""  # host or address of node 0 that the others dial
     muster_ports: Tuple[int, ...] = ()  # candidates, in order
@@ -168,7 +157,9 @@ class Order:
     gpus_per_rank: int = 1
     ranks_per_gpu: int = 1
     visibility: str = "all"  # one of VISIBILITIES: does a rank see all GPUs of the job on its node, or its own
-    cpu_bind: Tuple[str, ...] = ()  # none: by the facts; ("none",): no affinity; else a mask or core list a local rank
+    cpu_bind: Tuple[
+        str, ...
+    ] = ()  # none: by the facts; ("none",): no affinity; else a mask or core list per local rank
     reserved_cpus: Tuple[int, ...] = ()  # kept for the system, as the site says
     threads_per_core: Optional[int] = None  # hardware threads of a core that a rank is bound to; none: all it may use
     local_dir: str = "/tmp"  # node-local storage, for caches that many processes lock  # noqa: S108
@@ -183,6 +174,7 @@ class Order:
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
     brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
     timing: Timing = field(default_factory=Timing)
+    start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:

@@ -9,8 +9,13 @@ from drumbeat.spec.sites import load_site
 LIBRARY = "libbnxt_re-235.1.160.0.tar.gz"
 
 
+def build(site, base, library=None):
+    profile = load_site(site, {})
+    return recipe(site, [path.pattern for path in profile.paths.values()], profile.container.runtime, base, library)
+
+
 def test_every_step_in_its_order():
-    text = recipe(load_site("mi300x-thor2", {}), "docker.io/rocm/pytorch-training:latest", LIBRARY)
+    text = build("mi300x-thor2", "docker.io/rocm/pytorch-training:latest", LIBRARY)
     steps = ["FROM docker.io/rocm/pytorch-training:latest", "libibverbs-dev", f"COPY {LIBRARY}", "sh autogen.sh",
              "./configure", ".inbox", "make install all", "ldconfig", "/etc/libibverbs.d/", "sha256sum"]  # fmt: skip
     places = [text.index(step) for step in steps]
@@ -20,7 +25,7 @@ def test_every_step_in_its_order():
 
 @pytest.mark.parametrize("site", ["mi300x-cx7", "mi325x", "mi355x"])
 def test_nics_that_the_distribution_drives(site):
-    text = recipe(load_site(site, {}), "docker.io/rocm/pytorch-training:latest")
+    text = build(site, "docker.io/rocm/pytorch-training:latest")
     assert text.startswith(f"# An image for site {site}") and "ibverbs-providers" in text and "libmlx5" in text
 
 
@@ -36,5 +41,5 @@ def test_nics_that_the_distribution_drives(site):
 )
 def test_refused(site, base, library, what):
     with pytest.raises(Problem) as problem:
-        recipe(load_site(site, {}), base, library)
+        build(site, base, library)
     assert what in str(problem.value)

@@ -103,7 +103,7 @@ def contracts():
     yield "peers", PEERS
     yield "finding", FINDING
     yield "verdict", Verdict("transport", "rdma", "certain", "4 NICs, GPU-direct", (FINDING,))
-    yield "request", Request("slurm", ORDER, "#!/bin/sh\n", ("sbatch",))
+    yield "request", Request("slurm", ORDER, "#!/bin/sh\n")
     yield "status", Status("slurm://lumi/1234", "running", "on n[1-2]")
 
 
@@ -159,11 +159,11 @@ def test_order_round_trip_and_digest():
 
 def test_newer_major_is_refused_and_newer_minor_is_read():
     plain = to_plain(ORDER)
-    assert load_order(json.dumps({**plain, "schema": "1.9", "new_key": 1})) == from_plain(
-        Order, {**plain, "schema": "1.9"}
+    assert load_order(json.dumps({**plain, "schema": "2.9", "new_key": 1})) == from_plain(
+        Order, {**plain, "schema": "2.9"}
     )
     with pytest.raises(RecordError, match="newer drumbeat"):
-        load_order(json.dumps({**plain, "schema": "2.0"}))
+        load_order(json.dumps({**plain, "schema": "3.0"}))
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ def test_a_path_that_is_gone_says_what_was_looked_for():
 @pytest.mark.parametrize("machine", list(SITES))
 def test_a_profile_made_from_a_machine_is_a_right_one(machine):
     facts = facts_of(machine, 1)[0]
-    site = site_from_text(new_site(facts), "new", "new.yaml")
+    site = site_from_text(new_site(facts, "slurm"), "new", "new.yaml")
     discrete = [gpu for gpu in facts.gpus if not gpu.integrated]
     assert site.gpus == len(discrete) and (site.detect.cluster or site.detect.hosts)
-    assert site.backend == {"slurm": "slurm", "runai": "runai"}.get(facts.identity.scheduler, "local")
+    assert site.backend == "slurm"
 
 
 def test_the_command(capsys, tmp_path):

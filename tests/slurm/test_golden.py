@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.backends.slurm import render
-from drumbeat.desk.submit import notes
+from drumbeat.backends.slurm.directives import notes
+from drumbeat.backends.slurm.render import render
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
 from drumbeat.spec.sites import load_site

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.desk.run import named_in_command
+from drumbeat.desk.named_in_command import named_in_command
 from drumbeat.problem import Problem
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.shell_syntax import shell_syntax

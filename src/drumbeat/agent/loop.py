@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from drumbeat import __version__
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.node import Node
-from drumbeat.agent.place import restart_count, task_meeting
+from drumbeat.agent.place import task_meeting
 from drumbeat.agent.preflight import check_node
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
@@ -121,9 +122,7 @@ class Agent:
         earlier = Run.open(self.folder.path).attempt_ends()
         self.run_events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
-        self.lead.first_attempt = max(
-            restart_count(os.environ), 1 + max((each.attempt for each in earlier), default=-1)
-        )
+        self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
@@ -171,6 +170,9 @@ class Agent:
         """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
         theirs = RunFolder(str(message["folder"]))
         run = read_json(theirs.run_json)
+        self.order = dataclasses.replace(
+            self.order, run_id=str(message["run_id"])
+        )  # joined nodes made orders of their own
         self.shared_folder = bool(run) and run.get("run_id") == message["run_id"] if run else False
         if not self.shared_folder:
             theirs = RunFolder(self.order.folder)

@@ -26,7 +26,7 @@ def run_agent(arguments: List[str]) -> int:
     token = os.environ.get("DRUMBEAT_TOKEN", "")
     try:
         with open(path, encoding="utf-8") as file:
-            order = placed(load_order(file.read(), path), identity.read(LiveHost(), []), os.environ)
+            order = placed(load_order(file.read(), path), identity.read(LiveHost(), []))
     except (OSError, RecordError, Problem) as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -13,13 +13,15 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 
 
-def placed(order: Order, identity: Identity, environ: Mapping[str, str]) -> Order:
+def placed(order: Order, identity: Identity) -> Order:
     """An order that was made before the nodes were known gets them; the scheduler's order of hosts is kept."""
-    task = environ.get("SLURM_ARRAY_TASK_ID", "")
-    if order.resources.array and task.isdigit():
-        folder = os.path.join(order.folder, "array", task)
-        order = dataclasses.replace(order, run_id=f"{order.run_id}-{task}", folder=folder)
-    if order.hosts or order.backend == "local":
+    order = dataclasses.replace(order, start=identity.starts)
+    if order.resources.array and identity.array_task:
+        folder = os.path.join(order.folder, "array", identity.array_task)
+        alone = dataclasses.replace(order.resources, array="")
+        run_id = f"{order.run_id}-{identity.array_task}"
+        order = dataclasses.replace(order, run_id=run_id, folder=folder, resources=alone)
+    if order.hosts or order.master:
         return order
     hosts = identity.hosts
     if len(hosts) != order.nodes:
@@ -42,11 +44,5 @@ def task_meeting(identity: Identity, environ: Mapping[str, str], node: int) -> s
     """The name under which the tasks of one node and one step find each other: an abstract socket, so that containers
     with folders of their own meet as well."""
     step = identity.step_id or environ.get("PMIX_NAMESPACE") or ""
-    said = f"{os.getuid()}/{identity.job_id}/{step}/{node}"
-    return "\0drumbeat-" + hashlib.sha256(said.encode()).hexdigest()[:24]
-
-
-def restart_count(environ: Mapping[str, str]) -> int:
-    """How often the scheduler has started this job again."""
-    text = environ.get("SLURM_RESTART_COUNT", "")
-    return int(text) if text.isdigit() and len(text) < 6 else 0
+    name = f"{os.getuid()}/{identity.job_id}/{step}/{node}"
+    return "\0drumbeat-" + hashlib.sha256(name.encode()).hexdigest()[:24]

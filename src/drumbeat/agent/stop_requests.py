@@ -1,6 +1,6 @@
 """Requests to stop: one request is one, however many ways it arrives.
 
-A scheduler signals every process of a step, srun passes the same signal on, and the batch script writes a line into the
+A scheduler signals every process of a step, its launcher passes the same signal on, and the batch script writes a line into the
 run's `stop` file: all of that is one request, and the ranks keep their grace. Only a second act of the user ends the run
 now: a second Ctrl-C at the desk, a second `drumbeat cancel`.
 """

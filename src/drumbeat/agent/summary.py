@@ -1,4 +1,4 @@
-"""What the lead writes when a run ends: summary.json, and the verdict that a batch script reads."""
+"""What the lead writes when a run ends: summary.json, and the verdict for whatever started the agents."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import os
 import time
 from typing import List, Optional
 
+from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
+from drumbeat.agent.requeue import after_end
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
-from drumbeat.runfolder.stop_file import write_verdict
 from drumbeat.runfolder.summary import AttemptEnd, Summary, Times, summarize, write_summary
+from drumbeat.runfolder.verdict import requeues, write_verdict
 
 
 def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> None:
-    if lead.order.backend == "slurm":
-        lost = [lead.order.hosts[node] for node in lead.lost]
-        write_verdict(folder, lead.history[-1].exit_code, lost)
+    last, allowed = lead.history[-1], lead.order.resources.requeues
+    asked = lead.requests
+    after = after_end(
+        last.outcome == REQUEUE, len(lead.lost), bool(asked.outcome), asked.cancelled, requeues(folder), allowed
+    )
+    lost = [lead.order.hosts[node] for node in lead.lost if node < len(lead.order.hosts)]
+    write_verdict(folder, last.exit_code, after.step, lost, after.counts)
     queued = os.path.exists(folder.script)
     write_summary(folder, summary_of(lead, first_step, time.time(), time.monotonic(), queued))
 

@@ -1,0 +1,72 @@
+"""Backends by name: the built-in ones, and those that installed packages add under the entry point `drumbeat.backends`.
+
+    [project.entry-points."drumbeat.backends"]
+    toy = "toy_backend:Toy"
+
+Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Dict, List, Mapping, Optional
+
+from drumbeat.backends.contract import Backend, parse_handle
+from drumbeat.facts.model import Identity
+from drumbeat.problem import Problem
+
+GROUP = "drumbeat.backends"
+_BUILT_IN = {"local": "drumbeat.backends.local:Local", "slurm": "drumbeat.backends.slurm:Slurm"}
+_loaded: Dict[str, Backend] = {}
+
+
+def names() -> List[str]:
+    return sorted({*_BUILT_IN, *_installed()})
+
+
+def get(name: str, where: str = "") -> Backend:
+    """The backend of that name; `where` says who asks for it, in a message about an unknown one."""
+    if name not in _loaded:
+        target = _BUILT_IN.get(name) or _installed().get(name)
+        if target is None:
+            raise Problem(
+                f"{where + ': ' if where else ''}there is no backend {name!r}",
+                f"known: {', '.join(names())}; an installed package may add one (CONTRIBUTING.md)",
+            )
+        module, _, attribute = target.partition(":")
+        try:
+            _loaded[name] = getattr(importlib.import_module(module), attribute)()
+        except (ImportError, AttributeError) as error:
+            raise Problem(f"the backend {name!r} cannot be loaded from {target}: {error}") from None
+    return _loaded[name]
+
+
+def of_handle(handle: str) -> Optional[Backend]:
+    """The backend that a handle belongs to; None for text that is no handle of a backend known here."""
+    parsed = parse_handle(handle)
+    return get(parsed.backend) if parsed and parsed.backend in names() else None
+
+
+def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
+    """The backend whose login node this is."""
+    for name in names():
+        backend = get(name)
+        if backend.submits_here(environ):
+            return backend
+    return None
+
+
+def of_job(identity: Identity) -> Optional[Backend]:
+    """The backend whose job this process is in, also below mpirun."""
+    return get(identity.batch) if identity.batch in names() else None
+
+
+def _installed() -> Dict[str, str]:
+    from importlib import metadata
+
+    found: Any = metadata.entry_points()
+    if hasattr(found, "select"):
+        points = found.select(group=GROUP)
+    else:  # Python 3.9
+        points = found.get(GROUP, ())
+    return {point.name: point.value for point in points if point.name not in _BUILT_IN}

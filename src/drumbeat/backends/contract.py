@@ -1,11 +1,32 @@
-"""The contract of a backend: where a job runs. What `render` shows is exactly what `submit` sends."""
+"""The contract of a backend: where jobs run, and how they get there. What `render` shows is exactly what `submit` sends.
+
+A backend is a class below `Backend` in one file or one folder. What it cannot do it leaves out: the method here then says so
+in one line, with what to do instead. Handles are URIs, `NAME://CLUSTER/JOB`, and `NAME://CLUSTER/JOB_TASK` for one
+job of an array.
+
+On the nodes nothing knows a backend. The agents read who they are from the scheduler's own variables, or from those of
+facts/identity/given.py; the lead leaves RUN/verdict (runfolder/verdict.py), which says whether to queue the job again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Iterator, Optional, Protocol, Tuple
+import re
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.facts.model import Identity
 from drumbeat.order import Order
+from drumbeat.problem import Problem
+
+QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
+    "queued",
+    "running",
+    "finished",
+    "failed",
+    "cancelled",
+    "unknown",
+)
+ALIVE = (QUEUED, RUNNING)
 
 
 @dataclass(frozen=True)
@@ -15,25 +36,141 @@ class Request:
     backend: str
     order: Order
     text: str
-    argv: Tuple[str, ...] = ()  # the command that sends it
 
 
 @dataclass(frozen=True)
 class Status:
-    handle: str  # local://host/run-id, slurm://cluster/1234
+    handle: str
     state: str  # queued, running, finished, failed, cancelled, unknown
     detail: str = ""
     exit_code: Optional[int] = None
+    starts: Optional[int] = None  # how often the scheduler has started it before; none: not known
+    tasks: Tuple[Status, ...] = ()  # of an array: each of its jobs
 
 
-class Backend(Protocol):
-    def render(self, order: Order) -> Request: ...
+@dataclass(frozen=True)
+class Launch:
+    """The command that starts one agent per node (or one task per rank) in an allocation that exists."""
 
-    def submit(self, request: Request) -> str:
-        """Send it; the handle of what now runs."""
+    argv: Tuple[str, ...]
+    environ: Dict[str, str] = field(default_factory=dict)
 
-    def status(self, handle: str) -> Status: ...
 
-    def logs(self, handle: str, rank: Optional[int], follow: bool) -> Iterator[str]: ...
+@dataclass(frozen=True)
+class Handle:
+    backend: str
+    cluster: str
+    job: str  # without the task
+    task: str = ""  # of an array
 
-    def cancel(self, handle: str) -> None: ...
+    def __str__(self) -> str:
+        return f"{self.backend}://{self.cluster}/{self.id}"
+
+    @property
+    def id(self) -> str:
+        """As the scheduler writes it: 123, or 123_4."""
+        return f"{self.job}_{self.task}" if self.task else self.job
+
+
+_HANDLE = re.compile(r"([a-z][a-z0-9-]*)://([^/]*)/([A-Za-z0-9.-]+)(?:_(\d+))?")
+
+
+def parse_handle(text: str) -> Optional[Handle]:
+    match = _HANDLE.fullmatch(text)
+    return Handle(*(part or "" for part in match.groups())) if match else None
+
+
+def job_handle(identity: Identity) -> str:
+    """The handle of the batch job that this process is in; empty where it is in none."""
+    job = f"{identity.array_job}_{identity.array_task}" if identity.array_job else identity.job_id
+    return f"{identity.batch}://{identity.cluster or 'cluster'}/{job}" if identity.batch and job else ""
+
+
+def overall(handle: str, tasks: Sequence[Status]) -> Status:
+    """An array as one: it runs while one of its jobs does, and has failed if one has."""
+    states = [task.state for task in tasks]
+    for state in (RUNNING, QUEUED, FAILED, CANCELLED, UNKNOWN, FINISHED):
+        if state in states:
+            counts = [f"{states.count(each)} {each}" for each in dict.fromkeys(sorted(states))]
+            code = next((task.exit_code for task in tasks if task.state == state and task.exit_code), None)
+            return Status(handle, state, f"array: {', '.join(counts)}", code, tasks=tuple(tasks))
+    return Status(handle, UNKNOWN, "an array without jobs")
+
+
+class Backend:
+    """What the desk may ask of a backend; see the module's own words."""
+
+    name = ""  # in site profiles and handles
+    title = ""  # in sentences
+    default_site = ""  # the profile of a cluster that has none of its own
+    exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
+    specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
+    interactive = ""  # how a user gets an allocation to type in, for messages
+
+    # -- where we are ------------------------------------------------------------------------------------------------
+
+    def submits_here(self, environ: Mapping[str, str]) -> bool:
+        """Whether this machine is a login node of such a cluster."""
+        return False
+
+    def cluster(self, environ: Mapping[str, str]) -> Optional[str]:
+        """The cluster's own name, by which its profile is found."""
+        return None
+
+    def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
+        """Before `fan_out`: a Problem where the other nodes cannot be reached from here."""
+
+    # -- the request -------------------------------------------------------------------------------------------------
+
+    def check(self, order: Order, where: Callable[[str], str]) -> None:
+        """A Problem for whatever this scheduler cannot be asked; `where` names the place of a key in its file."""
+        for key in order.resources.specific:
+            if key not in self.specific:
+                raise Problem(
+                    f"{where(key)}: {self.title} has no {key}", f"leave it out; it knows {_listed(self.specific)}"
+                )
+
+    def notes(self, order: Order) -> List[str]:
+        """What the scheduler would accept, and the user hardly meant."""
+        return []
+
+    def render(self, order: Order) -> Request:
+        raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
+
+    def render_command(self, order: Order, words: Sequence[str], why: str) -> Request:
+        """A job that runs one of drumbeat's own commands on its first node, as a person would in an allocation. `words`
+        stand after `drumbeat.pyz`; in them `{folder}` is the job's folder."""
+        raise self.unable("cannot run a tuning as one job", "tune where the trials can run: in an allocation, or here")
+
+    # -- the job -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+        """Send it; the handle of what is now queued. The run folder is there, with order.json and drumbeat.pyz; what is
+        to be sent is written there first. A Problem leaves nothing queued."""
+        raise self.unable("cannot be given jobs", "drumbeat run starts the job here")
+
+    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+        """What the scheduler says of a job, or of an array with all its jobs; `unknown` where it has forgotten."""
+        raise self.unable("cannot be asked about jobs")
+
+    def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
+        """End a job, queued or running, for good."""
+        raise self.unable("cannot cancel jobs")
+
+    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+        """The command that opens a shell on a node of a running job."""
+        raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
+
+    def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
+        """How to start `drumbeat.pyz _node RUN/order.json` on every node of the allocation that we are in."""
+        raise self.unable("starts no agents from inside an allocation", "drumbeat submit JOB.yaml")
+
+    def finish(self, handle: str, environ: Mapping[str, str]) -> None:
+        """The run has ended: take away what was made for it and would stay (a secret, a service). Most have nothing."""
+
+    def unable(self, what: str, fix: str = "") -> Problem:
+        return Problem(f"{self.title or self.name} {what}", fix)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing of that kind"

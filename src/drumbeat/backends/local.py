@@ -1,25 +1,70 @@
-"""Backend `local`: this machine. One guard with its agent a node, as children of whoever starts them."""
+"""Backend `local`: this machine. One guard with its agent per node, as children of the process that starts them."""
 
 from __future__ import annotations
 
 import os
-import shlex
+import signal
+import socket
 import subprocess
 import sys
-from typing import Dict, Iterable, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
-from drumbeat.backends.contract import Request
-from drumbeat.order import Order
+from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
+from drumbeat.problem import Problem
+from drumbeat.processes import start_time
+
+
+class Local(Backend):
+    """A run here is the process that was started for it: its handle names the host, the pid and its start time."""
+
+    name = "local"
+    title = "this machine"
+    default_site = "localhost"
+
+    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+        host, pid = _process(handle)
+        if host != socket.gethostname():
+            return Status(handle, UNKNOWN, f"started on {host}: ask there")
+        if pid is None:
+            return Status(handle, UNKNOWN, "its process is gone")
+        return Status(handle, RUNNING)
+
+    def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
+        """As a Ctrl-C would: the process passes it on to its agents."""
+        host, pid = _process(handle)
+        if host != socket.gethostname():
+            raise Problem(f"it was started on {host}", "cancel it there")
+        if pid is None:
+            raise Problem("it is not running any more")
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except PermissionError:
+            raise Problem(f"process {pid} belongs to another user", "ask its owner to cancel the run") from None
+        except ProcessLookupError:
+            raise Problem("it is not running any more") from None
+
+    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+        where, _ = _process(handle)
+        raise self.unable("needs no shell of ours", f"the run's processes are on {where}: any shell there will do")
+
+
+def own_handle() -> str:
+    """The handle of a run whose desk is this process."""
+    pid = os.getpid()
+    return f"local://{socket.gethostname()}/{pid}-{start_time(pid)}"
+
+
+def _process(handle: str) -> Tuple[str, Optional[int]]:
+    """Host and pid of a handle; no pid where that process is gone. The start time tells it from a later one."""
+    parsed = parse_handle(handle)
+    pid, _, started = (parsed.job if parsed else "").partition("-")
+    alive = pid.isdigit() and started and start_time(int(pid)) == started
+    return (parsed.cluster if parsed else ""), int(pid) if alive else None
 
 
 def agent_argv(bundle: str, order_file: str, node: int, report_fd: int = -1) -> Tuple[str, ...]:
     # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
     return (sys.executable, "-I", "-S", bundle, "_agent", order_file, str(node), str(report_fd), bundle)
-
-
-def render(order: Order, bundle: str, order_file: str) -> Request:
-    lines = [shlex.join(agent_argv(bundle, order_file, node)) for node in range(order.nodes)]
-    return Request("local", order, "\n".join(lines) + "\n")
 
 
 def start_agents(

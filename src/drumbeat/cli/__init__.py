@@ -12,7 +12,7 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
-    "submit": "hand a job to Slurm: the job file takes the place of the batch script",
+    "submit": "hand a job to the cluster's scheduler: the job file takes the place of the batch script",
     "plan": "show what would happen: environment with reasons, binding, where ranks meet",
     "lint": "what is wrong in a batch script or launch command that I already have",
     "convert": "the job file of a batch script that I already have, and what was left out and why",

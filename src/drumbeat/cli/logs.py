@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Tuple
 
 from drumbeat.cli.options import add_json, add_run
 
@@ -43,28 +43,46 @@ def run(args: Any) -> int:
 def _print_all(found: Run, args: Any) -> bool:
     """Rank after rank, standard output before standard error."""
     printed = False
-    for log in found.logs(args.attempt, args.rank):
-        printed = _print(found.lines(log), args) or printed
+    for run, label in _runs(found):
+        for log in run.logs(args.attempt, args.rank):
+            printed = _print(run.lines(log), args, label) or printed
     return printed
+
+
+def _runs(found: Run) -> List[Tuple[Run, str]]:
+    """The run itself; of an array each of its jobs, with its number as a label."""
+    return [(task, f"{os.path.basename(task.path)}/") for task in found.array()] or [(found, "")]
 
 
 def _follow(found: Run, args: Any) -> bool:
     from drumbeat.desk.state import GOING_ON, status
     from drumbeat.runfolder.follow import LINES, Follower
 
-    first = args.attempt if args.attempt is not None else max(found.attempts(), default=0)
-    follower = Follower(found, what=(LINES,), rank=args.rank, first_attempt=first, last_attempt=args.attempt)
+    followers: Dict[str, Tuple[Follower, str]] = {}
+
+    def begin() -> None:
+        """Jobs of an array start one after the other."""
+        for run, label in _runs(found):
+            if run.path not in followers and (label or run.path == found.path):
+                first = args.attempt if args.attempt is not None else max(run.attempts(), default=0)
+                limits = {"first_attempt": first, "last_attempt": args.attempt}
+                followers[run.path] = (Follower(run, what=(LINES,), rank=args.rank, **limits), label)
+
     printed = False
     while status(found).state in GOING_ON:
-        printed = _print(follower.poll(), args) or printed
-        if not follower.behind:
+        begin()
+        for follower, label in followers.values():
+            printed = _print(follower.poll(), args, label) or printed
+        if not any(follower.behind for follower, _ in followers.values()):
             time.sleep(0.3)
-    for records in follower.drain():
-        printed = _print(records, args) or printed
+    begin()
+    for follower, label in followers.values():
+        for records in follower.drain():
+            printed = _print(records, args, label) or printed
     return printed
 
 
-def _print(records: Iterable[Record], args: Any) -> bool:
+def _print(records: Iterable[Record], args: Any, label: str = "") -> bool:
     from drumbeat.record import to_plain
     from drumbeat.runfolder.records import Line
 
@@ -76,6 +94,7 @@ def _print(records: Iterable[Record], args: Any) -> bool:
         if args.json:
             print(json.dumps(to_plain(line)))
         else:
-            print(line.text if args.rank is not None or line.rank is None else f"[{line.rank}] {line.text}")
+            alone = not label and (args.rank is not None or line.rank is None)
+            print(line.text if alone else f"[{label}{'' if line.rank is None else line.rank}] {line.text}")
     sys.stdout.flush()
     return printed

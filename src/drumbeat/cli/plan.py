@@ -17,7 +17,9 @@ def add_arguments(parser: Any) -> None:
     group = parser.add_argument_group("what to print")
     group.add_argument("--explain", action="store_true", help="every reason in full, and what is left alone and why")
     group.add_argument("--against", type=int, metavar="N", help="only what changes from a job of N nodes, and why")
-    group.add_argument("--render", action="store_true", help="the batch script, byte for byte as submit would send it")
+    group.add_argument(
+        "--render", action="store_true", help="the batch script or manifest, byte for byte as submit would send it"
+    )
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
     group.add_argument("--json", action="store_true", help="for programs")
     parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
@@ -58,20 +60,20 @@ def run(args: Any) -> int:
 def _render(args: Any) -> int:
     import os
 
-    from drumbeat.backends.slurm import render
-    from drumbeat.desk.submit import make_order
+    from drumbeat import backends
+    from drumbeat.desk.submit import queued_order
     from drumbeat.order import dump_order
     from drumbeat.problem import Problem
     from drumbeat.spec.flags import load_job
 
-    order = make_order(load_job(args.job, args), os.environ)
+    order = queued_order(load_job(args.job, args), os.environ)
     if args.save:
         try:
             with open(args.save, "w", encoding="utf-8") as file:
                 file.write(dump_order(order))
         except OSError as error:
             raise Problem(f"cannot write {args.save}: {error.strerror}") from None
-    request = render(order)
+    request = backends.get(order.backend).render(order)
     if args.json:
         _dump(request)
     else:

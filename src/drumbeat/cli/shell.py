@@ -14,20 +14,21 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.backends.slurm_client import parse_handle, shell_argv
+    from drumbeat import backends
     from drumbeat.desk.runs import find_run
     from drumbeat.problem import Problem
 
     found = find_run(args.run, os.environ)
-    handle = parse_handle(found.record.handle)
-    if handle is None:
-        raise Problem(f"{found.run_id} is no job of Slurm", "its processes run on this machine: any shell will do")
+    handle = found.record.handle
+    backend = backends.of_handle(handle)
+    if backend is None:
+        raise Problem(f"{found.run_id} belongs to no scheduler that drumbeat knows here")
     hosts = {member.node: member.host for member in found.members()}
     if args.node not in hosts:
         known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"
         raise Problem(f"{found.run_id} has no node {args.node}", known)
-    argv = shell_argv(handle, hosts[args.node])
+    argv = backend.shell(handle, hosts[args.node], os.environ)
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
-        raise Problem("there is no srun here", "log in to the cluster's login node") from None
+        raise Problem(f"there is no {argv[0]} here", "log in to the cluster's login node") from None

@@ -40,7 +40,9 @@ def _image(args: Any) -> int:
 
     if not args.base:
         raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
-    text = recipe(find_site(args.site, os.environ, ""), args.base, args.library)
+    site = find_site(args.site, os.environ, "")
+    runtime = site.container.runtime if site.container else ""
+    text = recipe(site.name, [path.pattern for path in site.paths.values()], runtime, args.base, args.library)
     print(json.dumps({"dockerfile": text}) if args.json else text, end="\n" if args.json else "")
     return 0
 
@@ -94,10 +96,13 @@ def _show(args: Any) -> int:
 
 
 def _new(args: Any) -> int:
+    from drumbeat import backends
     from drumbeat.facts.gather import gather
     from drumbeat.spec.sitetext import new_site
 
-    print(new_site(gather(_host(args.root))), end="")
+    facts = gather(_host(args.root))
+    batch = facts.identity.batch
+    print(new_site(facts, batch if batch in backends.names() else "local"), end="")
     return 0
 
 
@@ -105,11 +110,13 @@ def _check(args: Any) -> int:
     """0: right. 1: well written, but a path is not on this machine. A mistake in the file is a Problem: 2."""
     import json
 
+    from drumbeat import backends
     from drumbeat.order import HostPath
     from drumbeat.spec.paths import find_paths
     from drumbeat.spec.sites import site_from_path
 
     site = site_from_path(args.site, "site check")
+    backends.get(site.backend, site.where("backend"))
     host = _host(args.root)
     wanted = [HostPath(name, path.pattern, path.why) for name, path in site.paths.items()]
     found, missing = find_paths(wanted, host.list, host.hostname())

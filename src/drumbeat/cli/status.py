@@ -44,10 +44,9 @@ def run(args: Any) -> int:
         lines += going_on(state, time.time())
         lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
         lines.append(("folder", found.path))
-    tasks = [(f"task {os.path.basename(task.path)}", task) for task in found.array()]
-    for label, task in tasks:
-        its = state_of(task)
-        lines.append((label, f"{its.status.state}{': ' + its.status.detail if its.status.detail else ''}"))
+    for task in told.tasks:
+        number = task.handle.rpartition("_")[2]
+        lines.append((f"task {number}", f"{task.state}{': ' + task.detail if task.detail else ''}"))
     for label, text in lines:
         print(f"{label:<10} {text}")
     return 0

@@ -49,7 +49,7 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--dry-run", action="store_true", help="show the cost and stop")
     group.add_argument(
-        "--submit", action="store_true", help="one job of Slurm runs all trials; with --dry-run: show it"
+        "--submit", action="store_true", help="one job of the scheduler runs all trials; with --dry-run: show it"
     )
     group.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
@@ -74,25 +74,29 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     import os
     import sys
 
-    from drumbeat.desk.submit import make_order, notes
+    from drumbeat import backends
+    from drumbeat.desk.submit import queued_order
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.site_of_trials import place_in_queue
     from drumbeat.tune.submit import make_request, submit
 
-    order = make_order(sized(job, asked.given), os.environ)
+    order = queued_order(sized(job, asked.given), os.environ)
     tuning = settle(asked, job, place_in_queue(order))
     request = make_request(tuning)
-    for label, text in (("cost", tuning.cost.says()), *(("warning", note) for note in notes(order))):
+    for label, text in (
+        ("cost", tuning.cost.says()),
+        *(("warning", note) for note in backends.get(order.backend).notes(order)),
+    ):
         print(f"{label:<10} {text}", file=sys.stderr)
     if args.dry_run:
         print(request.text, end="")
         return 0
     handle = submit(tuning, request, os.environ)
     if args.json:
-        print(json.dumps({"handle": str(handle), "job": handle.job, "folder": tuning.folder}))
+        print(json.dumps({"handle": handle, "job": handle.rpartition("/")[2], "folder": tuning.folder}))
         return 0
     print(f"{'submitted':<10} {handle}")
-    print(f"{'folder':<10} {tuning.folder}: tune.json there tells what is known, slurm-{handle.job}.out all of it")
+    print(f"{'folder':<10} {tuning.folder}: tune.json there tells what is known, the job's output there all of it")
     return 0
 
 
@@ -118,7 +122,6 @@ def run_submitted(folder: str) -> int:
 
 def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     import json
-    import os
 
     from drumbeat.tune.progress import Shown, closing, table
     from drumbeat.tune.session import outcome_code, run_tuning
@@ -128,7 +131,7 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
     shown, interruption = Shown(), Interruption()
     shown.say("tune", f"{tuning.asked.kind} of {tuning.place.order.name} (site {tuning.place.order.site})")
     shown.say("cost", tuning.cost.says())
-    left = seconds_left(os.environ)
+    left = seconds_left()
     if left is not None and left < tuning.cost.seconds:
         shown.say("warning", f"this allocation ends in {left:.0f} s; what is known by then is kept")
     if not dry:

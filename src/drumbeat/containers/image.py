@@ -1,10 +1,11 @@
-"""Is the image there, and is it for the machines it will run on? Asked at the desk, before anything is queued."""
+"""Is the image there, is it one, and is it for the machines it will run on? Checked before anything is queued."""
 
 from __future__ import annotations
 
 import os
 from typing import Optional
 
+from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.facts import elf
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order
@@ -13,46 +14,63 @@ from drumbeat.problem import Problem
 # The two digits that a SIF file's header names its architecture by.
 _SIF_ARCH = {b"01": "i386", b"02": "x86_64", b"03": "arm", b"04": "aarch64", b"05": "ppc64", b"06": "ppc64le"}
 _SIF_MAGIC = b"SIF_MAGIC"
-_FILE_RUNTIMES = ("apptainer", "singularity")
+_SQUASHFS_MAGIC = b"hsqs"
+_EXT3_MAGIC, _EXT3_OFFSET = b"\x53\xef", 1080
+_OCI = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def check_image(order: Order) -> None:
     used = order.container
     if used is None:
         return
-    path = used.image
-    by_name = "://" in path or used.runtime not in _FILE_RUNTIMES
-    if by_name and not path.startswith("/"):
+    by_name = "://" in used.image or not RUNTIMES[used.runtime].files
+    if by_name and not used.image.startswith("/"):
         return  # a registry's name: only the node can tell
-    path = os.path.join(order.workdir, path)
+    path = os.path.join(order.workdir, used.image)
     if not os.path.exists(path):
         raise Problem(f"the image {path} does not exist", "build or pull it first; container: names it in the job file")
-    found = image_arch(path)
-    if order.arch and found and found != order.arch:
+    if RUNTIMES[used.runtime].files and not is_image(path):
         raise Problem(
-            f"the image {path} is for {found}, but the nodes of {order.site} are {order.arch}",
+            f"{path} is not an image: it is neither a SIF, squashfs or ext3 file nor an unpacked tree",
+            f"{used.runtime} pull or {used.runtime} build makes one",
+        )
+    arch = image_arch(path)
+    if order.arch and arch and arch != order.arch:
+        raise Problem(
+            f"the image {path} is for {arch}, but the nodes of {order.site} are {order.arch}",
             f"pull it for them: {used.runtime} pull --arch {_OCI.get(order.arch, order.arch)} ...",
         )
 
 
-_OCI = {"x86_64": "amd64", "aarch64": "arm64"}
+def is_image(path: str) -> bool:
+    """Whether apptainer or singularity could start it: by its first bytes. A file that we may not read passes."""
+    if os.path.isdir(path):
+        return any(os.path.lexists(os.path.join(path, part)) for part in ("bin", "usr", ".singularity.d"))
+    head = _head(path, _EXT3_OFFSET + 2)
+    if head is None:
+        return True
+    if _SIF_MAGIC in head[:64] or _SQUASHFS_MAGIC in head[:512]:  # old images begin with a line for their launcher
+        return True
+    return head[_EXT3_OFFSET:] == _EXT3_MAGIC
 
 
 def image_arch(path: str) -> Optional[str]:
-    """Of a SIF file or an unpacked tree; None where it does not say."""
+    """The architecture of a SIF file or an unpacked tree; None where it does not say."""
     if os.path.isdir(path):
         host = LiveHost()
         for program in ("bin/sh", "usr/bin/sh", "bin/busybox", "usr/bin/env"):
-            found = elf.architecture(host, os.path.realpath(os.path.join(path, program)))
-            if found:
-                return found
+            arch = elf.architecture(host, os.path.realpath(os.path.join(path, program)))
+            if arch:
+                return arch
         return None
+    head = _head(path, 64) or b""
+    at = head.find(_SIF_MAGIC)
+    return _SIF_ARCH.get(head[at + 13 : at + 15]) if at >= 0 else None
+
+
+def _head(path: str, size: int) -> Optional[bytes]:
     try:
         with open(path, "rb") as file:
-            head = file.read(64)
+            return file.read(size)
     except OSError:
         return None
-    at = head.find(_SIF_MAGIC)
-    if at < 0:
-        return None
-    return _SIF_ARCH.get(head[at + 13 : at + 15])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import List, Optional
+from typing import Iterable, List, Optional
 
 from drumbeat.problem import Problem
-from drumbeat.spec.site import Site
 
 # What building and checking RDMA libraries takes on Ubuntu; kernel headers are the host's matter, not an image's.
 _PACKAGES = (
@@ -17,28 +16,29 @@ _PACKAGES = (
 _SOURCE = re.compile(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
 
 
-def recipe(site: Site, base: str, source: Optional[str] = None) -> str:
-    """`source` is the tar file of the host's libbnxt_re, from drivers_linux/bnxt_rocelib of Broadcom's package.
+def recipe(site: str, patterns: Iterable[str], runtime: str, base: str, source: Optional[str] = None) -> str:
+    """`patterns` and `runtime` are the host paths and the container runtime of the site's profile; `source` is the tar file
+    of the host's libbnxt_re, from drivers_linux/bnxt_rocelib of Broadcom's package.
 
     Only Broadcom's library must be the host's own version; NVIDIA's and Pensando's work from the distribution's rdma-core.
     """
-    broadcom = any("libbnxt_re" in path.pattern for path in site.paths.values())
-    if not broadcom and (site.container is None or site.container.runtime not in ("docker", "podman")):
+    broadcom = any("libbnxt_re" in pattern for pattern in patterns)
+    if not broadcom and runtime not in ("docker", "podman"):
         raise Problem(
-            f"no build steps are known for site {site.name}", "they are for sites that run docker or podman images"
+            f"no build steps are known for site {site}", "they are for sites that run docker or podman images"
         )
     if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,250}", base):
         raise Problem(f"--base {base!r} is not the name of an image")
     if not broadcom:
         if source:
-            raise Problem(f"site {site.name} needs no library of its own", "leave --library out")
-        return "\n".join(_distribution_lines(site.name, base)) + "\n"
+            raise Problem(f"site {site} needs no library of its own", "leave --library out")
+        return "\n".join(_distribution_lines(site, base)) + "\n"
     if not source or not _SOURCE.fullmatch(source):
         raise Problem(
             f"--library {source!r} is not libbnxt_re-A.B.C.D.tar.gz",
             "it is in drivers_linux/bnxt_rocelib of the Broadcom package that the hosts have installed",
         )
-    return "\n".join(_lines(site.name, base, source)) + "\n"
+    return "\n".join(_lines(site, base, source)) + "\n"
 
 
 def _distribution_lines(site: str, base: str) -> List[str]:

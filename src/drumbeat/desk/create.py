@@ -6,22 +6,16 @@ import os
 import shutil
 import socket
 import subprocess
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from drumbeat import __version__
+from drumbeat.backends.local import own_handle
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.secret import redact
-
-Made = Callable[[RunFolder], None]  # somebody who wants to know the folder of a run that is about to start
-
-
-def not_told(folder: RunFolder) -> None:
-    """Nobody wants to know."""
-
 
 _JOB_LIMIT = 256 << 10
 
@@ -35,7 +29,7 @@ def create_run(
         os.mkdir(folder.path, 0o775)  # a group may share runs where the umask says so, but never everybody
     except OSError as error:
         raise Problem(
-            f"cannot make the run folder {folder.path}: {error.strerror}", "say another place with --runs"
+            f"cannot make the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
         ) from None
     try:
         replace(folder.order, dump_order(order))
@@ -51,7 +45,7 @@ def create_run(
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise Problem(
-            f"cannot write the run folder {folder.path}: {error.strerror}", "say another place with --runs"
+            f"cannot write the run folder {folder.path}: {error.strerror}", "choose another place with --runs"
         ) from None
     _index(order, environ)
     return folder
@@ -64,7 +58,7 @@ def _run_record(order: Order, handle: str) -> Dict[str, Any]:
         "run_id": order.run_id,
         "name": order.name,
         "created": order.created,
-        "handle": handle or f"local://{host}/{order.run_id}",
+        "handle": handle or own_handle(),
         "version": __version__,
         "desk": {"host": host, "pid": os.getpid(), "started": start_time(os.getpid())},
     }

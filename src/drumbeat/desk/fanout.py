@@ -1,60 +1,70 @@
-"""Fan out: in a batch script or an salloc shell, one agent a node through srun. After that only signals pass by here."""
+"""Fan out: in a batch script or an interactive allocation the backend starts one agent per node. After that only requests
+to stop pass by here."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, List, Mapping
+from typing import Any, Callable, Mapping, Optional
 
-from drumbeat.backends.slurm import render
-from drumbeat.backends.srun import srun_argv, srun_environment
+from drumbeat import backends
+from drumbeat.backends.contract import job_handle
+from drumbeat.bundle.build import cached_bundle
 from drumbeat.containers.image import check_image
+from drumbeat.desk.create import create_run
+from drumbeat.desk.place import Place
+from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token
-from drumbeat.facts.model import Identity
 from drumbeat.order import Order
-from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import ask_to_stop
-from drumbeat.runfolder.write import replace
+from drumbeat.signals import STOP_REQUESTS
 
-_STOPS = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "TERM", signal.SIGUSR2: "USR2"}
-
-
-def check_srun(identity: Identity, environ: Mapping[str, str]) -> None:
-    if shutil.which("srun", path=environ.get("PATH", os.defpath)) is None:
-        raise Problem(
-            f"this is Slurm job {identity.job_id}, but there is no srun here to reach its nodes (inside a container?)",
-            "put srun before the container: srun --ntasks-per-node=1 apptainer exec IMAGE python3 drumbeat.pyz run ...",
-        )
+_NAMES = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}  # else TERM
 
 
-def fan_out(order: Order, folder: RunFolder, identity: Identity, environ: Mapping[str, str]) -> int:
-    agent = [sys.executable, "-I", "-S", folder.bundle, "_node", folder.order]
-    if order.container:  # the same lines that a submitted job runs on each node
-        if order.container.runtime == "pyxis":
-            raise Problem("pyxis starts containers for srun itself", "drumbeat submit does that; or put srun before it")
+def start_in_allocation(
+    order: Order,
+    job_file: Optional[str],
+    place: Place,
+    environ: Mapping[str, str],
+    on_created: Optional[Callable[[RunFolder], None]] = None,
+) -> int:
+    """The backend reaches the nodes; the run folder is made here."""
+    backends.get(order.backend).check_allocation(place.identity, environ)
+    if order.container:
         check_image(order)
-        replace(folder.script, render(order).text)
-        agent = ["sh", folder.script, "node"]
-    argv: List[str] = srun_argv(order, environ, agent)
-    env = {**srun_environment(environ), "DRUMBEAT_TOKEN": fresh_token()}
-    # A session of its own: a Ctrl-C reaches only us. srun would pass it to every process of the step.
-    srun = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    else:
+        check_command(order, environ)
+    handle = job_handle(place.identity)
+    folder = create_run(order, job_file, cached_bundle(environ), environ, handle)
+    if on_created:
+        on_created(folder)
+    try:
+        return _fan_out(order, folder, environ)
+    finally:
+        backends.get(order.backend).finish(handle, environ)
+
+
+def _fan_out(order: Order, folder: RunFolder, environ: Mapping[str, str]) -> int:
+    launch = backends.get(order.backend).fan_out(order, environ)
+    env = {**launch.environ, "DRUMBEAT_TOKEN": fresh_token()}
+    # A session of its own: a Ctrl-C reaches only us. A launcher might pass it to every process of the job.
+    launcher = subprocess.Popen(list(launch.argv), env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def on_signal(number: int, frame: Any) -> None:
+        name = signal.Signals(number)
         try:
-            ask_to_stop(folder.stop, _STOPS[signal.Signals(number)], f"the desk was sent {signal.Signals(number).name}")
+            ask_to_stop(folder.stop, _NAMES.get(name, "TERM"), f"the desk was sent {name.name}")
         except OSError as error:
-            print(f"drumbeat: cannot ask the lead to stop: {error}; ending the step", file=sys.stderr)
-            srun.send_signal(signal.SIGTERM)
+            print(f"drumbeat: cannot ask the lead to stop: {error}; ending the launcher", file=sys.stderr)
+            launcher.send_signal(signal.SIGTERM)
 
-    for number in _STOPS:
+    for number in STOP_REQUESTS:
         signal.signal(number, on_signal)
-    code = srun.wait()
+    code = launcher.wait()
     summary = Run.open(folder.path).summary()
     if summary:
         return summary.exit_code

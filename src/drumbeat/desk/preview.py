@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.desk.surroundings import look_around
+from drumbeat.desk.make_order import make_order, site_of
+from drumbeat.desk.place import HERE, LOGIN, Place, find_place
 from drumbeat.facts.gather import gather
 from drumbeat.facts.host import Host, LiveHost
 from drumbeat.facts.model import Facts, Peer, Peers
@@ -17,8 +18,6 @@ from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_json
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.spec.job import Job
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import find_site
 
 
 @dataclass(frozen=True)
@@ -31,33 +30,23 @@ class Ready:
 
 
 def prepare(job: Job, roots: Sequence[str], run: Optional[str], environ: Mapping[str, str]) -> Ready:
-    machines: List[Host] = [] if run else [open_host(root) for root in roots] or [LiveHost()]
-    facts = facts_of_run(run) if run else [gather(machine) for machine in machines]
+    hosts: List[Host] = [] if run else [open_host(root) for root in roots] or [LiveHost()]
+    facts = facts_of_run(run) if run else [gather(host) for host in hosts]
     if run and _was_emulated(run):  # all its nodes were one machine, and that machine is meant again
         job = dataclasses.replace(job, nodes=job.nodes or len(facts))
-        facts = facts[:1]
-    elsewhere = bool(roots or run and not _was_emulated(run))
-    if len(facts) > 1 and job.nodes is None:
-        job = dataclasses.replace(job, nodes=len(facts))
-    here = look_around(environ)
-    if elsewhere:  # the nodes are those machines: their names, cores and GPUs count, not this one's
-        names = tuple(each.host for each in facts)
-        here = dataclasses.replace(
-            here,
-            hostname=facts[0].host,
-            gpus=len([gpu for gpu in facts[0].gpus if not gpu.integrated]) or None,
-            cpus=len(facts[0].cpus.allowed) or 1,
-            hosts=names if len(facts) == (job.nodes or 1) else (),
-            master=names[0],
-        )
-    site = find_site(job.site, environ, here.hostname, facts[0].identity.cluster, job.where("site"))
-    order = resolve(job, site, here)
+        facts, run = facts[:1], None
+    elsewhere = bool(roots or run)
+    place = Place(HERE, facts[0].identity, machines=tuple(facts)) if elsewhere else find_place(LiveHost())
+    site = site_of(job, place, environ)
+    if place.kind == LOGIN and site.backend == "local":  # a site that was named to run on this very machine
+        place = Place(HERE, place.identity)
+    order = make_order(job, site, place, environ)
     if len(facts) > order.nodes:
-        raise Problem(f"{len(facts)} nodes' facts for a job of {order.nodes} nodes", f"say --nodes {len(facts)}")
+        raise Problem(f"facts of {len(facts)} nodes for a job of {order.nodes} nodes", f"add --nodes {len(facts)}")
     if order.emulated:
         facts = facts * order.nodes
-    away = not elsewhere and order.backend != "local" and facts[0].identity.node_rank is None
-    return Ready(order, tuple(facts), _peers(facts), machines[0] if machines else None, away)
+    away = place.kind == LOGIN or (not elsewhere and order.backend != "local" and facts[0].identity.node_rank is None)
+    return Ready(order, tuple(facts), _peers(facts), hosts[0] if hosts else None, away)
 
 
 def facts_of_run(path: str) -> List[Facts]:

@@ -1,25 +1,25 @@
-"""`drumbeat run`: from a job to a finished run, here or as one node of a run that is typed on several machines."""
+"""`drumbeat run`: from a job to a finished run, wherever it was typed."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from typing import Mapping, Optional, Tuple
+from typing import Callable, Optional
 
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.create import Made, create_run, not_told
+from drumbeat.desk.create import create_run
+from drumbeat.desk.fanout import start_in_allocation
 from drumbeat.desk.foreground import Foreground
-from drumbeat.desk.join import check_inside, join, order_file, start_in_allocation
-from drumbeat.desk.place import where
-from drumbeat.desk.surroundings import check_command, look_around
+from drumbeat.desk.join import check_inside, join, order_file
+from drumbeat.desk.make_order import make_order, site_of
+from drumbeat.desk.named_in_command import named_in_command
+from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_not_login, find_place
+from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token, users_token
 from drumbeat.facts.host import LiveHost
-from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.order import Order
 from drumbeat.problem import Problem
-from drumbeat.spec.expand import expand
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.spec.job import Job
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import find_site
 
 
 def run_job(
@@ -28,100 +28,43 @@ def run_job(
     node_rank: Optional[int],
     master: str,
     nodes: Optional[int],
-    made: Made = not_told,
+    on_created: Optional[Callable[[RunFolder], None]] = None,
 ) -> int:
-    """`made` is told the run folder where it is made here: on the lead's machine, before anything starts."""
+    """`on_created` is called with the run folder where it is made here: on the lead's machine, before anything starts."""
     environ = os.environ
-    if node_rank is None and not master:
-        place = where(LiveHost())
-        if place.kind == "join":
-            return join(job, job_file, place.identity, environ, made)
-        if place.kind == "allocation":
-            return start_in_allocation(job, job_file, place.identity, environ, made)
-        if place.kind == "login" and not environ.get("NODE_RANK"):
-            check_not_login(job)
-        if not environ.get("NODE_RANK"):
-            node_rank, master, nodes = named_in_command(job, environ, nodes)
-    node_rank, master, nodes = _place(environ, node_rank, master, nodes)
-    here = look_around(environ, master)
-    site = find_site(job.site, environ, here.hostname)
-    order = resolve(job if nodes is None else dataclasses.replace(job, nodes=nodes), site, here)
+    place = find_place(LiveHost(), node_rank, master, nodes)
+    site = site_of(job, place, environ)
+    check_not_login(place, site)
+    if place.kind not in (ALLOCATION, INSIDE):
+        by_hand = place.node_rank, place.master, place.nodes
+        if place.node_rank is None:
+            by_hand = named_in_command(job, environ, nodes)
+        place = Place(HERE, place.identity, "", *by_hand)
+    if place.kind == INSIDE:
+        return join(job, job_file, site, place, environ, on_created)
+    order = make_order(job, site, place, environ)
+    if place.kind == ALLOCATION:
+        return start_in_allocation(order, job_file, place, environ, on_created)
+    return _run_here(order, job_file, place, on_created)
+
+
+def _run_here(
+    order: Order, job_file: Optional[str], place: Place, on_created: Optional[Callable[[RunFolder], None]]
+) -> int:
+    """All nodes on this machine, or, typed by hand on each of several, this one's."""
+    environ, node_rank = os.environ, place.node_rank
     check_inside(order)
     check_command(order, environ)
     if node_rank is not None and node_rank >= order.nodes:
         raise Problem(f"node rank {node_rank} of {order.nodes} nodes: ranks count from 0 to {order.nodes - 1}")
     bundle = cached_bundle(environ)
-    if node_rank is None or order.nodes == 1:
-        folder = create_run(order, job_file, bundle, environ)
-        made(folder)
-        return Foreground(order, folder.order, range(order.nodes), folder.bundle, fresh_token()).run(environ)
-    token = users_token(environ)
-    if node_rank == 0:
-        folder = create_run(order, job_file, bundle, environ)
-        made(folder)
-        return Foreground(order, folder.order, [0], folder.bundle, token).run(environ)
-    with order_file(order) as path:
-        return Foreground(order, path, [node_rank], bundle, token).run(environ)
-
-
-def check_not_login(job: Job) -> None:
-    """Nothing may run on a login node, and nobody wants it there; who does says so by naming the site."""
-    if job.site is None:
-        raise Problem(
-            "this is a login node of a Slurm cluster: a training job does not run here",
-            "drumbeat submit JOB.yaml hands it to Slurm; salloc -N 2, then drumbeat run there, runs it now; "
-            "--site localhost starts it on this very machine",
-        )
-
-
-def named_in_command(
-    job: Job, environ: Mapping[str, str], nodes: Optional[int]
-) -> Tuple[Optional[int], str, Optional[int]]:
-    """Node rank, master and number of nodes of a command that was written for several machines.
-
-    `torchrun --nnodes=2 --node_rank=1 --master_addr=HOST`, typed on each of them, is one job; emulating all its nodes on
-    each machine would make several. A named site that emulates nodes (--site localhost) still does.
-    """
-    if job.site is not None:
-        return None, "", nodes
-    found = find_launcher([expand(word, environ, job.where("command")) for word in job.command])
-    count = job.nodes or nodes or (found.nodes if found else None) or 1
-    if found is None or count < 2:
-        return None, "", nodes
-    host = found.master.rpartition(":")[0] if found.master.count(":") == 1 else found.master
-    elsewhere = bool(host) and host not in ("localhost", "::1") and not host.startswith("127.")
-    if elsewhere and found.node_rank is not None:
-        return found.node_rank, host, count
-    emulate = f"--site localhost emulates all {count} nodes on this machine"
-    if elsewhere:
-        raise Problem(
-            f"the command is for {count} machines that meet at {host}, but nothing says which of them this one is",
-            f"add --node-rank K on each of them; {emulate}",
-        )
-    if found.node_rank is not None:
-        raise Problem(
-            f"the command is node {found.node_rank} of {count}, but names no machine at which the others find node 0",
-            f"say --master HOST --node-rank {found.node_rank}, with a name that the others know; {emulate}",
-        )
-    return None, "", nodes
-
-
-def _place(
-    environ: Mapping[str, str], node_rank: Optional[int], master: str, nodes: Optional[int]
-) -> Tuple[Optional[int], str, Optional[int]]:
-    """Which node this is, without any scheduler. What is exported already wins over what is typed."""
-    exported = {name: environ.get(name, "") for name in ("MASTER_ADDR", "NNODES", "NODE_RANK")}
-    for name in ("NNODES", "NODE_RANK"):
-        if exported[name] and not exported[name].isdigit():
-            raise Problem(f"{name}={exported[name]} is exported, and is not a number", f"unset {name}, or mend it")
-    if exported["NODE_RANK"]:
-        node_rank = int(exported["NODE_RANK"])
-    if node_rank is None:
-        if master:
-            raise Problem("--master without a node rank", "say on each machine which one it is: --node-rank K")
-        return None, "", nodes
-    nodes = int(exported["NNODES"]) if exported["NNODES"] else nodes
-    master = exported["MASTER_ADDR"] or master
-    if not master and (nodes or 1) > 1:
-        raise Problem(f"node rank {node_rank}, but nobody says which machine is node 0", "add --master HOST")
-    return node_rank, master, nodes
+    alone = node_rank is None or order.nodes == 1
+    token = fresh_token() if alone else users_token(environ)
+    if not alone and node_rank:
+        with order_file(order) as path:
+            return Foreground(order, path, [node_rank], bundle, token).run(environ)
+    folder = create_run(order, job_file, bundle, environ)
+    if on_created:
+        on_created(folder)
+    nodes = range(order.nodes) if alone else [0]
+    return Foreground(order, folder.order, nodes, folder.bundle, token).run(environ)

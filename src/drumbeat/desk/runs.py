@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Callable, List, Mapping, Optional, Tuple
 
-from drumbeat.backends.slurm_client import parse_handle
+from drumbeat.backends.contract import parse_handle
 from drumbeat.desk.create import index_folder
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
@@ -85,12 +85,23 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     exact = [run for run in runs if run.run_id == wanted]
     if exact:
         return exact[:1]
-    job = wanted.rpartition("/")[2]
+    job, _, task = wanted.rpartition("/")[2].partition("_")
     if job.isdigit():
         by_job = [run for run in runs if job_of(run) == job]
         if by_job:
-            return by_job[:1]  # a job that was started again is still one run
+            return by_job[:1] if not task else [_task(by_job[0], task)]  # a job that was started again is still one run
+    of_array = [run for run in runs if wanted.startswith(run.run_id + "-") and wanted[len(run.run_id) + 1 :].isdigit()]
+    if of_array:
+        return [_task(of_array[0], wanted[len(of_array[0].run_id) + 1 :])]
     return [run for run in runs if run.run_id.startswith(wanted)]
+
+
+def _task(whole: Run, task: str) -> Run:
+    """One job of an array."""
+    for run in whole.array():
+        if os.path.basename(run.path) == task:
+            return run
+    raise Problem(f"job {task} of the array {whole.run_id} has not started", f"drumbeat status {whole.run_id}")
 
 
 def job_of(run: Run) -> str:

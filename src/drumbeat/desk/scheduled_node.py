@@ -1,4 +1,4 @@
-"""One node of a run whose nodes a scheduler has started: its agent, or, with one task a GPU, one rank's guard."""
+"""One node of a run whose nodes a scheduler has started: its agent, or, with one task per rank, one rank's guard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Mapping
 from drumbeat.agent.place import own_node, placed, task_meeting
 from drumbeat.agent.ranks.task_guard import run_task
 from drumbeat.agent.ranks.tasks import own_view
+from drumbeat.backends.contract import job_handle
 from drumbeat.bundle.build import running_bundle
 from drumbeat.desk.foreground import Foreground
 from drumbeat.facts import identity as identities
@@ -19,7 +20,7 @@ from drumbeat.order import Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.stop_file import forget_end
+from drumbeat.runfolder.verdict import forget_end
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.signals import EXIT_USAGE
 
@@ -27,7 +28,7 @@ EVERY = 0.5  # seconds between two looks at the ranks' output, which is on share
 
 
 def run_node(order_file: str) -> int:
-    """`_node ORDER.json`, as srun starts it on every node (or for every GPU) of a fanned-out or submitted run."""
+    """`_node ORDER.json`, as a backend starts it on every node (or for every rank) of a fanned-out or submitted run."""
     environ = os.environ
     identity = identities.read(LiveHost(), [])
     token = environ.get("DRUMBEAT_TOKEN", "")
@@ -35,21 +36,21 @@ def run_node(order_file: str) -> int:
     assert bundle, "_node runs from the bundle"
     try:
         with open(order_file, encoding="utf-8") as file:
-            order = placed(load_order(file.read(), order_file), identity, environ)
+            order = placed(load_order(file.read(), order_file), identity)
         if not token:
             raise Problem("no DRUMBEAT_TOKEN reached this node", "the launch line must hand it on")
         node = own_node(order, identity)
         if order.launcher == "tasks" and identity.local_id:
             return guard_rank(order, identity, token, environ)
         if node == 0:
-            _open_again(order)
+            _open_again(order, identity)
     except (OSError, RecordError, Problem) as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         return EXIT_USAGE
     return joined(Foreground(order, order_file, [node], bundle, token, EVERY), node, environ)
 
 
-def _open_again(order: Order) -> None:
+def _open_again(order: Order, identity: Identity) -> None:
     """The run folder for this start: one job of an array has its own, and a requeued one has not ended after all."""
     folder = RunFolder(order.folder)
     if not os.path.exists(folder.run_json):
@@ -57,7 +58,7 @@ def _open_again(order: Order) -> None:
         replace(folder.order, dump_order(order))
         replace(folder.stop, "")
         record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
-        replace_json(folder.run_json, record)
+        replace_json(folder.run_json, {**record, "handle": job_handle(identity)})
     forget_end(folder)
 
 
@@ -68,8 +69,8 @@ def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[st
 
 
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:
-    """The lead's exit code is the job's. A node that the lead has ended says 0, or `srun --kill-on-bad-exit` would kill
-    the lead while it still writes how the run went."""
+    """The lead's exit code is the job's. A node that the lead has ended says 0, or a launcher that ends a job at its first
+    failure would kill the lead while it still writes how the run went."""
     foreground.insistent = (signal.SIGINT,)  # a scheduler sends TERM by several ways, and means one request
     code = foreground.run(environ)
     return 0 if node and foreground.ended_by_lead else code

@@ -7,11 +7,11 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from drumbeat.backends import slurm_client
-from drumbeat.backends.contract import Status
-from drumbeat.backends.slurm_client import parse_handle
+from drumbeat import backends
+from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.desk.job_state import array_tasks, end_of, may_come_back, settled
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
@@ -22,9 +22,10 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run
 from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.verdict import REQUEUE, next_step
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
-GOING_ON = ("queued", "running")
+GOING_ON = ALIVE
 
 
 @dataclass(frozen=True)
@@ -94,72 +95,131 @@ def cause_in_output(run: Run) -> Optional[Finding]:
 
 
 def status(run: Run) -> Status:
-    """The run folder is read first; only where it does not tell the end is the scheduler asked."""
-    handle = run.record.handle or run.path
-    summary = read_summary(run)
-    if not desk_pid(run) and (not summary or comes_back(run, summary)):
+    """The run folder is read first; only where its job may come back is the scheduler asked."""
+    handle, tasks = run.record.handle, array_numbers(run)
+    if tasks:
+        return _array_status(run, tasks)
+    end = end_of(read_summary(run))
+    if not desk_pid(run) and may_come_back(end, next_step(run.folder) == REQUEUE):
         asked = ask_scheduler(handle)
-        if asked and (asked.state in GOING_ON or not summary):
-            return asked
-    if summary:
-        states = {"finished": "finished", "stopped": "cancelled", "requeue": "cancelled"}
-        return Status(handle, states.get(summary.outcome, "failed"), summary.outcome, summary.exit_code)
+        if asked:
+            return settled(handle, asked, end)
+    if end:
+        return settled(handle, None, end)
     if desk_pid(run):
-        return Status(handle, "running")
+        return Status(handle, RUNNING)
     desk = run.record.desk
     if desk is None or desk.host != socket.gethostname():
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
-        return Status(handle, "unknown", where)
-    return Status(handle, "failed", "the process that started it is gone, and it left no summary")
+        return Status(handle, UNKNOWN, where)
+    return Status(handle, FAILED, "the process that started it is gone, and it left no summary")
 
 
-def comes_back(run: Run, summary: Summary) -> bool:
-    """Whether the batch script queues the job again after such an end."""
-    return summary.outcome == "requeue" or os.path.exists(run.folder.lost)
+def array_numbers(run: Run) -> List[int]:
+    """The jobs of an array, of which this is the whole; none for any other run, also for one job of an array."""
+    try:
+        order = run.order()
+    except RecordError:
+        return []
+    return array_tasks(order.resources.array) if order and order.resources.array else []
+
+
+def _array_status(run: Run, numbers: List[int]) -> Status:
+    handle = run.record.handle
+    runs = {int(os.path.basename(task.path)): task for task in run.array()}
+    ends = {number: end_of(read_summary(task)) for number, task in runs.items()}
+    over = len(ends) == len(numbers) and not any(
+        may_come_back(end, next_step(runs[number].folder) == REQUEUE) for number, end in ends.items()
+    )
+    asked = None if over else ask_scheduler(handle)
+    answers = {task.handle: task for task in asked.tasks} if asked else {}
+    tasks = []
+    for number in numbers:
+        name = f"{handle}_{number}"
+        if number not in runs and name not in answers:
+            forgotten = asked is None or asked.state == UNKNOWN
+            tasks.append(Status(name, UNKNOWN if forgotten else CANCELLED, "" if forgotten else "before it started"))
+        else:
+            tasks.append(settled(name, answers.get(name), ends.get(number)))
+    return overall(handle, tasks)
 
 
 _asked: Dict[str, Tuple[float, Status]] = {}
 
 
 def ask_scheduler(handle: str) -> Optional[Status]:
-    """At most every 20 s: a controller has many users. None where no scheduler has the run."""
-    job = parse_handle(handle)
-    if job is None:
+    """At most every 20 s: a scheduler has many users. None where no scheduler has the run."""
+    backend = _scheduler(handle)
+    if backend is None:
         return None
     last = _asked.get(handle)
     if last is None or time.monotonic() - last[0] > _ASK_EVERY:
         try:
-            answer = slurm_client.status(job, os.environ)
+            answer = backend.status(handle, os.environ)
         except Problem as problem:
-            answer = Status(handle, "unknown", str(problem))
+            answer = Status(handle, UNKNOWN, str(problem))
         last = _asked[handle] = (time.monotonic(), answer)
     return last[1]
 
 
+def _scheduler(handle: str) -> Optional[Backend]:
+    """The backend that can be asked about this run; None for runs of this machine."""
+    backend = backends.of_handle(handle)
+    return backend if backend and backend.name != "local" else None
+
+
 def cancel(run: Run) -> None:
     """Ask the desk to stop, as a Ctrl-C would; where there is none, the lead; of a queued job, the scheduler."""
+    try:
+        if array_numbers(run):
+            _cancel_array(run)
+        else:
+            _cancel(run)
+    except PermissionError:
+        raise Problem(f"{run.run_id} belongs to another user", "only its owner can cancel it") from None
+
+
+def _cancel(run: Run) -> None:
     pid = desk_pid(run)
     if pid is not None:
         ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")  # says that the run must not come back
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
-    state = status(run).state
-    job = parse_handle(run.record.handle)
-    if job is None or state not in GOING_ON:
+    state, backend = status(run).state, _scheduler(run.record.handle)
+    if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")
-    if state == "queued":
-        slurm_client.cancel(job, os.environ)
+    if state == QUEUED:
+        backend.cancel(run.record.handle, os.environ)
         _asked.clear()
     else:
         ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")
 
 
+def _cancel_array(run: Run) -> None:
+    """Those of its jobs that have not ended: the queued ones first, or they would start in place of the others."""
+    whole, backend = status(run), _scheduler(run.record.handle)
+    alive = [task for task in whole.tasks if task.state in ALIVE]
+    if backend is None or not alive:
+        raise Problem(f"{run.run_id} is not running here ({whole.state})")
+    for task in alive:
+        if task.state == QUEUED:
+            backend.cancel(task.handle, os.environ)
+    _asked.clear()
+    runs = {os.path.basename(task.path): task for task in run.array()}
+    for task in alive:
+        number = task.handle.rpartition("_")[2]
+        if task.state == RUNNING and number in runs:
+            ask_to_stop(runs[number].folder.stop, "CANCEL", "drumbeat cancel")
+        elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
+            backend.cancel(task.handle, os.environ)
+
+
 def end_job(run: Run) -> bool:
     """What did not end when it was asked to is ended by the scheduler; false where there is none."""
-    job = parse_handle(run.record.handle)
-    if job is None or not os.path.exists(run.folder.script):
+    backend = _scheduler(run.record.handle)
+    if backend is None or run.record.desk is not None:
         return False  # a job that was not submitted by us is its owner's to end
-    slurm_client.cancel(job, os.environ)
+    backend.cancel(run.record.handle, os.environ)
     return True
 
 

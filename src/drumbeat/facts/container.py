@@ -11,6 +11,7 @@ from drumbeat.facts.model import Container
 from drumbeat.facts.parse import line
 
 _INIT = ("systemd", "init", "runit", "openrc-init")
+OCI = ("docker", "podman", "kubernetes")  # those that run the same images
 _CGROUP_SIGNS = (
     ("kubepods", "kubernetes"),
     ("libpod", "podman"),

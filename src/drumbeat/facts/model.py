@@ -134,7 +134,7 @@ class Limits:
 @dataclass(frozen=True)
 class Container:
     inside: Optional[bool] = None
-    runtime: Optional[str] = None  # apptainer, singularity, docker, podman, enroot, kubernetes
+    runtime: Optional[str] = None  # as facts/container.py names it
     image: Optional[str] = None
     image_arch: Optional[str] = None
 
@@ -155,7 +155,7 @@ class Library:
 class Identity:
     """Who this node is in its job, as the scheduler's own variables say."""
 
-    scheduler: str = "plain"  # plain, slurm, kubernetes, runai, openmpi, pbs
+    scheduler: str = "plain"  # what started this process: the name of a file in facts/identity, or of a backend
     job_id: Optional[str] = None
     step_id: Optional[str] = None
     node_rank: Optional[int] = None
@@ -166,6 +166,14 @@ class Identity:
     master: Optional[str] = None
     master_port: Optional[int] = None
     cluster: Optional[str] = None
+    batch: str = ""  # the batch system whose job this is, also below mpirun
+    place: str = "here"  # here, allocation (a shell that may start tasks on all nodes), inside (a task or step)
+    gpus: Optional[int] = None  # of this node, for this job
+    array_job: str = ""  # id of the array, and which of its jobs this is
+    array_task: str = ""
+    starts: int = 0  # how often the scheduler has started this job before
+    ends_at: Optional[float] = None  # when the scheduler ends the job, in seconds since 1970
+    own_home: bool = False  # no home is shared with the other nodes: a pod
 
 
 @dataclass(frozen=True)

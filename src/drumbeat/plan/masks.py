@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.finding import Evidence, Finding
 
@@ -54,6 +54,11 @@ def from_slurm(value: str) -> Tuple[str, ...]:
     if not found:
         return ()
     return tuple(part if part[:2].lower() == "0x" else "0x" + part for part in found.group(1).split(","))
+
+
+def bound_by_user(environment: Mapping[str, str]) -> bool:
+    """Whether the user told the launcher of this job where its tasks go."""
+    return typed_by_user(environment.get("SLURM_CPU_BIND", ""))
 
 
 def typed_by_user(value: str) -> bool:

@@ -14,7 +14,7 @@ from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interf
 from drumbeat.plan.scene import scene
 
 DEFAULT_EPHEMERAL = (32768, 60999)  # Linux hands these out to anybody
-LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the node ports of Kubernetes
+LOW_PORTS = (20000, 29499)  # below torch's own 29500 and the range that container clusters give to services
 TOP = 65535
 CANDIDATES = 8
 _ITSELF = ("localhost", "ip6-localhost", "::1", "0.0.0.0")  # noqa: S104  # names, nothing listens on them
@@ -64,7 +64,7 @@ def _exported(order: Order, facts: Facts, findings: List[Finding]) -> Optional[T
     holder = next((interface for interface in facts.interfaces if holds(interface, text)), None)
     if holder is not None:
         return text, f"MASTER_ADDR is exported; node 0 has it on {holder.name}"
-    if re.fullmatch(r"[\d.]+|[0-9a-f:]+:[0-9a-f:]*", text) and facts.identity.scheduler not in ("kubernetes", "runai"):
+    if re.fullmatch(r"[\d.]+|[0-9a-f:]+:[0-9a-f:]*", text) and not facts.identity.own_home:
         findings.append(
             Finding(
                 "master-is-elsewhere",

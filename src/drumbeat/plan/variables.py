@@ -129,7 +129,7 @@ SETTINGS: Tuple[Setting, ...] = (
         "NCCL_NET",
         "AWS Libfabric",
         {**_SLINGSHOT, "net-plugin": "found"},
-        "NCCL stops instead of falling back to TCP when the plug-in fails; left out on one node, where Slurm gives no "
+        "NCCL stops instead of falling back to TCP when the plug-in fails; left out on one node, where the scheduler gives no "
         "network id and the plug-in cannot start",
         f"{HPE}; OLCF user docs",
     ),

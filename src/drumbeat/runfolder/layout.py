@@ -7,8 +7,10 @@ RUN/
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one desk, once
-  slurm-J.out          what the whole job printed          Slurm
-  verdict, lost        the end, for the batch script       lead, replaced
+  NAME-J.out           what the whole job printed          the scheduler
+  verdict              the end, for whatever started the agents  lead, replaced
+  lost, requeues       nodes lost and requeues so far      lead, replaced
+  array/N/             one job of an array: a run folder   lead
   stop                 a line for each wish to stop        whoever wishes; only the lead reads it
   events.jsonl         the run's events                    lead
   peers.json           every node, as mustered             lead, replaced
@@ -78,6 +80,10 @@ class RunFolder:
     @property
     def lost(self) -> str:
         return self.at("lost")
+
+    @property
+    def requeues(self) -> str:
+        return self.at("requeues")
 
     @property
     def events(self) -> str:

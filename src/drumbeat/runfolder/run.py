@@ -48,7 +48,7 @@ class RunRecord:
     schema: str = SCHEMA
     name: str = ""
     created: float = 0.0
-    handle: str = ""  # local://host/run-id, slurm://cluster/1234
+    handle: str = ""  # BACKEND://CLUSTER/JOB
     version: str = ""
     desk: Optional[Desk] = None
     output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder

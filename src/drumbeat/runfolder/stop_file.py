@@ -1,18 +1,13 @@
 """The run's `stop` file: how somebody who cannot signal the lead asks it to end the run.
 
 A batch script's trap, `drumbeat cancel` and the desk of an allocation append a line, `WORD reason`. A signal sent through
-srun would reach every process of the step, DataLoader workers too; a line reaches the lead alone.
+a launcher may reach every process of the job, DataLoader workers too; a line reaches the lead alone.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
-from typing import List, Sequence, Tuple
-
-from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.write import replace
+from typing import List, Tuple
 
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
 # job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now.
@@ -54,32 +49,3 @@ class StopFile:
     def skip(self) -> None:
         """What was asked of an earlier start of this run is no longer meant."""
         self.look()
-
-
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-
-def write_verdict(folder: RunFolder, code: int, lost: Sequence[str]) -> None:
-    """For the batch script, which reads no JSON: the exit code, and every node this run has lost so far."""
-    names = list(dict.fromkeys([*lost_nodes(folder), *lost]))
-    safe = ",".join(name for name in names if _HOST.fullmatch(name))  # a shell reads it
-    if lost:
-        replace(folder.lost, safe + "\n")
-    replace(folder.verdict, f"code={int(code)}\nlost={safe if lost else ''}\n")
-
-
-def lost_nodes(folder: RunFolder) -> List[str]:
-    try:
-        with open(folder.lost, encoding="utf-8") as file:
-            return [name for name in file.read().strip().split(",") if name]
-    except OSError:
-        return []
-
-
-def forget_end(folder: RunFolder) -> None:
-    """A job that starts again has not ended."""
-    for path in (folder.summary, folder.verdict):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass

@@ -75,6 +75,7 @@ class Summary:
     launcher: str = ""
     target_reached: Optional[bool] = None
     attempts: Tuple[AttemptEnd, ...] = ()
+    start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
@@ -108,6 +109,7 @@ def summarize(
         ranks=sum(member.ranks for member in members),
         hosts=_cut_hosts(fold(member.host for member in members)),
         launcher=order.launcher,
+        start=order.start,
         target_reached=progress.target_reached,
         attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
         failure=shortened(last.finding) if last.finding else None,

@@ -1,4 +1,4 @@
-"""Times as people and Slurm write them, in seconds. A bare number is refused: Slurm means minutes, YAML seconds."""
+"""Times as people and schedulers write them, in seconds. A bare number is refused: some mean minutes, others seconds."""
 
 from __future__ import annotations
 

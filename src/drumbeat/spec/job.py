@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
+from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.order import CHECK_LEVELS, TRANSPORTS
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
@@ -191,7 +192,7 @@ class Job:
     )
     time: Optional[int] = key(
         "duration",
-        "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or Slurm's "
+        "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or "
         "days-hours:minutes:seconds.",
         "1h30m",
         None,
@@ -266,18 +267,23 @@ class Job:
         "project_465000001",
         None,
         flag="NAME",
-        default_text="$SBATCH_ACCOUNT, else ~/.config/drumbeat/defaults.yaml",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     partition: Optional[str] = key(
         "text",
-        "The scheduler's partition.",
+        "The scheduler's partition or queue.",
         "accel",
         None,
         flag="NAME",
-        default_text="$SBATCH_PARTITION, else ~/.config/drumbeat/defaults.yaml, else the site's",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml, else the site's",
     )
     qos: Optional[str] = key(
-        "text", "The quality of service.", "devel", None, flag="NAME", default_text="$SBATCH_QOS, else defaults.yaml"
+        "text",
+        "The quality of service.",
+        "devel",
+        None,
+        flag="NAME",
+        default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     memory: Optional[str] = key(
         "text", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
@@ -298,25 +304,27 @@ class Job:
         "text", "Where to send a mail when the job ends or fails.", "me@example.org", None, flag="TO"
     )
     dependency: Optional[str] = key(
-        "text", "Jobs to wait for, as Slurm writes them.", "afterok:1234", None, flag="TEXT"
+        "text", "Jobs to wait for, in the scheduler's words.", "afterok:1234", None, flag="TEXT"
     )
     array: Optional[str] = key(
         "text",
-        "Several jobs from one file, as Slurm writes them; each has its own run folder, and $SLURM_ARRAY_TASK_ID.",
+        "Several jobs from one file: which numbers, and after % how many at once. Each has a run folder of its own, "
+        "RUN/array/NUMBER, and the scheduler's variable with its number.",
         "0-3%2",
         None,
         flag="TEXT",
     )
     requeues: int = key(
         "number",
-        "How often the job is queued again, without the node, after a node was lost.",
+        "How often drumbeat queues the job again: without the node after a node was lost, or when a rank ends with 75 "
+        "though nobody had asked it to stop. What the scheduler or you queue again does not count.",
         "1",
         3,
         minimum=0,
         flag="N",
     )
     submit_options: Tuple[str, ...] = key(
-        "words", "Other options of sbatch, word by word as it reads them.", '["--licenses=scratch"]', ()
+        "words", "Other options of the scheduler's submit command, word by word.", '["--licenses=scratch"]', ()
     )
     modules: Tuple[str, ...] = key(
         "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
@@ -335,7 +343,7 @@ class Job:
         "What runs the image.",
         "apptainer",
         None,
-        allowed=("apptainer", "singularity", "docker", "podman", "pyxis"),
+        allowed=tuple(RUNTIMES),
         flag="NAME",
         default_text="the site's",
     )

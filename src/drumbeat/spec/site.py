@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
+from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
 from drumbeat.spec.job import JobExpect
@@ -77,7 +78,7 @@ class SiteContainer:
         "choice",
         "What runs containers there.",
         "apptainer",
-        allowed=("apptainer", "singularity", "docker", "podman", "pyxis"),
+        allowed=tuple(RUNTIMES),
     )
     vendor: str = key(
         "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
@@ -107,7 +108,12 @@ class Detect:
 class Site:
     name: str  # of its file
     summary: str = key("text", "The cluster in one line.", "4 MI250X a node, Slingshot 11")
-    backend: str = key("choice", "What starts jobs there.", "slurm", "local", allowed=("local", "slurm", "runai"))
+    backend: str = key(
+        "name",
+        "What jobs are submitted to: the name of a backend, built in or from an installed package.",
+        "slurm",
+        "local",
+    )
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )
@@ -116,15 +122,15 @@ class Site:
         "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
     )
     gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
-    gpus_as: str = key(
-        "choice",
-        "How GPUs are asked for.",
+    gpus_as: Optional[str] = key(
+        "name",
+        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md).",
         "gres",
-        "gpus-per-node",
-        allowed=("gpus-per-node", "gres"),
+        None,
+        default_text="the backend's",
     )
     cores: Optional[int] = key(
-        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="not said to Slurm"
+        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="the scheduler's"
     )
     memory: Optional[str] = key(
         "text", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"

@@ -42,14 +42,13 @@ def _reason(why: str, source: Optional[str]) -> str:
     return f"    {why}{f' ({source})' if source else ''}"
 
 
-def new_site(facts: Facts) -> str:
+def new_site(facts: Facts, backend: str) -> str:
     """A profile to start from. What differs from node to node is left to the node; what was seen is said."""
     gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     names = sorted({gpu.name or f"unknown {gpu.vendor} GPU" for gpu in gpus})
     nics = [device.name for device in (facts.cxi or facts.rdma)]
     parts = [f"{len(gpus)} {' and '.join(names)} a node" if gpus else "no GPU seen"]
     parts.append(f"{len(nics)} NICs: {', '.join(nics)}" if nics else "no RDMA device seen")
-    backend = {"slurm": "slurm", "runai": "runai"}.get(facts.identity.scheduler, "local")
     lines = [
         f"# Made on {_plain(facts.host)} by: drumbeat site new. Look at each line, then keep it as NAME.yaml in",
         "# ~/.config/drumbeat/sites; drumbeat site check NAME.yaml says whether it is right.",

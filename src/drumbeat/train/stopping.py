@@ -15,7 +15,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-# A launcher's stop signal, Ctrl-C, Slurm's warnings before the end, a closed terminal.
+# A launcher's stop signal, Ctrl-C, a scheduler's notice before the end, a closed terminal.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so an echo follows the first one at once
 

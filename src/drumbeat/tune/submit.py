@@ -1,4 +1,4 @@
-"""`--submit`: one job of Slurm that runs all trials in its allocation. What is shown is what is sent."""
+"""`--submit`: one job that runs all trials in its allocation. What is shown is what is sent."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ import os
 import shutil
 from typing import Any, Mapping, Tuple
 
-from drumbeat.backends import slurm_client, slurm_desk
+from drumbeat import backends
 from drumbeat.backends.contract import Request
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.write import replace_json
 from drumbeat.spec.job import Job
 from drumbeat.tune.request import Asked
 from drumbeat.tune.session import Tuning, make_folder
 from drumbeat.tune.trial import GRACE
 
-REQUEST = "request.json"  # what was asked, for the one who runs it in the allocation
-_MARGIN = 180  # seconds beside the trials' own: the allocation's start, and Slurm's notice before its end
+REQUEST = "request.json"  # what was requested, for the process that runs it in the allocation
+_MARGIN = 180  # seconds beside the trials' own: the allocation's start, and the scheduler's notice before its end
 
 
 def make_request(tuning: Tuning) -> Request:
     order = tuning.place.order
-    if order.container and order.container.runtime == "pyxis":
-        raise Problem(
-            "pyxis starts containers for srun itself, so several runs in one job are not possible with it",
-            "--container-runtime apptainer, or tune inside the container",
-        )
     asked_for = order.time_limit if tuning.job.where("time") == "--time" else None  # the file's is that of a training
     needed = float(-(-(tuning.cost.seconds + _MARGIN) // 60) * 60)
     order = dataclasses.replace(
@@ -41,29 +36,28 @@ def make_request(tuning: Tuning) -> Request:
         stop_grace=float(GRACE),
         resources=dataclasses.replace(order.resources, array=""),
     )
-    return slurm_desk.render(order, ("_tune", '"$BASE"'), "`drumbeat tune --submit` sends exactly this file.")
+    why = "`drumbeat tune --submit` sends exactly this file."
+    return backends.get(order.backend).render_command(order, ("_tune", "{folder}"), why)
 
 
-def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> slurm_client.Handle:
-    """A job that Slurm refuses leaves nothing behind."""
+def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
+    """The handle of the job. One that is refused leaves nothing behind."""
     make_folder(tuning.folder)
-    script = os.path.join(tuning.folder, "job.sh")
     try:
         replace_json(os.path.join(tuning.folder, REQUEST), {"asked": tuning.asked, "job": _sized(tuning)})
         shutil.copyfile(cached_bundle(environ), os.path.join(tuning.folder, "drumbeat.pyz"))
-        replace(script, request.text)
-        env = slurm_client.sbatch_environment(environ)
-        slurm_client.test_only(script, env)
-        return slurm_client.submit(script, env)
+        return backends.get(request.backend).submit(request, environ)
     except (Problem, OSError) as error:
         shutil.rmtree(tuning.folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise Problem(f"cannot write {tuning.folder}: {error.strerror}", "say another place with --runs") from None
+            raise Problem(
+                f"cannot write {tuning.folder}: {error.strerror}", "choose another place with --runs"
+            ) from None
         raise
 
 
 def _sized(tuning: Tuning) -> Any:
-    """The job as large as it was reckoned with."""
+    """The job with the size that its cost was worked out for."""
     order: Order = tuning.place.order
     return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
 

@@ -3,13 +3,13 @@
 #SBATCH --account=project_465
 #SBATCH --chdir=/project/465/code
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1                      # one agent a node; it starts the node's ranks
+#SBATCH --ntasks-per-node=1                      # one agent per node; it starts the node's ranks
 #SBATCH --cpus-per-task=56                       # cores of the node, for all its ranks
 #SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
 #SBATCH --mem=480G                               # of each node
 #SBATCH --time=01:00:00                          # days-hours:minutes:seconds
 #SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
-#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has logs of its own
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has its own logs
 #SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
 #SBATCH --output=/project/465/code/runs/llama-20231114-221320-dd56/slurm-%j.out
 #SBATCH --partition=standard-g                   # whole GPU nodes; small-g and dev-g share them
@@ -19,6 +19,11 @@ BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 
 if [ "${1:-}" = node ]; then  # what srun runs on each node
+  NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
+  refuse() {
+    printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
+    sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
+  }
   binds=
   bind() { set_bind=$1; binds="$binds --bind $set_bind"; }
   bind /project/465/code/runs/llama-20231114-221320-dd56  # the run folder
@@ -29,14 +34,13 @@ if [ "${1:-}" = node ]; then  # what srun runs on each node
   bind /project
   bind /flash
   bind /appl
-  seen="$RUN/nodes/${SLURM_NODEID:-0}"; mkdir -p "$seen"
+  seen="$RUN/nodes/$NODE"; mkdir -p "$seen"
   : > "$seen/host-paths.tsv"
   newest() {  # NAME PATTERN: versions in these paths age, so the newest match counts
     found=$(ls -d $2 2>/dev/null | sort -V | tail -n 1)
     if [ -z "$found" ]; then
-      echo "drumbeat: $(uname -n): nothing matches $2 ($1); mend the site's profile: drumbeat site show" >&2
-      printf 'code=78\nlost=\n' > "$RUN/verdict"  # said here, because srun ends the other nodes with another code
-      sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
+      echo "drumbeat: $(uname -n): nothing matches $2 ($1); correct the site's profile: drumbeat site show" >&2
+      refuse
     fi
     sum=-; [ -f "$found" ] && sum=$(sha256sum "$found" | cut -d " " -f 1)
     printf '%s\t%s\t%s\t%s\n' "$1" "$found" "$(readlink -f "$found")" "$sum" >> "$seen/host-paths.tsv"
@@ -57,11 +61,11 @@ DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_T
 echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
 rm -f "$RUN/verdict"
 
-# what sbatch said of tasks is about this script, and srun would take it for its own
+# what sbatch was told of tasks is about this script, and srun would take it for its own
 unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
 # --nodes=2: all nodes of the job
-# --ntasks-per-node=1: one agent a node; it starts the node's ranks
-# --ntasks=2: said, or a value of the allocation's would count
+# --ntasks-per-node=1: one agent per node; it starts the node's ranks
+# --ntasks=2: given, or the allocation's own value would count
 # --cpus-per-task=56: since Slurm 22.05 srun does not take it over from sbatch
 # --overlap: two runs may share an allocation; without it the second would wait for the first
 # --cpu-bind=none: the agent binds each rank to the cores beside its GPU
@@ -81,8 +85,8 @@ step=$!
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
 ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
 trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "the job was asked to stop"' TERM
-# srun can wait for minutes for a node that is gone: once the lead has spoken, it has a little time to end
+trap 'ask TERM "Slurm ends this job"' TERM
+# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
   until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
@@ -94,24 +98,37 @@ watcher=$!; disown $watcher
 wait $step; code=$?
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
 kill -KILL $watcher 2>/dev/null
-lost=
-[ -s "$RUN/verdict" ] && . "$RUN/verdict"  # code, and lost: the nodes that were lost
 
-if [ $code = 75 ]; then  # the ranks have saved and want to be started again
-  # Not a job that was cancelled, nor one that Slurm has queued again by itself: only one that is still running.
-  if squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; then
-    scontrol requeue $SLURM_JOB_ID ||
-      echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
-  fi
-elif [ -n "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
-  # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.
+# the lead's verdict, read as words: nothing in that file is ever run
+verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
+said=$(verdict code); lost=$(verdict lost)
+case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
+
+# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
+running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
+# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
+leave_out() {
   trap '' TERM
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
+  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
+  if ! running; then  # Slurm has seen the loss too
+    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
+    return
+  fi
   echo "drumbeat  queueing the job again without $lost"
-  scontrol requeuehold $SLURM_JOB_ID  # refused where Slurm has just queued it again by itself: the next line holds
+  scontrol requeuehold $SLURM_JOB_ID
   if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
     scontrol release $SLURM_JOB_ID
   else
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
+}
+if [ "$(verdict next)" != requeue ]; then
+  exit $code
+elif [ -n "$lost" ]; then
+  leave_out
+elif running; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
 fi
 exit $code

@@ -2,11 +2,11 @@
 #SBATCH --job-name=llama3-8b
 #SBATCH --chdir=/project/465/code
 #SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1                      # one agent a node; it starts the node's ranks
+#SBATCH --ntasks-per-node=1                      # one agent per node; it starts the node's ranks
 #SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
 #SBATCH --time=12:00:00                          # days-hours:minutes:seconds
 #SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
-#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has logs of its own
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has its own logs
 #SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
 #SBATCH --output=/project/465/code/runs/llama3-8b-20231114-221320-dd56/slurm-%j.out
 #SBATCH --exclusive                              # whole nodes, all cores and all memory belong to the eight GPUs
@@ -16,6 +16,11 @@ BASE=/project/465/code/runs/llama3-8b-20231114-221320-dd56
 RUN=$BASE
 
 if [ "${1:-}" = node ]; then  # what srun runs on each node
+  NODE=${SLURM_NODEID:-0}; TASK=$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}
+  refuse() {
+    printf 'code=78\nnext=end\n' > "$RUN/verdict"  # srun ends the other nodes with another code
+    sleep 2; exit 78  # srun ends the step at once, and with it words that are still on their way
+  }
   binds=
   bind() { case $1 in *:*) set_bind=$1;; *) set_bind=$1:$1;; esac; binds="$binds -v $set_bind"; }
   bind /project/465/code/runs/llama3-8b-20231114-221320-dd56  # the run folder
@@ -28,7 +33,7 @@ if [ "${1:-}" = node ]; then  # what srun runs on each node
     case $name in PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*) ;; *) flags="$flags -e $name";; esac
   done
   flags="$flags --user $(id -u):$(id -g)"  # files in the run folder stay yours
-  name="drumbeat-$SLURM_JOB_ID-${SLURM_STEP_ID:-0}-${SLURM_PROCID:-0}"
+  name="drumbeat-$TASK"
   trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT  # only our own container, never another
   trap 'exit 143' TERM INT
   docker run --name "$name" $flags --cap-add=SYS_PTRACE $binds docker.io/rocm/pytorch-training python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json" &
@@ -41,11 +46,11 @@ DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_T
 echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
 rm -f "$RUN/verdict"
 
-# what sbatch said of tasks is about this script, and srun would take it for its own
+# what sbatch was told of tasks is about this script, and srun would take it for its own
 unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
 # --nodes=4: all nodes of the job
-# --ntasks-per-node=1: one agent a node; it starts the node's ranks
-# --ntasks=4: said, or a value of the allocation's would count
+# --ntasks-per-node=1: one agent per node; it starts the node's ranks
+# --ntasks=4: given, or the allocation's own value would count
 # --overlap: two runs may share an allocation; without it the second would wait for the first
 # --cpu-bind=none: the agent binds each rank to the cores beside its GPU
 # --kill-on-bad-exit=1: an agent that dies must not leave the others waiting
@@ -63,8 +68,8 @@ step=$!
 # The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
 ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
 trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "the job was asked to stop"' TERM
-# srun can wait for minutes for a node that is gone: once the lead has spoken, it has a little time to end
+trap 'ask TERM "Slurm ends this job"' TERM
+# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
   until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
@@ -76,24 +81,37 @@ watcher=$!; disown $watcher
 wait $step; code=$?
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
 kill -KILL $watcher 2>/dev/null
-lost=
-[ -s "$RUN/verdict" ] && . "$RUN/verdict"  # code, and lost: the nodes that were lost
 
-if [ $code = 75 ]; then  # the ranks have saved and want to be started again
-  # Not a job that was cancelled, nor one that Slurm has queued again by itself: only one that is still running.
-  if squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; then
-    scontrol requeue $SLURM_JOB_ID ||
-      echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
-  fi
-elif [ -n "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
-  # A running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script.
+# the lead's verdict, read as words: nothing in that file is ever run
+verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
+said=$(verdict code); lost=$(verdict lost)
+case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
+
+# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
+running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
+# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
+leave_out() {
   trap '' TERM
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
+  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
+  if ! running; then  # Slurm has seen the loss too
+    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
+    return
+  fi
   echo "drumbeat  queueing the job again without $lost"
-  scontrol requeuehold $SLURM_JOB_ID  # refused where Slurm has just queued it again by itself: the next line holds
+  scontrol requeuehold $SLURM_JOB_ID
   if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
     scontrol release $SLURM_JOB_ID
   else
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
+}
+if [ "$(verdict next)" != requeue ]; then
+  exit $code
+elif [ -n "$lost" ]; then
+  leave_out
+elif running; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
 fi
 exit $code

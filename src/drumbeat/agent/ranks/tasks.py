@@ -17,7 +17,7 @@ from drumbeat.agent.wire.channel import Channel, WireError
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.masks import typed_by_user
+from drumbeat.plan.masks import bound_by_user
 from drumbeat.plan.task_masks import task_binding
 from drumbeat.plan.visibility import NAMES
 from drumbeat.record import from_plain, to_plain
@@ -132,7 +132,7 @@ class Tasks:
     def bound(self, right: Binding, facts: Facts) -> Binding:
         """`right` is the binding within all cores of the tasks; a user's own masks stay."""
         masks = {local_id: view.get("cpus") or () for local_id, view in self.views.items()}
-        return task_binding(right, masks, facts, typed_by_user(facts.environment.get("SLURM_CPU_BIND", "")))
+        return task_binding(right, masks, facts, bound_by_user(facts.environment))
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
@@ -167,7 +167,7 @@ def per_task_gpus(views: Sequence[Mapping[str, Any]], node: int, host: str) -> L
             "gpus-per-task", WARNING, f"each task sees only its own GPUs: {how}",
             "--gpus-per-task or --gpu-bind gave each task its devices; peer access and NCCL's own links between the GPUs "
             "of a node need to see the others, and LOCAL_RANK no longer counts the devices a rank sees",
-            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where Slurm has it",
+            "ask for the GPUs with --gpus-per-node; or add --gres-flags=allow-task-sharing where the scheduler has it",
             tuple(Evidence(f"task {place}: {seen or 'nothing set'} {list(pci)}") for place, (seen, pci)
                   in enumerate(zip(named, devices)))[:8],
             node=node, host=host,

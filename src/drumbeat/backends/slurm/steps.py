@@ -1,4 +1,4 @@
-"""The srun line that starts one agent a node, or with `launcher: tasks` one task a rank."""
+"""The srun line that starts one agent per node, or with `launcher: tasks` one task per rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, Sequence
 
 from drumbeat.order import Order
 
-# What sbatch or salloc exported about tasks is about theirs, and srun would take it for ours.
+# What sbatch or salloc exported about tasks is about their own, and srun would take it for ours.
 _NOT_OURS = (
     "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET",
     "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
@@ -18,11 +18,11 @@ _NOT_OURS = (
 def srun_options(order: Order) -> List[tuple[str, str]]:
     """Each option with its reason."""
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
-    each = "one task a rank: local id 0 is the node's agent, the others guard one rank each"
+    each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
     return [
         (f"--nodes={order.nodes}", "all nodes of the job"),
-        (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent a node; it starts the node's ranks"),
-        (f"--ntasks={order.nodes * tasks}", "said, or a value of the allocation's would count"),
+        (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent per node; it starts the node's ranks"),
+        (f"--ntasks={order.nodes * tasks}", "given, or the allocation's own value would count"),
         *_cores(order, tasks),
         ("--overlap", "two runs may share an allocation; without it the second would wait for the first"),
         ("--cpu-bind=none", "the agent binds each rank to the cores beside its GPU"),
@@ -41,7 +41,7 @@ def srun_argv(order: Order, environ: Mapping[str, str], command: Sequence[str]) 
     options = [option for option, _ in srun_options(order)]
     per_task = environ.get("SLURM_GPUS_PER_TASK") or environ.get("SLURM_NTASKS_PER_GPU")
     if per_task and environ.get("SLURM_GPUS_ON_NODE", "").isdigit():
-        # the allocation counts GPUs by task: one agent a node would get the GPUs of one task
+        # the allocation counts GPUs by task: one agent per node would get the GPUs of one task
         options.append(f"--gpus-per-node={environ['SLURM_GPUS_ON_NODE']}")
     return ["srun", *options, *command]
 

@@ -7,25 +7,33 @@ script itself.
 from __future__ import annotations
 
 import shlex
-from typing import List, Sequence
+from typing import Sequence
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
-from drumbeat.backends.slurm import SCRIPT, check_paths, directives
+from drumbeat.backends.slurm.directives import check_paths, header
+from drumbeat.containers.wrap import started_by_launcher
 from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.signals import EXIT_PREFLIGHT
 
 
-def render(order: Order, command: Sequence[str], why: str) -> Request:
-    """`command` are words after `drumbeat.pyz`; what needs the shell's help in them is `$BASE`, the job's folder."""
+def render_command(order: Order, command: Sequence[str], why: str) -> Request:
+    """`command` are words after `drumbeat.pyz`; `{folder}` in them is the job's folder."""
     check_paths(order)
-    words = " ".join(word if word.startswith('"$BASE') else shlex.quote(word) for word in command)
+    if started_by_launcher(order):
+        raise Problem(
+            "pyxis starts containers for srun itself, so several runs in one job are not possible with it",
+            "--container-runtime apptainer, or tune inside the container",
+        )
+    words = " ".join('"$BASE"' if word == "{folder}" else shlex.quote(word) for word in command)
     lines = [
         "#!/bin/bash",
-        *_header(order),
+        *header(order, requeue=False),
         "",
         f"# Written by drumbeat {__version__}: {why}",
         f"BASE={shlex.quote(order.folder)}",
-        *(f"module load {shlex.quote(module)} || exit 78" for module in order.modules),
+        *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
         "# -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is",
         f'python3 -I -S "$BASE/drumbeat.pyz" {words} &',
         "desk=$!",
@@ -36,14 +44,4 @@ def render(order: Order, command: Sequence[str], why: str) -> Request:
         "while kill -0 $desk 2>/dev/null; do wait $desk; code=$?; done  # a trap ends a wait early",
         "exit $code",
     ]
-    path = shlex.quote(f"{order.folder}/{SCRIPT}")
-    return Request("slurm", order, "\n".join(lines) + "\n", ("sbatch", "--parsable", path))
-
-
-def _header(order: Order) -> List[str]:
-    made = []
-    for text, why in directives(order):
-        if text == "--requeue":
-            text, why = "--no-requeue", "started again it would begin with its first run"
-        made.append(f"#SBATCH {text:<40} # {' '.join(why.split())}" if why else f"#SBATCH {text}")
-    return made
+    return Request("slurm", order, "\n".join(lines) + "\n")

@@ -1,0 +1,97 @@
+"""Backend `slurm`: a readable batch script, sent by sbatch; srun starts the agents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Callable, List, Mapping, Optional, Sequence
+
+from drumbeat.backends.contract import Backend, Launch, Request, Status
+from drumbeat.backends.slurm import client, directives, steps
+from drumbeat.backends.slurm.command_script import render_command
+from drumbeat.backends.slurm.render import SCRIPT, render
+from drumbeat.containers.wrap import started_by_launcher
+from drumbeat.facts.model import Identity
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.write import replace
+
+_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
+
+
+class Slurm(Backend):
+    name = "slurm"
+    title = "Slurm"
+    default_site = "slurm"
+    interactive = "salloc -N 2"
+    specific = directives.SPECIFIC
+    exported = {
+        "account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS",
+        "reservation": "SBATCH_RESERVATION", "constraint": "SBATCH_CONSTRAINT",
+    }  # fmt: skip
+
+    def submits_here(self, environ: Mapping[str, str]) -> bool:
+        """Slurm's tools alone may come with any image; with a configuration they lead to a cluster."""
+        if shutil.which("sbatch", path=environ.get("PATH", os.defpath)) is None:
+            return False
+        return bool(environ.get("SLURM_CONF")) or any(map(os.path.exists, _CONF))
+
+    def cluster(self, environ: Mapping[str, str]) -> Optional[str]:
+        if environ.get("SLURM_CLUSTER_NAME"):
+            return environ["SLURM_CLUSTER_NAME"]
+        if shutil.which("scontrol", path=environ.get("PATH", os.defpath)) is None:
+            return None
+        return client.cluster_name(environ) or None
+
+    def check_allocation(self, identity: Identity, environ: Mapping[str, str]) -> None:
+        if shutil.which("srun", path=environ.get("PATH", os.defpath)) is None:
+            raise Problem(
+                f"this is Slurm job {identity.job_id}, but there is no srun here to reach its nodes (inside a "
+                "container?)",
+                "put srun before the container: srun --ntasks-per-node=1 apptainer exec IMAGE python3 drumbeat.pyz "
+                "run ...",
+            )
+
+    def check(self, order: Order, where: Callable[[str], str]) -> None:
+        super().check(order, where)
+        directives.check(order, where)
+
+    def notes(self, order: Order) -> List[str]:
+        return directives.notes(order)
+
+    def render(self, order: Order) -> Request:
+        return render(order)
+
+    def render_command(self, order: Order, words: Sequence[str], why: str) -> Request:
+        return render_command(order, words, why)
+
+    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+        script = os.path.join(request.order.folder, SCRIPT)
+        replace(script, request.text)
+        env = client.sbatch_environment(environ, tuple(self.exported.values()))
+        client.test_only(script, env)
+        return client.submit(script, env)
+
+    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+        return client.status(handle, environ)
+
+    def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
+        client.cancel(handle, environ)
+
+    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+        return client.shell_argv(handle, host, environ)
+
+    def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
+        folder = RunFolder(order.folder)
+        agent = [sys.executable, "-I", "-S", folder.bundle, "_node", folder.order]
+        if order.container:  # the same lines that a submitted job runs on each node
+            if started_by_launcher(order):
+                raise Problem(
+                    f"{order.container.runtime} starts containers for srun itself",
+                    "drumbeat submit does that; or put srun before it",
+                )
+            replace(folder.script, render(order).text)
+            agent = ["sh", folder.script, "node"]
+        return Launch(tuple(steps.srun_argv(order, environ, agent)), steps.srun_environment(environ))

@@ -1,0 +1,128 @@
+"""Talking to Slurm by its own tools, each call with a deadline."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import Dict, List, Mapping, Sequence
+
+from drumbeat.backends.contract import UNKNOWN, Handle, Status, parse_handle
+from drumbeat.backends.slurm import states
+from drumbeat.problem import Problem
+
+_SECONDS = 30.0
+
+
+def test_only(script: str, environ: Mapping[str, str]) -> str:
+    """What Slurm says to the request, before anything is queued; its complaint is raised as ours."""
+    done = _call(["sbatch", "--test-only", script], environ)
+    if done.returncode != 0:
+        raise Problem(f"Slurm refuses this job: {_complaint(done.stderr)}", _advice(done.stderr))
+    return _plain(done.stderr)
+
+
+def submit(script: str, environ: Mapping[str, str]) -> str:
+    done = _call(["sbatch", "--parsable", script], environ)
+    if done.returncode != 0:
+        raise Problem(f"Slurm refuses this job: {_complaint(done.stderr)}", _advice(done.stderr))
+    job, _, cluster = done.stdout.strip().partition(";")
+    if not job.isdigit():
+        raise Problem(f"sbatch answered {done.stdout.strip()[:80]!r} instead of a job's number")
+    return str(Handle("slurm", cluster or cluster_name(environ) or "cluster", job))
+
+
+def sbatch_environment(environ: Mapping[str, str], settled: Sequence[str]) -> Dict[str, str]:
+    """Without `settled`, sbatch's own variables that stand in the script now and would win over it, and without those of
+    a surrounding job, which would leak into the new one."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in settled and (not name.startswith("SLURM_") or name in kept)
+    }
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """Empty where Slurm does not answer."""
+    done = _call(["scontrol", "show", "config"], environ)
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def status(handle: str, environ: Mapping[str, str]) -> Status:
+    """As Slurm says; `unknown` where it has forgotten the job and keeps no accounts."""
+    job, prefix = _job(handle), handle.rpartition("/")[0] + "/"
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={states.SQUEUE}"]
+    found = states.from_squeue(handle, _call(argv, environ).stdout, prefix)
+    if found is None:
+        argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", f"--format={states.SACCT}"]
+        done = _call(argv, environ)
+        found = states.from_sacct(handle, done.stdout if done.returncode == 0 else "", prefix)
+    return found or Status(handle, UNKNOWN, "Slurm no longer knows this job")
+
+
+def cancel(handle: str, environ: Mapping[str, str]) -> None:
+    done = _call(["scancel", _job(handle)], environ)
+    if done.returncode != 0:
+        raise Problem(f"Slurm does not cancel job {_job(handle)}: {_complaint(done.stderr)}")
+
+
+def _job(handle: str) -> str:
+    parsed = parse_handle(handle)
+    if parsed is None or not parsed.job.isdigit():
+        raise Problem(f"{handle!r} is not a job of Slurm", "it looks like slurm://CLUSTER/123, or 123_4 in an array")
+    return parsed.id
+
+
+def _call(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            list(argv), env={**environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=_SECONDS, check=False, cwd=os.path.sep,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise Problem(f"there is no {argv[0]} here", "log in to the cluster's login node, or load its module") from None
+    except subprocess.TimeoutExpired:
+        raise Problem(
+            f"{argv[0]} has not answered for {_SECONDS:g} s", "Slurm's controller may be busy: try again"
+        ) from None
+
+
+def _plain(text: str) -> str:
+    lines: List[str] = []
+    for line in text.strip().splitlines():
+        line = re.sub(r"^\w+: (error: |fatal: )?", "", line).strip()
+        if line and line not in lines:
+            lines.append(line)
+    return "; ".join(lines)[:500]
+
+
+def _complaint(text: str) -> str:
+    """sbatch says the same thing twice, in other words."""
+    plain = [
+        line for line in _plain(text).split("; ") if not line.startswith(("allocation failure", "Batch job submission"))
+    ]
+    return "; ".join(plain) or _plain(text) or "it does not say why"
+
+
+def _advice(text: str) -> str:
+    lowered = text.lower()
+    for words, advice in (
+        ("invalid partition", "sinfo -s lists the partitions; add --partition NAME"),
+        ("invalid account", "sacctmgr show associations user=$USER lists yours; add --account NAME"),
+        ("time limit", "sinfo -o '%P %l' shows the longest times; add --time"),
+        ("node configuration", "no node has all that is requested: fewer GPUs, cores or less memory per node"),
+        ("more processors", "the partition has no such number of nodes or cores: fewer nodes, or --cpus"),
+        ("node count", "sinfo -o '%P %D' shows how many nodes a partition has"),
+        ("invalid qos", "add --qos NAME, or leave it out"),
+    ):
+        if words in lowered:
+            return advice
+    return "drumbeat plan --render JOB.yaml shows what was requested"
+
+
+def shell_argv(handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+    """A step of its own beside the one that trains; without --overlap it would wait for that one's end."""
+    where = [f"--jobid={_job(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
+    return ["srun", *where, "--overlap", "--cpu-bind=none", "--pty", environ.get("SHELL") or "/bin/bash"]

@@ -1,0 +1,55 @@
+"""The end of the batch script: whether the job is queued again, and without which nodes.
+
+The lead decides (agent/requeue.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word
+and never run as shell: the file lies where others may be able to write. Four ways lead here:
+
+- the run has ended: the script ends with its exit code;
+- the ranks saved after Slurm's notice, or asked to be started again: `next=requeue`;
+- a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, also the user's --exclude, is kept;
+- Slurm itself ends the job (scancel, scontrol requeue, preemption): the job is not RUNNING any more. What follows is
+  Slurm's to decide: a requeue of ours would bring a cancelled job back.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+from drumbeat.runfolder.verdict import VERDICT
+
+
+def after_lines(script: str) -> List[str]:
+    return [
+        "# the lead's verdict, read as words: nothing in that file is ever run",
+        f'verdict() {{ sed -n "s/^$1=\\([A-Za-z0-9._,-]*\\)\\$/\\1/p" "$RUN/{VERDICT}" 2>/dev/null | tail -n 1; }}',
+        "said=$(verdict code); lost=$(verdict lost)",
+        "case $said in ''|*[!0-9]*) ;; *) code=$said;; esac",
+        "",
+        "# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide",
+        'running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }',
+        "# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script",
+        "leave_out() {",
+        "  trap '' TERM",
+        "  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far",
+        "  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac",
+        "  if ! running; then  # Slurm has seen the loss too",
+        '    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null',
+        "    return",
+        "  fi",
+        '  echo "drumbeat  queueing the job again without $lost"',
+        "  scontrol requeuehold $SLURM_JOB_ID",
+        '  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then',
+        "    scontrol release $SLURM_JOB_ID",
+        "  else",
+        f'    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/{script}"',
+        "  fi",
+        "}",
+        'if [ "$(verdict next)" != requeue ]; then',
+        "  exit $code",
+        'elif [ -n "$lost" ]; then',
+        "  leave_out",
+        "elif running; then  # the ranks have saved and want to be started again",
+        "  scontrol requeue $SLURM_JOB_ID ||",
+        '    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"',
+        "fi",
+        "exit $code",
+    ]

@@ -1,0 +1,154 @@
+"""The options of sbatch, each with its reason, and what of an order cannot stand in them."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, List, Tuple
+
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.spec.resources import flag_of
+
+SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
+_GPUS_AS = ("gpus-per-node", "gres")
+_MARGIN = 30  # seconds between the end of the grace and Slurm's own end
+
+# Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
+_WORD = re.compile(r"[^\s'\"\\`$]{1,500}")
+_BAD_PATH = re.compile(r"[\s'\"\\`$:,]")
+
+
+def check(order: Order, where: Callable[[str], str]) -> None:
+    request = order.resources
+    words = {"account": request.account, "partition": request.partition, "memory": request.memory,
+             "array": request.array, **request.specific}  # fmt: skip
+    for key, text in words.items():
+        if text:
+            _check_word(text, where(key))
+    if request.specific.get("gpus-as", _GPUS_AS[0]) not in _GPUS_AS:
+        raise Problem(f"{where('gpus-as')}: {request.specific['gpus-as']!r} is not one of {', '.join(_GPUS_AS)}")
+    for option in request.options:
+        if not option.text.startswith("-"):
+            raise Problem(
+                f"{where('submit-options')}: {option.text!r} is not an option of sbatch",
+                "write each as one word: --licenses=scratch",
+            )
+        _check_word(option.text, where("submit-options"))
+    if order.launcher == "tasks" and not order.ranks_per_node:
+        raise Problem("one task per rank, but the number of ranks per node is not known", "add ranks-per-node: M")
+
+
+def _check_word(text: str, place: str) -> None:
+    if not _WORD.fullmatch(text):
+        raise Problem(f"{place}: {text[:80]!r} cannot be one word of an sbatch line (blanks, quotes, $)")
+
+
+def check_paths(order: Order) -> None:
+    """#SBATCH lines have no quoting to rely on, and a container's binds are split at blanks."""
+    image = order.container.image if order.container else ""
+    image = image.replace("://", "").replace(":", "", 1)  # of a registry
+    for what, path, text in (
+        ("the run folder", order.folder, order.folder),
+        ("workdir", order.workdir, order.workdir),
+        ("the image", order.container.image if order.container else "", image),
+    ):
+        if _BAD_PATH.search(text):
+            raise Problem(
+                f"{what} {path!r} cannot stand in a batch script (blanks, quotes, $, ':')", "choose another path"
+            )
+
+
+def notice(order: Order) -> int:
+    """How long before its end Slurm tells the batch script, in seconds."""
+    return int(order.stop_grace) + _MARGIN
+
+
+def notes(order: Order) -> List[str]:
+    """What Slurm would accept, and the user hardly meant."""
+    request, said = order.resources, []
+    whole = request.exclusive or any(option.text.startswith("--exclusive") for option in request.options)
+    if request.gpus and request.gpus > 1 and not request.cpus and not whole:
+        said.append(
+            f"{request.gpus} GPUs per node, and no number of cores: most clusters then give 1 core for all ranks; "
+            "add cpus: N, or exclusive: true"
+        )
+    if order.time_limit and order.time_limit <= notice(order):
+        said.append(
+            f"time {order.time_limit:g} s is not longer than stop-grace and {_MARGIN} s together: the ranks would be "
+            "told to stop as soon as they start; ask for more time, or a shorter stop-grace"
+        )
+    return said
+
+
+def header(order: Order, requeue: bool = True) -> List[str]:
+    lines = []
+    for text, why in directives(order, requeue):
+        why = " ".join(why.split())  # a reason must stay on its line
+        lines.append(f"#SBATCH {text:<40} # {why}" if why else f"#SBATCH {text}")
+    return lines
+
+
+def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
+    """Options of sbatch with their reasons; a site's own come last, unless one is there already."""
+    request = order.resources
+    job = "%A_%a" if request.array else "%j"
+    specific = request.specific
+    made = [
+        (f"--job-name={order.name}", ""),
+        *((f"--{name}={value}", "") for name, value in (
+            ("account", request.account), ("partition", request.partition), ("qos", specific.get("qos")),
+            ("constraint", specific.get("constraint")), ("reservation", specific.get("reservation")),
+            ("dependency", specific.get("dependency")), ("array", request.array),
+        ) if value),
+        (f"--chdir={order.workdir}", ""),
+        (f"--nodes={order.nodes}", ""),
+        *_tasks(order),
+    ]  # fmt: skip
+    if request.memory:
+        made.append((f"--mem={request.memory}", "of each node"))
+    if request.exclusive:
+        made.append(("--exclusive", "no other job on these nodes"))
+    if order.time_limit:
+        made.append((f"--time={clock(order.time_limit)}", "days-hours:minutes:seconds"))
+    made.append(
+        (
+            f"--signal=B:USR2@{notice(order)}",
+            f"{notice(order)} s before the end; B: to this script alone, or every process would get it",
+        )
+    )
+    if requeue:
+        made.append(("--requeue", "after a preemption or a lost node the job comes back; each start has its own logs"))
+    else:
+        made.append(("--no-requeue", "started again it would begin with its first run"))
+    made += [
+        ("--open-mode=append", "a job that comes back must not overwrite what it wrote"),
+        (f"--output={order.folder}/slurm-{job}.out", ""),
+    ]
+    if specific.get("mail"):
+        made += [(f"--mail-user={specific['mail']}", ""), ("--mail-type=END,FAIL", "")]
+    given = {flag_of(text) for text, _ in made}
+    return made + [(option.text, option.why) for option in request.options if flag_of(option.text) not in given]
+
+
+def _tasks(order: Order) -> List[Tuple[str, str]]:
+    request = order.resources
+    tasks = order.ranks_per_node if order.launcher == "tasks" else 1
+    why = "one task per rank" if tasks > 1 else "one agent per node; it starts the node's ranks"
+    made = [(f"--ntasks-per-node={tasks}", why)]
+    if request.cpus:
+        cpus = max(1, request.cpus // tasks)
+        made.append(
+            (f"--cpus-per-task={cpus}", "cores of the node, for all its ranks" if tasks == 1 else "a rank's share")
+        )
+    if request.gpus:
+        per_node = request.specific.get("gpus-as", _GPUS_AS[0]) == "gpus-per-node"
+        text = f"--gpus-per-node={request.gpus}" if per_node else f"--gres=gpu:{request.gpus}"
+        made.append((text, "all ranks see all GPUs of their node: --gpus-per-task would hide peers"))
+    return made
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02d}:{minutes:02d}:{rest:02d}" if days else f"{hours:02d}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,148 @@
+"""Job, site and place to an Order: the only way in which one is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from typing import Any, Dict, Mapping
+
+from drumbeat import backends
+from drumbeat.backends.contract import Backend
+from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
+from drumbeat.desk.surroundings import look_around
+from drumbeat.order import Order
+from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.problem import Problem
+from drumbeat.spec.job import Job, job_from_file
+from drumbeat.spec.presets import laid_over
+from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.site import Site
+from drumbeat.spec.sites import DEFAULT, find_site, load_site
+
+_DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation", "container_runtime", "binds")
+
+
+def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
+    """The site that the job names, else the one detected. A cluster without a profile of its own gets its scheduler's
+    general one: nothing is assumed about it."""
+    backend = backends.get(place.backend) if place.backend else None
+    hostname = place.machines[0].host if place.machines else socket.gethostname()
+    cluster = place.machines[0].identity.cluster if place.machines else place.identity.cluster
+    if cluster is None and place.kind == LOGIN and backend:
+        cluster = backend.cluster(environ)
+    site = find_site(job.site, environ, hostname, cluster, job.where("site"))
+    if job.site is None and site.name == DEFAULT and backend and backend.default_site and not place.machines:
+        return load_site(backend.default_site, environ)
+    return site
+
+
+def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    if place.kind == LOGIN:
+        return _queued(job, site, environ)
+    if place.kind == INSIDE:
+        job = _one_task_per_rank(job, place)
+    if job.nodes is None:
+        job = dataclasses.replace(job, nodes=_nodes(place))
+    here = _here(job, place, environ)
+    order = resolve(job, site, here)
+    if place.kind == HERE:
+        return order
+    if _ranks_unknown(job, site, here, order):
+        order = dataclasses.replace(order, ranks_per_node=0)  # settled at the muster, where the GPUs are seen
+    if place.kind == ALLOCATION:
+        _check_tasks(order)
+        return dataclasses.replace(order, backend=place.backend)
+    if order.launcher == "tasks":
+        why = f"{place.identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
+        order = dataclasses.replace(order, launcher_why=why)
+    return order if order.master else dataclasses.replace(order, master=here.hostname)  # one node: this one
+
+
+def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
+    """A job that a scheduler will start: the site says what its nodes have, and nobody knows yet which they are."""
+    if site.backend == "local":
+        raise Problem(
+            f"site {site.name} has no scheduler to submit to",
+            "drumbeat run starts the job here; --site NAME chooses a cluster (drumbeat site list)",
+        )
+    backend = backends.get(site.backend, site.where("backend"))
+    job = with_defaults(job, backend, environ)
+    order = resolve(job, site, look_around(environ, gpus=None))
+    backend.check(order, job.where)
+    _check_tasks(order)
+    return order
+
+
+def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job:
+    """What the user keeps for all jobs: the scheduler's own variables, then a file of the same form as a job's."""
+    exported: Dict[str, Any] = {
+        key: environ[variable]
+        for key, variable in backend.exported.items()
+        if environ.get(variable) and not getattr(job, key)
+    }
+    origins = {**job.origins, **{key: f"${backend.exported[key]}" for key in exported}}
+    job = dataclasses.replace(job, **exported, origins=origins)
+    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
+    path = os.path.join(config, "drumbeat", "defaults.yaml")
+    if not os.path.exists(path):
+        return job
+    return laid_over(job_from_file(path), job, _DEFAULTS)  # only what asks for resources counts
+
+
+def _nodes(place: Place) -> Any:
+    """How many nodes, where the job does not say and their names are not known."""
+    if place.nodes is not None:
+        return place.nodes
+    if len(place.machines) > 1:
+        return len(place.machines)
+    return place.identity.nodes if place.kind == INSIDE and not place.identity.hosts else None
+
+
+def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
+    identity = place.identity
+    if place.machines:  # the nodes are those machines: their names, cores and GPUs count, not this one's
+        first, names = place.machines[0], tuple(facts.host for facts in place.machines)
+        here = look_around(environ, names[0], gpus=len([gpu for gpu in first.gpus if not gpu.integrated]) or None)
+        hosts = names if len(names) == (job.nodes or 1) else ()
+        return dataclasses.replace(here, hostname=first.host, cpus=len(first.cpus.allowed) or 1, hosts=hosts)
+    if place.kind == HERE:
+        return look_around(environ, place.master)
+    known: Dict[str, Any] = {"hosts": identity.hosts}
+    if place.kind == INSIDE:  # an allocation's order has an id of its own: two runs may share an allocation
+        known.update(job_id=identity.job_id, step_id=identity.step_id or environ.get("PMIX_NAMESPACE"))
+    if identity.gpus is not None:
+        known["gpus"] = identity.gpus
+    return look_around(environ, identity.master or "", **known)
+
+
+def _ranks_unknown(job: Job, site: Site, here: Here, order: Order) -> bool:
+    said = job.ranks_per_node is not None or job.gpus is not None or order.launcher == "once"
+    return not (said or here.gpus is not None or site.ranks_per_node or find_launcher(job.command))
+
+
+def _check_tasks(order: Order) -> None:
+    if order.launcher == "tasks" and not order.ranks_per_node:
+        raise Problem("one task per rank, but the number of ranks per node is not known", "add --ranks-per-node M")
+
+
+def _one_task_per_rank(job: Job, place: Place) -> Job:
+    """With several tasks on a node each of them is one rank."""
+    tasks = place.identity.tasks_per_node or 1
+    if tasks == 1:
+        if job.launcher == "tasks":
+            job = dataclasses.replace(job, ranks_per_node=job.ranks_per_node or 1)
+        return job
+    launcher, why = choose_launcher(job.command, job.launcher)
+    if job.launcher not in ("auto", "tasks") or (job.launcher == "auto" and launcher != "ranks"):
+        raise Problem(
+            f"{tasks} tasks on this node, but {launcher} starts a node's ranks itself ({why})",
+            "start one task per node (--ntasks-per-node=1); or let each task be one rank: -- python train.py",
+        )
+    if job.ranks_per_node not in (None, tasks):
+        raise Problem(
+            f"{job.where('ranks-per-node')}: {job.ranks_per_node}, but there are {tasks} tasks on this node",
+            "leave it out: each task is one rank",
+        )
+    return dataclasses.replace(job, launcher="tasks", ranks_per_node=tasks)

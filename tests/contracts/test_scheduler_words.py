@@ -1,0 +1,62 @@
+"""Only a backend knows its scheduler. Every file of src/ that names one is listed here, with the reason why it may."""
+
+import re
+from pathlib import Path
+
+SRC = Path(__file__).parent.parent.parent / "src" / "drumbeat"
+
+WORDS = re.compile(
+    r"slurm|sbatch|\bsrun\b|scontrol|squeue|scancel|sacct|salloc|run:?ai\b|runai_|kubernetes|kubectl|kubepods|\bPET_",
+    re.IGNORECASE,
+)
+
+# A folder (ending in /) or a file.
+ALLOWED = {
+    "backends/slurm/": "the backend itself",
+    "backends/__init__.py": "the table of built-in backends",
+    "facts/identity/": "one file per scheduler: its own variables",
+    "facts/container.py": "a pod is a kind of container",
+    "facts/environment.py": "which variables of a job are worth keeping among the facts",
+    "diagnose/": "logs and scripts that people wrote for a scheduler",
+    "convert/": "job scripts that people wrote for a scheduler",
+    "cli/convert.py": "its help",
+    "cli/diagnose.py": "its example of a log",
+    "plan/launchers/": "launch commands that people write, srun among them",
+    "plan/masks.py": "reads SLURM_CPU_BIND, which a user may have exported",
+    "plan/binding.py": "the binding in the form that srun takes",
+    "plan/placement_verdict.py": "the fix in the words of the scheduler",
+    "plan/task_masks.py": "who bound the tasks: the srun that started them",
+    "plan/text.py": "shows that form",
+    "plan/exported.py": "questions what a scheduler or user exported",
+    "doctor/host.py": "the fix in the words of each scheduler",
+    "doctor/network.py": "the fix in the words of each scheduler",
+    "spec/site.py": "the example of the key `backend`, and a link to docs/slurm.md",
+}
+
+
+def naming():
+    found = {}
+    for path in sorted(SRC.rglob("*.py")):
+        match = WORDS.search(path.read_text())
+        if match:
+            found[path.relative_to(SRC).as_posix()] = match.group()
+    return found
+
+
+def test_only_these_files_name_a_scheduler():
+    others = {
+        name: word
+        for name, word in naming().items()
+        if not any(name == allowed or (allowed.endswith("/") and name.startswith(allowed)) for allowed in ALLOWED)
+    }
+    assert others == {}, "a scheduler's name outside of its backend: ask the backend instead (backends/contract.py)"
+
+
+def test_the_list_is_no_longer_than_it_must_be():
+    unused = [allowed for allowed in ALLOWED if not any(name.startswith(allowed) for name in naming())]
+    assert unused == []
+
+
+def test_rooms_on_the_line_name_none():
+    rooms = ("agent/", "bundle/", "containers/", "desk/", "runfolder/", "tune/", "verify/", "train/", "hardware/")
+    assert [name for name in naming() if name.startswith(rooms)] == []
