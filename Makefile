@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz versions clean
+.PHONY: demo test check pyz bench corpus fuzz faults-train versions clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,10 @@ corpus: $(VENV)/.cpu
 # 10,000 damaged logs, and that time grows no faster than length.
 fuzz: $(VENV)/.dev
 	DRUMBEAT_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 1800 tests/diagnose/test_fuzz.py
+
+# 30 kills at random moments of training and saving; the last weights must be those of an undisturbed run.
+faults-train: $(VENV)/.dev
+	DRUMBEAT_KILLS=30 DRUMBEAT_KILL_SEED=$$$$ $(BIN)/python -m pytest -q -s --timeout 1800 tests/train/test_kills.py
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
 versions:

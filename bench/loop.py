@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
 from drumbeat.train.checkpoint import Checkpoints
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
@@ -88,6 +88,7 @@ def assembled(steps: int) -> tuple[LlamaSettings, World, Assembly]:
     world = join()
     torch.set_num_threads(1)
     meshes = meshes_for(settings, world)
+    settings = resolved(settings, world, meshes)
     parts = assemble(
         settings,
         world,

@@ -75,7 +75,7 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
     watching.feed("started", {"pids": [1]}, 1.0)
     watching.tick(2.0)
     assert parrot.heard == [("started", 1.0), ("counters", 2.0), ("tick", 2.0)]
-    assert recorded == ["verdict", "finding", "finding"]
+    assert recorded == ["verdict"], "the lead writes findings down"
     assert [message["say"] for message in told] == ["verdict", "finding", "finding"]
     assert [message.get("stop") for message in told] == [None, False, True]
     watching.end(3.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import threading
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from drumbeat.cli import main
+from drumbeat.train.data.cifar import cifar100
 from drumbeat.train.data.decoders import Decoders
-from drumbeat.train.data.images import ImageFolder, cifar100
+from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.tokens import read_megatron_index, token_file
 from drumbeat.train.refusal import Refusal
 
@@ -207,3 +209,24 @@ def test_reading_is_another_threads_work() -> None:
         next(stream)
     stream.close()
     assert len(samples.threads) >= 5 and set(samples.threads) == {"drumbeat-data"}
+
+
+def test_cifar100s_python_version_and_nothing_else_that_is_pickled(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    planes = np.arange(3 * 3072, dtype=np.uint8).reshape(3, 3072)
+    (folder / "test").write_bytes(pickle.dumps({b"data": planes, b"fine_labels": [1, 99, 0]}, protocol=2))
+    for place in (tmp_path, folder):
+        images = cifar100(str(place), train=False)
+        assert len(images) == 3 and images.labels.tolist() == [1, 99, 0]
+        assert (images.pixels[2, :, :, 1].ravel() == planes[2, 1024:2048]).all(), "the green plane"
+    hostile = b"cos\nsystem\n(S'touch /tmp/never'\ntR."
+    for content, words in (
+        (hostile, "it names os.system, which is not part of an array"),
+        (pickle.dumps({b"data": planes, b"fine_labels": [1]}), "not CIFAR-100"),
+        (pickle.dumps([1, 2]), "cannot be read as CIFAR-100's Python version"),
+        (b"", "cannot be read as CIFAR-100's Python version"),
+    ):
+        (folder / "train").write_bytes(content)
+        with pytest.raises(Refusal, match=words):
+            cifar100(str(tmp_path), train=True)

@@ -295,3 +295,82 @@ def test_the_meter_leaves_the_warm_up_out_and_adds_up() -> None:
     assert phases["optimizer"] > phases["data"] > 0
     assert sum(phases.values()) == pytest.approx(sum(meter.step_ms) / 3, rel=0.01)
     assert set(meter.percentiles()) == {"step_ms_p50", "step_ms_p90", "step_ms_p99"}
+
+
+def scaled_step(fused: bool, on: List[Tensor]) -> Any:
+    """fp16 training of one layer whose first gradients overflow: its loss is scaled by 2 ** 24."""
+    from drumbeat.train.step import Step
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
+    loss = lambda m, x, y: ((m(x).float() - y) ** 2).sum()  # noqa: E731
+    step = Step([model], optimizer, loss, Meshes(Layout(), "cpu"), Precision("fp16"), torch.device("cpu"), clip=1.0)
+    assert step.scaler is not None
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**24})
+    for x in on:
+        step([(x, torch.full((2, 4), 100.0))])
+    return model, step
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_fp16s_scaler_leaves_out_is_not_a_nan(fused: bool) -> None:
+    model, step = scaled_step(fused, [torch.ones(2, 4)] * 20)
+    assert step.rescaled > 5 and step.skipped == 0
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert step.scaler.get_scale() >= 1
+    _, bad = scaled_step(fused, [torch.full((2, 4), float("nan"))] * 30)
+    assert bad.skipped > 0, "gradients that stay bad at a scale below 1 are"
+
+
+def test_a_pipeline_layout_without_a_pipeline_is_refused() -> None:
+    from drumbeat.train.refusal import Refusal
+    from drumbeat.train.step import Step
+
+    class Two:
+        layout = Layout(pp=2)
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(Refusal, match="every rank would train the whole model; use a recipe"):
+        Step([model], torch.optim.SGD(model.parameters()), None, Two(), Precision("fp32"), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def test_recomputing_an_image_model_changes_nothing_but_its_memory() -> None:
+    """Running means too: the second forward pass of a block must not count the same images again."""
+    from drumbeat.train.models.resnet import WideResNet
+    from drumbeat.train.parallelize import apply_recompute, block_list
+    from drumbeat.train.refusal import Refusal
+
+    def after_a_step(recompute: str) -> Tuple[List[Tensor], List[Tensor]]:
+        torch.manual_seed(0)
+        model = WideResNet(10, 1, 4)
+        apply_recompute(model, block_list(model, "blocks"), recompute)
+        model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None], list(model.buffers())
+
+    for a, b in zip(after_a_step("none"), after_a_step("full")):
+        assert len(a) == len(b) > 0 and all(torch.equal(x, y) for x, y in zip(a, b))
+    with pytest.raises(Refusal, match="use recompute=full"):
+        after_a_step("selective")
+
+
+def test_what_fits_into_a_gpu() -> None:
+    from drumbeat.train.fit import fit
+    from drumbeat.train.models.llama import SHAPES
+    from drumbeat.train.recipes.llama import transformer
+    from drumbeat.train.refusal import Refusal
+
+    card = 80 << 30
+    one = fit(transformer(SHAPES["1b"], 8192), card, "bf16-master", False, 1, 32)
+    assert (one.micro, one.recompute) == (4, "none") and 18 < one.state / 2**30 < 19
+    assert one.says().startswith("precision bf16-master, 4 per micro-batch, recompute none: 18.4 GiB of state and ")
+    small = fit(transformer(SHAPES["1b"], 8192), 40 << 30, "bf16-master", False, 1, 32)
+    assert small.micro == 1 and small.state + small.activations < 0.9 * (40 << 30)
+    three = fit(transformer(SHAPES["3b"], 8192), card, "bf16-master", False, 1, 32)
+    assert three.state + three.activations < 0.9 * card
+    with pytest.raises(Refusal, match="take 120 GiB per GPU, which has 80; share them between more GPUs"):
+        fit(transformer(SHAPES["8b"], 8192), card, "bf16-master", False, 1, 32)
+    assert fit(transformer(SHAPES["8b"], 8192), card, "bf16", True, 8, 4).recompute == "none"
+    kept = fit(transformer(SHAPES["8b"], 8192), card, "bf16", True, 4, 4, recompute="full", micro=2)
+    assert (kept.micro, kept.recompute) == (2, "full"), "what was said stays"
+    assert fit(transformer(SHAPES["1b"], 8192), None, "fp32", False, 1, 32).micro == 32, "a CPU: unknown, one at once"

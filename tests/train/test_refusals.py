@@ -39,7 +39,8 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such folder"]),
         (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such token file"]),
         (["resnet", "--set", "depth=34"], ["no ResNet-34"]),
-        (["wide-resnet", "--set", "data=/nowhere"], ["train.bin: not there"]),
+        (["wide-resnet", "--set", "data=/nowhere"], ["train.bin: not there", "cifar-100-python/train"]),
+        (["wide-resnet", "--set", "lr=0.1"], ["this recipe does not use 'lr'", "base_lr sets the learning rate"]),
     ],
 )
 def test_one_clear_line(arguments: List[str], words: List[str], capsys: pytest.CaptureFixture[str]) -> None:

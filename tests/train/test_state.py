@@ -233,14 +233,15 @@ def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:
     """A running mean of this rank after a save; in a fresh model after a load; and there as rank 0 alone would load it."""
     import torch.distributed as dist
 
-    from drumbeat.train.assemble import Anatomy, meshes_for
+    from drumbeat.train.assemble import Anatomy, meshes_for, resolved
     from drumbeat.train.images import assemble_images
     from drumbeat.train.models.resnet import ResNet
     from drumbeat.train.recipes.resnet import ResNetSettings
     from drumbeat.train.world import join
 
     world = join()
-    settings = ResNetSettings(depth=18, layout="ddp", checkpoint=folder)
+    asked = ResNetSettings(depth=18, layout="ddp", checkpoint=folder)
+    settings = resolved(asked, world, meshes_for(asked, world))
 
     def fresh() -> Tuple[Any, torch.Tensor]:
         parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())

@@ -238,9 +238,10 @@ class Node:
             return binding(self.order, facts, self.node)
         bound = self.tasks.bound(right, facts)
         for finding in bound.findings[len(right.findings) :]:
-            self.events.write("finding", {"finding": replace(finding, node=self.node)})
             if finding.severity in (WARNING, ERROR):
                 self._tell_finding(finding)
+            else:
+                self.events.write("finding", {"finding": replace(finding, node=self.node)})
         return bound
 
     def _watch(

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--settings", action="store_true", help="list the recipe's settings and end")
     parser.add_argument(
-        "--verify-resume", action="store_true", help="stop and resume half-way; losses must be bitwise equal"
+        "--verify-resume", action="store_true", help="stop and resume half-way; state and losses must be bitwise equal"
     )
     parser.add_argument("--json", action="store_true", help="rank 0 ends with one JSON line of the result")
 
@@ -73,5 +73,6 @@ def _train(args: argparse.Namespace) -> int:
     finally:
         leave()
     if args.json and lead:
-        print(json.dumps(result._asdict()))
+        digests = [{"step": each.step, "entries": each.entries} for each in result.digests]
+        print(json.dumps({**result._asdict(), "digests": digests}))
     return int(result.exit_code)

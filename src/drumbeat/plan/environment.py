@@ -9,6 +9,7 @@ from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.exported import alt_read_is_idle
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import common_gid_index, hca_value, own_addresses
@@ -77,9 +78,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
 
 def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
     """Is this default without effect in the job as it was started?"""
-    if name != "FI_CXI_RDZV_PROTO" or facts.identity.scheduler != "slurm":
-        return False
-    if "disable_rdzv_get" in facts.environment.get("SLURM_NETWORK", ""):
+    if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
         return False
     left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
     return True

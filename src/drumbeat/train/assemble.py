@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,15 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from drumbeat.train.checkpoint import Checkpoints
 from drumbeat.train.context import Context
+from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
+from drumbeat.train.generators import seed_generators
 from drumbeat.train.init_parts import fill_parts
 from drumbeat.train.layout import Layout
 from drumbeat.train.loop import Plan
 from drumbeat.train.loss import cross_entropy_sum
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import Sharding, parallelize, shards
+from drumbeat.train.parallelize import RECOMPUTE, Sharding, parallelize, shards
 from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.precision import Precision
 from drumbeat.train.profile import Profile
@@ -48,6 +50,52 @@ class Assembly:
     parts: List[nn.Module]
     step: Step
     checkpoints: Optional[Checkpoints]
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transformer] = None) -> S:
+    """Settings without a choice left: precision, micro-batches, recomputation and warm-up. With the shape of a transformer
+    they follow from what fits into the device's memory (fit.py), and rank 0 says what was chosen."""
+    layout, sharded = meshes.layout, shards(meshes)
+    warmup = settings.warmup if settings.warmup >= 0 else max(10, min(2000, settings.steps // 10))
+    precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
+    if precision == "auto":
+        precision = best_precision(world.device, sharded or shape is None)
+        if shape is None and sharded and precision == "bf16":
+            precision = "tf32"  # FSDP's policy would cast batch norms, whose statistics stay in fp32
+    if recompute not in ("auto", *RECOMPUTE):
+        raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
+    share = settings.batch // layout.data_ranks
+    if shape is not None and share and (settings.accumulate == 0 or recompute == "auto"):
+        if settings.offload:
+            shape = replace(shape, parameters=0)
+        pieces = layout.tp * layout.pp * (layout.dp_shard * layout.cp if sharded else 1)
+        found = fit(
+            replace(shape, length=max(1, shape.length // (layout.cp * layout.tp))),
+            device_bytes(world.device),
+            precision,
+            sharded,
+            pieces,
+            share,
+            recompute=recompute,
+            micro=share // settings.accumulate if settings.accumulate else 0,
+            least=2 * layout.pp if layout.pp > 1 else 1,
+        )
+        accumulate = settings.accumulate or max(1, share // found.micro)
+        recompute = found.recompute
+        if (
+            settings.recompute == "auto"
+            and recompute == "selective"
+            and layout.pp > 1
+            and settings.schedule in SPLIT_BACKWARD
+        ):
+            recompute = "full"
+        if world.lead and found.memory is not None:
+            print(f"chosen: {found.says()}; learning rate {settings.lr:g} after {warmup} steps", flush=True)
+    recompute = "none" if recompute == "auto" else recompute
+    return replace(settings, precision=precision, accumulate=accumulate, recompute=recompute, warmup=warmup)
 
 
 def meshes_for(settings: Settings, world: World) -> Meshes:
@@ -105,6 +153,7 @@ def assemble(
             device=world.device,
             precision=precision,
             blocks=anatomy.blocks,
+            recomputed=anatomy.blocks or anatomy.stages,
             tensor_plan=anatomy.tensor_plan,
             recompute=settings.recompute,
             compile=settings.compile,
@@ -114,7 +163,7 @@ def assemble(
         if large:
             fill_parts(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
-    torch.manual_seed(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
+    seed_generators(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
     updates = optimizer([p for part in parts for p in part.parameters()])
     pipe, pipeline = meshes.one("pp"), None
     if pipe is not None:
@@ -160,6 +209,7 @@ def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
         watch_communication=settings.watch_communication,
         profile=profile,
         sinks=sinks,
+        deterministic=settings.deterministic,
     )
 
 

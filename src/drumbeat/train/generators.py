@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 
+def seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def generators() -> Dict[str, Tensor]:
     _, words, spare = random.getstate()
     drawn = np.random.get_state(legacy=False)

@@ -66,8 +66,12 @@ def _register_powersgd(model: DistributedDataParallel, text: str, numbers: List[
     state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=first)
 
     def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        # PowerSGD averages over the ranks; ours add.
         averaged = powerSGD_hook.powerSGD_hook(state, bucket)
+        if state.iter >= first:
+            # Its exchanges are started from callbacks of the one before, on other threads: two buckets under way would mix
+            # them up, differently on each rank. So one bucket is finished before the next one begins.
+            averaged.wait()
+        # PowerSGD averages over the ranks; ours add.
         return averaged.then(lambda future: future.value().mul_(dist.get_world_size(group)))  # type: ignore[no-any-return]
 
     model.register_comm_hook(state, hook)

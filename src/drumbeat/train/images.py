@@ -33,6 +33,11 @@ class _Rows(torch.autograd.Function):
         return grads[0].contiguous()
 
 
+def steps_of(steps: int, epochs: int, an_epoch: int) -> int:
+    """How many steps to train: as many as said, or as the epochs have, whichever ends first; 0 where neither is said."""
+    return min([n for n in (steps, epochs * an_epoch) if n], default=0)
+
+
 def classes_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images).float(), labels, reduction="sum")
 

@@ -7,7 +7,7 @@ import math
 import signal
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,14 @@ from drumbeat.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint import Checkpoints, Saved
 from drumbeat.train.communication import Communication
 from drumbeat.train.data.stream import Stream
+from drumbeat.train.deterministic import deterministic
+from drumbeat.train.digest import Digest, digest
 from drumbeat.train.meter import VALIDATION, Meter
 from drumbeat.train.mfu import Utilisation
 from drumbeat.train.profile import Profile, Profiler
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.reporting import Reporter
+from drumbeat.train.state import TrainingState
 from drumbeat.train.step import Outcome, Step
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World
@@ -42,6 +45,7 @@ class Plan:
     watch_communication: int = 1000  # steps between looks; 0: never
     profile: Profile = field(default_factory=Profile)
     sinks: List[str] = field(default_factory=list)
+    deterministic: bool = False
 
 
 class Result(NamedTuple):
@@ -52,6 +56,7 @@ class Result(NamedTuple):
     figures: Dict[str, float]
     step_ms: List[float]  # every step after the warm-up
     exit_code: int = 0  # 75: stopped and saved, start me again; 128 + N: stopped by signal N, nothing saved
+    digests: Tuple[Digest, ...] = ()  # deterministic runs: of the state after a resume, and at the end
 
 
 def train(
@@ -65,6 +70,20 @@ def train(
     finished: Optional[Callable[[Dict[str, float]], bool]] = None,
 ) -> Result:
     """Train until `plan.steps`, or until `finished(validation figures)`, or until a signal stops all ranks."""
+    with deterministic(plan.deterministic):
+        return _train(plan, world, step, stream, checkpoints, validate, utilisation, finished)
+
+
+def _train(
+    plan: Plan,
+    world: World,
+    step: Step,
+    stream: Stream,
+    checkpoints: Optional[Checkpoints],
+    validate: Optional[Callable[[], Dict[str, float]]],
+    utilisation: Optional[Utilisation],
+    finished: Optional[Callable[[Dict[str, float]], bool]],
+) -> Result:
     if plan.on_nan not in ("stop", "skip"):
         raise Refusal(f"on_nan '{plan.on_nan}' is unknown", "known: stop, skip")
     reporter = Reporter(world.lead, plan.sinks)
@@ -76,6 +95,7 @@ def train(
     checks: List[Dict[str, float]] = []
     gathered: List[Outcome] = []
     figures: Dict[str, float] = {}
+    digests: List[Digest] = []
     done = first = 0
     if checkpoints is not None:
         loaded = checkpoints.load(["sample"])
@@ -83,6 +103,8 @@ def train(
             done = first = loaded[0]
             stream.load_state_dict({"sample": loaded[1]["sample"]})
             reporter.say(f"resumed after step {done}")
+            if plan.deterministic:
+                digests.append(_digest(reporter, step, stream, done))
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
     stopped = False
@@ -140,6 +162,8 @@ def train(
                 break
         if checkpoints is not None:
             _saved(reporter, checkpoints.finish())
+        if plan.deterministic:
+            digests.append(_digest(reporter, step, stream, done))
     finally:
         gc.unfreeze()
         gc.enable()
@@ -153,7 +177,16 @@ def train(
     code = 0
     if stopped:
         code = EXIT_REQUEUE if checkpoints is not None else 128 + (stop.number or signal.SIGTERM)
-    return Result(done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms, code)
+    return Result(
+        done, losses, checks, stopped, {**figures, **meter.percentiles()}, meter.step_ms, code, tuple(digests)
+    )
+
+
+def _digest(reporter: Reporter, step: Step, stream: Stream, done: int) -> Digest:
+    others = {"step": step.state_dict(), "stream": stream.state_dict()}
+    found = digest(done, TrainingState(step.parts, step.optimizer), others)
+    reporter.say(f"state after step {done}: {found.of_all_ranks()}")
+    return found
 
 
 def _due(every: int, done: int) -> bool:
@@ -183,6 +216,8 @@ def _report(
     skipped = int(step.skipped)
     if skipped:
         shared["skipped_steps"] = skipped
+    if step.scaler is not None and int(step.rescaled):
+        shared["rescaled_steps"] = int(step.rescaled)
     step_ms = sum(phases.values())
     if step_ms:
         shared[f"{plan.unit}_per_s"] = targets / len(gathered) / step_ms * 1e3

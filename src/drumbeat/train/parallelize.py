@@ -13,16 +13,19 @@ The order matters:
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -58,13 +61,15 @@ def parallelize(
     device: torch.device,
     precision: Precision,
     blocks: str = "",
+    recomputed: Union[str, Sequence[str]] = "",
     tensor_plan: Optional[Dict[str, ParallelStyle]] = None,
     recompute: str = "none",
     compile: bool = False,
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
-    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units."""
+    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
+    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`."""
     layout = meshes.layout
     sharded = shards(meshes)
     precision.check(device, sharded, layout.tp > 1)
@@ -75,8 +80,11 @@ def parallelize(
         raise Refusal(
             "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
         )
+    holders = [recomputed] if isinstance(recomputed, str) else recomputed
+    apply_recompute(
+        model, [pair for name in holders or [blocks] for pair in block_list(model, name or blocks)], recompute
+    )
     repeated = block_list(model, blocks)
-    apply_recompute(model, repeated, recompute)
     if compile:
         for _, block in repeated or [("", model)]:
             block.compile(fullgraph=bool(repeated))
@@ -163,12 +171,31 @@ def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]],
         return
     if not repeated:
         raise Refusal("recompute needs named blocks: it trades a block's activations for its second forward pass")
-    more: Dict[str, Any] = (
-        {} if how == "full" else {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
-    )
     parents = {id(block): parent for parent in model.modules() for block in parent.children()}
     for name, block in repeated:
+        more: Dict[str, Any] = {}
+        if how == "selective":
+            more = {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
+        if any(isinstance(module, _BatchNorm) for module in block.modules()):
+            if how == "selective":
+                raise Refusal("selective recomputation of blocks with batch norm is not built", "use recompute=full")
+            more = {"context_fn": functools.partial(_statistics_once, block)}
         parents[id(block)].register_module(name, checkpoint_wrapper(block, preserve_rng_state=True, **more))
+
+
+def _statistics_once(block: nn.Module) -> Tuple[ContextManager[None], ContextManager[None]]:
+    """Contexts of the forward pass and of its repetition: running means must not take the same images in twice."""
+    return nullcontext(), _kept_buffers(block)
+
+
+@contextmanager
+def _kept_buffers(block: nn.Module) -> Iterator[None]:
+    before = [buffer.clone() for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, kept in zip(block.buffers(), before):
+            buffer.copy_(kept)
 
 
 def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: str, how: Sharding) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
-from typing import Any, List, Type, TypeVar, get_type_hints
+from typing import Any, ClassVar, Dict, List, Type, TypeVar, get_type_hints
 
 from drumbeat.train.refusal import Refusal
 
@@ -18,21 +18,24 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all recipes share."""
+    """What all recipes share. A recipe that has no use for one of these names it in UNUSED, with what to use instead."""
+
+    UNUSED: ClassVar[Dict[str, str]] = {}
 
     layout: str = option("ddp", "ddp, fsdp, hsdp, tp, pp, cp, or degrees: dp_replicate=2,dp_shard=4,tp=1,pp=1,cp=1")
-    precision: str = option("fp32", "fp32, tf32, bf16, bf16-master, fp16, fp8")
+    precision: str = option("auto", "fp32, tf32, bf16, bf16-master, fp16, fp8; auto: bf16 of the fitting kind on a GPU")
     steps: int = option(100, "optimizer steps")
-    batch: int = option(32, "samples a step, on all ranks together")
-    accumulate: int = option(1, "micro-batches a step (a pipeline's too)")
+    batch: int = option(32, "samples per step, on all ranks together")
+    accumulate: int = option(0, "micro-batches per step (a pipeline's too); 0: as few as fit into the GPU")
     lr: float = option(1e-3, "highest learning rate")
-    warmup: int = option(10, "steps over which the learning rate rises")
+    warmup: int = option(-1, "steps over which the learning rate rises; -1: a tenth of all, 10 to 2,000")
     decay: float = option(0.1, "weight decay")
     clip: float = option(1.0, "largest norm of the gradients; 0: no limit")
     stop_after: int = option(0, "rehearse a stop signal after this step: save, exit code 75; 0: never")
     seed: int = option(0, "of weights and of the order of samples")
+    deterministic: bool = option(False, "the same numbers every time, at some speed; prints a hash of the state")
     compile: bool = option(False, "torch.compile, block by block")
-    recompute: str = option("none", "activations: none (keep), selective, full (recompute each block)")
+    recompute: str = option("auto", "activations: none (keep), selective, full (recompute each block); auto: what fits")
     hook: str = option("all-reduce", "how DDP sends gradients: all-reduce, fp16, bf16, powersgd[:rank[:first step]]")
     offload: bool = option(False, "FSDP: parameters, gradients and optimizer state in CPU memory")
     prefetch: int = option(1, "FSDP: blocks gathered ahead")
@@ -68,6 +71,8 @@ def fill(kind: Type[T], texts: List[str]) -> T:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise Refusal(f"no setting '{key}'", hint)
+        if key in kind.UNUSED:
+            raise Refusal(f"this recipe does not use '{key}'", kind.UNUSED[key])
         values[key] = _read(key, value, kinds[key])
     return kind(**values)
 
@@ -85,6 +90,7 @@ def _read(key: str, value: str, kind: Any) -> Any:
 
 
 def help_of(kind: Type[Settings]) -> str:
-    rows = [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(kind)]
+    used = [f for f in dataclasses.fields(kind) if f.name not in kind.UNUSED]
+    rows = [(f.name, f.default, f.metadata["help"]) for f in used]
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text} [{default}]" for name, default, text in rows)

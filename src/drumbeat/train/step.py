@@ -59,10 +59,17 @@ class Step:
         default those that are not -100."""
         self.parts, self.optimizer, self.loss, self.meshes = list(parts), optimizer, loss, meshes
         self.precision, self.device, self.clip, self.pipeline = precision, device, clip, pipeline
+        if meshes.layout.pp > 1 and pipeline is None:
+            raise Refusal(
+                "layout pp without a pipeline: every rank would train the whole model",
+                "use a recipe, which cuts the model into stages, or another layout",
+            )
         self.sharded = shards(meshes)
         self.scaler = precision.scaler(device)
         self.parameters = [p for part in parts for p in part.parameters()]
+        _start_momentum(optimizer)
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
+        self.rescaled = torch.zeros((), device=device)  # fp16: steps left out because the loss was scaled too far
         self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
         self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
@@ -89,13 +96,14 @@ class Step:
         return Outcome(loss, norm, targets)
 
     def state_dict(self) -> Dict[str, Any]:
-        state: Dict[str, Any] = {"skipped": self.skipped.clone()}
+        state: Dict[str, Any] = {"skipped": self.skipped.clone(), "rescaled": self.rescaled.clone()}
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
         return state
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         self.skipped.copy_(state["skipped"])
+        self.rescaled.copy_(state["rescaled"])
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
 
@@ -138,7 +146,8 @@ class Step:
         the decision stays on the device and the host never waits for it.
         """
         finite = torch.isfinite(norm)
-        self.skipped += ~finite
+        if self.scaler is None:
+            self.skipped += ~finite
         shrink = (norm / self.clip).clamp(min=1.0) if self.clip else torch.ones_like(norm)
         if isinstance(self.optimizer, MasterAdamW):
             self.optimizer.step(scale=shrink, skip=(~finite).float())
@@ -146,6 +155,9 @@ class Step:
             _shrink(self.parameters, shrink)
             self.scaler.step(self.optimizer)  # leaves the step out by itself
             self.scaler.update()
+            # A loss that was scaled too far overflows fp16: the scaler halves its scale and no number was wrong. Gradients
+            # that are not finite even unscaled are.
+            (self.skipped if self.scaler.get_scale() < 1 else self.rescaled).add_(~finite)
         elif _decides_on_device(self.optimizer):
             self.optimizer.grad_scale, self.optimizer.found_inf = shrink, (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -214,6 +226,15 @@ def _shrink(parameters: Sequence[Tensor], by: Tensor) -> None:
     for p in parameters:
         if p.grad is not None:
             (p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad).div_(by)
+
+
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """torch's fused SGD takes uninitialised memory for its momentum in the first step, and where that step is left out the
+    memory stays as it was. Zeros give the same first step."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []:
+        for p in group["params"]:
+            if group["fused"] and group["momentum"] and not optimizer.state[p]:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:

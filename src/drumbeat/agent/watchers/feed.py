@@ -49,7 +49,5 @@ class Watching:
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":
                         self.tell({"say": "verdict", "verdict": to_plain(action.data["verdict"])})
-                elif isinstance(action, (Warn, Stop)):
-                    plain = to_plain(action.finding)
-                    self.record("finding", {"finding": plain})
-                    self.tell({"say": "finding", "finding": plain, "stop": isinstance(action, Stop)})
+                elif isinstance(action, (Warn, Stop)):  # the lead writes it down, for all nodes in one file
+                    self.tell({"say": "finding", "finding": to_plain(action.finding), "stop": isinstance(action, Stop)})

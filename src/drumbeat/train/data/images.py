@@ -1,4 +1,4 @@
-"""Images with labels: folders of files (one folder a class), CIFAR-100's binary file, arrays.
+"""Images with labels: folders of files (one folder per class), and arrays (cifar.py reads them).
 
 Augmentation is drawn from (seed, epoch, sample), never from a rank's own generator: the same sample looks the same
 whichever rank reads it, so a run on another number of ranks sees the same images. What is read are bytes; `finish` makes
@@ -100,21 +100,6 @@ class ImageArray:
         padded = np.pad(self.pixels[index], ((4, 4), (4, 4), (0, 0)), mode="reflect")
         window: Pixels = padded[y : y + height, x : x + width]
         return window[:, ::-1] if random.random() < 0.5 else window
-
-
-def cifar100(folder: str, train: bool, seed: int = 0, classes: int = 100) -> ImageArray:
-    """The 'binary version' of CIFAR-100: train.bin and test.bin, 3,074 bytes an image (two labels, then planes)."""
-    path = os.path.join(folder, "train.bin" if train else "test.bin")
-    if not os.path.isfile(path):
-        raise Refusal(f"{path}: not there", "unpack CIFAR-100's binary version into the folder, or use data=synthetic")
-    raw = np.fromfile(path, dtype=np.uint8)
-    if len(raw) == 0 or len(raw) % 3074:
-        raise Refusal(f"{path}: {len(raw)} bytes are no whole number of CIFAR-100 records (3,074 bytes)")
-    rows = raw.reshape(-1, 3074)
-    if rows[:, 1].max() >= classes:
-        raise Refusal(f"{path}: class {rows[:, 1].max()} with classes={classes}", "CIFAR-100 has 100")
-    pixels = rows[:, 2:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return ImageArray(np.ascontiguousarray(pixels), rows[:, 1].astype(np.int64), train, seed)
 
 
 def normalised(pixels: Tensor, statistics: Statistics) -> Tensor:

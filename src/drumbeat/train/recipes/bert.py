@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
+from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
@@ -81,6 +82,12 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
     }
 
 
+def transformer(shape: BertShape, length: int) -> Transformer:
+    """Its blocks keep two inner widths, not three, and masks of dropout instead: the estimate for three covers both."""
+    count = shape.matmul_parameters + shape.width * (shape.context + (0 if shape.tied else shape.vocabulary))
+    return Transformer(count, shape.layers, shape.width, 2 * shape.width, shape.inner, shape.vocabulary, length)
+
+
 def check(shape: BertShape, meshes: Meshes, length: int) -> None:
     tp = meshes.layout.tp
     if meshes.layout.cp > 1:
@@ -107,6 +114,7 @@ def run(settings: BertSettings) -> Result:
     meshes = meshes_for(settings, world)
     length = settings.length or shape.context
     check(shape, meshes, length)
+    settings = resolved(settings, world, meshes, transformer(shape, length))
     first, last = ("words", "places", "kinds", "norm"), ("transform", "transform_norm", "head")
     anatomy = Anatomy("blocks", first, last, tensor_plan=tensor_plan())
     parts = assemble(settings, world, meshes, lambda: Bert(shape), loss, adamw(settings, meshes), anatomy)

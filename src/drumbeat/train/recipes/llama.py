@@ -20,12 +20,13 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
 from drumbeat.train.context import Context
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
+from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.mfu import transformer_flops, utilisation
@@ -51,7 +52,8 @@ class LlamaSettings(Settings):
 
 SettingsClass = LlamaSettings
 
-RATES = {"byte-tiny": 5e-3, "70b": 1.5e-4}  # highest learning rates; other shapes: 3e-4
+# Highest learning rates, for a quarter of a million tokens per step and the warm-up of the defaults.
+RATES = {"byte-tiny": 5e-3, "1b": 2e-4, "3b": 1.5e-4, "8b": 1e-4, "70b": 5e-5}
 LARGE = 2_000_000_000  # parameters: from here on a rank never holds the whole model, not even at the start
 
 
@@ -73,6 +75,13 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
+
+
+def transformer(shape: LlamaShape, length: int) -> Transformer:
+    embedding = 0 if shape.tied else shape.width * shape.vocabulary
+    kv = 2 * shape.kv_heads * shape.head_width
+    count = shape.matmul_parameters + embedding
+    return Transformer(count, shape.layers, shape.width, kv, shape.inner, shape.vocabulary, length)
 
 
 def check(shape: LlamaShape, meshes: Meshes, length: int) -> None:
@@ -104,13 +113,14 @@ def loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 def run(settings: LlamaSettings) -> Result:
     if settings.model not in SHAPES:
         raise Refusal(f"no llama shape '{settings.model}'", f"known: {', '.join(SHAPES)}")
-    settings = replace(settings, lr=settings.lr or RATES.get(settings.model, 3e-4))
+    settings = replace(settings, lr=settings.lr or RATES.get(settings.model, 2e-4))
     world = join()
     meshes = meshes_for(settings, world)
     base = SHAPES[settings.model]
     shape = replace(base, tied=base.tied and not settings.untie)
     length = settings.length or shape.context
     check(shape, meshes, length)
+    settings = resolved(settings, world, meshes, transformer(shape, length))
     split, tp = meshes.one("cp"), meshes.layout.tp
     context = None
     if split is not None:

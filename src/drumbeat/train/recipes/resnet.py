@@ -9,12 +9,12 @@ import os
 from dataclasses import dataclass, replace
 from typing import Tuple
 
-from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
+from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
 from drumbeat.train.data.decoders import Decoders
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images
+from drumbeat.train.images import accuracy, assemble_images, steps_of
 from drumbeat.train.loop import Result, train
 from drumbeat.train.mfu import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
@@ -30,6 +30,7 @@ class ResNetSettings(Settings):
     size: int = option(224, "pixels a side")
     classes: int = option(1000, "classes of the synthetic data; folders count their own")
     epochs: int = option(0, "passes over the data; 0: as many as `steps` give")
+    steps: int = option(0, "optimizer steps; with `epochs` too, what ends first; neither: 100")
     batch: int = option(256, "images a step, on all ranks together")
     lr: float = option(0.1, "first learning rate, for 256 images a step: it grows with the batch")
     decay: float = option(1e-4, "weight decay")
@@ -60,8 +61,8 @@ def run(settings: ResNetSettings) -> Result:
     meshes = meshes_for(settings, world)
     images, kept, classes = samples(settings, world.local_size)
     an_epoch = max(1, len(images) // settings.batch)
-    if settings.epochs:
-        settings = replace(settings, steps=settings.epochs * an_epoch)
+    steps = steps_of(settings.steps, settings.epochs, an_epoch) or 100
+    settings = resolved(replace(settings, steps=steps), world, meshes)
     anatomy = Anatomy(first=("conv1", "bn1"), last=("fc",), stages=("layer1", "layer2", "layer3", "layer4"))
     parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes), anatomy)
     stream = Stream(

@@ -10,15 +10,16 @@ import math
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Dict, Tuple
+from typing import ClassVar, Dict, Tuple
 
-from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
-from drumbeat.train.data.images import cifar100
+from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
+from drumbeat.train.data.cifar import cifar100
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images
+from drumbeat.train.images import accuracy, assemble_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.models.resnet import WideResNet
+from drumbeat.train.mfu import utilisation
+from drumbeat.train.models.resnet import WideResNet, forward_flops
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join
 
@@ -27,10 +28,12 @@ from drumbeat.train.world import join
 class WideResNetSettings(Settings):
     depth: int = option(28, "layers: 6 n + 4")
     widening: int = option(10, "how many times wider than a ResNet")
-    data: str = option("synthetic", "synthetic, or a folder with CIFAR-100's train.bin and test.bin")
+    data: str = option("synthetic", "synthetic, or a folder with CIFAR-100, its binary or its Python version")
     images: int = option(50_000, "images of the synthetic data")
     classes: int = option(100, "classes")
     epochs: int = option(100, "passes over the data")
+    steps: int = option(0, "optimizer steps; 0: as many as `epochs` give, else what ends first")
+    validate_every: int = option(0, "steps between validations; 0: after every epoch")
     batch: int = option(2048, "images a step, on all ranks together")
     base_lr: float = option(0.04, "learning rate for 256 images a step: it grows with the batch")
     decay: float = option(5e-4, "weight decay")
@@ -38,6 +41,8 @@ class WideResNetSettings(Settings):
     target_accuracy: float = option(0.95, "stop when validation has been this good ...")
     patience: int = option(2, "... for so many epochs in a row")
     validation: int = option(0, "images to validate on; 0: all")
+
+    UNUSED: ClassVar[Dict[str, str]] = {"lr": "base_lr sets the learning rate"}
 
 
 SettingsClass = WideResNetSettings
@@ -57,8 +62,9 @@ def run(settings: WideResNetSettings) -> Result:
     meshes = meshes_for(settings, world)
     images, kept = samples(settings)
     an_epoch = max(1, len(images) // settings.batch)
-    steps = settings.epochs * an_epoch
-    settings = replace(settings, steps=steps, validate_every=an_epoch)
+    steps = steps_of(settings.steps, settings.epochs, an_epoch)
+    every = settings.validate_every or an_epoch
+    settings = resolved(replace(settings, steps=steps, validate_every=every), world, meshes)
     build = lambda: WideResNet(settings.depth, settings.widening, settings.classes)  # noqa: E731
     anatomy = Anatomy(first=("stem",), last=("norm", "fc"), stages=("blocks",))
     parts = assemble_images(settings, world, meshes, build, anatomy)
@@ -85,8 +91,10 @@ def run(settings: WideResNetSettings) -> Result:
         clock.print(stream.sample // clock.images, values, took)
         return values
 
+    flops = 3 * forward_flops(build(), 32)
+    use = utilisation(flops, "3 x forward FLOPs", settings.precision, world.device, settings.measure_peak)
     plan = plan_for(settings, lr, "samples")
-    result = train(plan, world, parts.step, stream, parts.checkpoints, check, None, clock.target_reached)
+    result = train(plan, world, parts.step, stream, parts.checkpoints, check, use, clock.target_reached)
     if not result.stopped:
         clock.summary(world.size // world.local_size, world.local_size)
     return result
@@ -98,6 +106,7 @@ class _Epochs:
     def __init__(self, settings: WideResNetSettings, an_epoch: int, lead: bool) -> None:
         self.settings, self.images, self.lead = settings, an_epoch * settings.batch, lead
         self.done, self.good = 0, 0  # since this start; a resumed run goes on with its epoch's number
+        self.best, self.best_epoch = 0.0, 0
         self.began = self.since = time.perf_counter()
 
     def training_done(self) -> float:
@@ -105,6 +114,8 @@ class _Epochs:
 
     def print(self, epoch: int, values: Dict[str, float], took: float) -> None:
         self.done += 1
+        if values["accuracy"] > self.best:
+            self.best, self.best_epoch = values["accuracy"], epoch
         self.good = self.good + 1 if values["accuracy"] >= self.settings.target_accuracy else 0
         if self.lead:
             print(f"Epoch {epoch}/{self.settings.epochs} completed in {took:.3f} seconds")
@@ -123,5 +134,13 @@ class _Epochs:
             total = time.perf_counter() - self.began
             print(f"\nTraining Summary:\nTotal training time: {total:.3f} seconds")
             print(f"Throughput: {self.done * self.images / total:.3f} images/second")
+            print(self._target())
             print(f"Number of nodes: {nodes}\nNumber of GPUs per node: {per_node}")
             print(f"Total GPUs used: {nodes * per_node}\nTraining completed successfully.", flush=True)
+
+    def _target(self) -> str:
+        target, patience = self.settings.target_accuracy, self.settings.patience
+        best = f"best {self.best:.4f}, in epoch {self.best_epoch}"
+        if self.good >= patience:
+            return f"Target accuracy {target} reached and held for {self.good} epochs ({best})"
+        return f"Target accuracy {target} NOT reached for {patience} epochs in a row ({best})"

@@ -1,0 +1,115 @@
+"""What fits into a GPU: precision, micro-batch and recomputation, worked out from the shape of a transformer.
+
+State: 16 bytes per parameter in every precision (fp32: weight 4, gradient 4, two moments 8; bf16-master and fp8: weight 2,
+gradient 2, master 4, moments 8), 2 more where autocast keeps bf16 copies of fp32 weights; divided by the ranks that share it.
+
+Activations, per token and block, in elements (w width, k both key and value, i inner width): what the backward pass of a
+block keeps.
+
+    none        6 w + k + 3 i   inputs and outputs of both norms, q, k, v, attention's output, gate and up, their product
+    selective   5 w + k + 2 i   the block's input, the outputs of its products and of attention
+    full        w               the block's input; one block at a time is computed again in full
+
+On top: the logits of one slice of the loss (2 GiB at most) with the gradient of the head, and a tenth of the memory for the
+libraries, the communication and the gaps between tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+from drumbeat.train.refusal import Refusal
+
+_STATE_BYTES = 16
+_USABLE = 0.9  # of a device's memory
+_SLICE_BYTES = 2 << 30
+_MOST_AT_ONCE = 8  # samples of a micro-batch: more is no faster on any GPU we measured
+_ORDER = ("none", "selective", "full")  # from the fastest to the smallest
+
+
+@dataclass(frozen=True)
+class Transformer:
+    parameters: int
+    layers: int
+    width: int
+    key_value: int  # width of keys and values together
+    inner: int
+    vocabulary: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was chosen, and the bytes of one rank that it was chosen by."""
+
+    precision: str
+    micro: int
+    recompute: str
+    state: float
+    activations: float
+    memory: Optional[int]  # of the device; none: not known
+
+    def says(self) -> str:
+        text = f"precision {self.precision}, {self.micro} per micro-batch, recompute {self.recompute}"
+        if self.memory is None:
+            return text
+        parts = f"{self.state / 2**30:.1f} GiB of state and {self.activations / 2**30:.1f} of activations"
+        return f"{text}: {parts} in {self.memory / 2**30:.0f} GiB"
+
+
+def device_bytes(device: torch.device) -> Optional[int]:
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def best_precision(device: torch.device, sharded: bool) -> str:
+    """bf16 where the device computes in it: with fp32 masters in the optimizer, or FSDP's own fp32 shards."""
+    if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "fp32"
+    return "bf16" if sharded else "bf16-master"
+
+
+def fit(
+    shape: Transformer,
+    memory: Optional[int],
+    precision: str,
+    sharded: bool,
+    pieces: int,
+    share: int,
+    *,
+    recompute: str = "auto",
+    micro: int = 0,
+    least: int = 1,
+) -> Fit:
+    """`pieces`: over how many ranks the state is divided; `share`: samples of one rank and step, of which a micro-batch
+    is a divisor; `least`: micro-batches that there must be. `recompute` and `micro` are kept where they are given."""
+    size = 4 if precision in ("fp32", "tf32") else 2
+    state = (_STATE_BYTES + 2 * (precision in ("bf16", "fp16") and not sharded)) * shape.parameters / pieces
+    ways = _ORDER if recompute == "auto" else (recompute,)
+    most = share if memory is None else min(share, _MOST_AT_ONCE)
+    sizes = [n for n in range(most, 0, -1) if share % n == 0 and share // n >= least] or [1]
+    choices = [(n, way) for way in ways for n in ([micro] if micro else sizes)]
+    found = [Fit(precision, n, way, state, _activations(shape, n, way, size), memory) for n, way in choices]
+    if memory is None:
+        return found[0]
+    if state > memory:
+        raise Refusal(
+            f"weights, gradients and optimizer state of {shape.parameters:,} parameters take {state / 2**30:.0f} GiB per "
+            f"GPU, which has {memory / 2**30:.0f}",
+            "share them between more GPUs (layout fsdp), or choose a smaller model",
+        )
+    return next((one for one in found if one.state + one.activations <= _USABLE * memory), found[-1])
+
+
+def _activations(shape: Transformer, micro: int, recompute: str, size: int) -> float:
+    kept = {
+        "none": 6 * shape.width + shape.key_value + 3 * shape.inner,
+        "selective": 5 * shape.width + shape.key_value + 2 * shape.inner,
+        "full": shape.width,
+    }
+    tokens = micro * shape.length
+    blocks = shape.layers * kept[recompute] + (kept["none"] if recompute != "none" else 0)
+    loss = min(_SLICE_BYTES, tokens * shape.vocabulary * size) + shape.vocabulary * shape.width * size
+    return float(tokens * blocks * size + loss)
