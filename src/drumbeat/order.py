@@ -70,7 +70,7 @@ class Resources:
     partition: str = ""  # or queue
     memory: str = ""  # per node: 440G
     cpus: Optional[int] = None  # per node
-    gpus: Optional[int] = None  # per node; none: none are asked for
+    gpus: Optional[int] = None  # per node; none: none are requested
     exclusive: bool = False
     array: str = ""  # 0-3%2
     requeues: int = 3  # how often drumbeat queues the job again

@@ -243,7 +243,7 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
 
 def _check_gpus(job: Job, site: Site, here: Here) -> None:
     if site.backend == "local" and job.gpus and here.gpus is not None and job.gpus > here.gpus:
-        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but {here.hostname} has {here.gpus}")
+        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but {here.hostname} has {here.gpus}")
 
 
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
@@ -263,7 +263,7 @@ def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tupl
         return hosts, hosts[0], None
     if here.hosts and len(here.hosts) != nodes:
         raise Problem(
-            f"{job.where('nodes')}: {nodes} nodes asked for, but the scheduler gave {len(here.hosts)}",
+            f"{job.where('nodes')}: {nodes} nodes requested, but the scheduler gave {len(here.hosts)}",
             f"leave it out, or say {len(here.hosts)}",
         )
     master, port = _split_port(here.master)
@@ -275,7 +275,7 @@ def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tupl
         )
     if nodes > 1 and not master and site.backend == "local":
         raise Problem(
-            f"{nodes} nodes, and nobody says which machine is node 0",
+            f"{nodes} nodes, but which machine is node 0 is not known",
             "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
         )
     # Where a scheduler chooses the nodes, nobody knows node 0 before it has.

@@ -93,7 +93,7 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
     runtime = job.container_runtime or (of_site.runtime if of_site else None)
     if runtime is None:
         raise Problem(
-            f"{job.where('container')}: nobody says what runs containers on {site.name}",
+            f"{job.where('container')}: nothing says what runs containers on {site.name}",
             f"add container-runtime: one of {', '.join(RUNTIMES)}",
         )
     image = expand(job.container or "", here.environ, job.where("container"))

@@ -107,7 +107,7 @@ class Detect:
 @dataclass(frozen=True)
 class Site:
     name: str  # of its file
-    summary: str = key("text", "The cluster in one line.", "4 MI250X a node, Slingshot 11")
+    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
     backend: str = key(
         "name",
         "What jobs are submitted to: the name of a backend, built in or from an installed package.",
