@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).resolve().parents[1]
+
+
+def folders():
+    """The corpus folders that exist: $DRUMBEAT_CORPUS (separated by ':'), or shared/data near the repository."""
+    places = [place for place in (HERE.parent, HERE.parent.parent) if (place / "shared/data").is_dir()]
+    default = [str(place / "shared/data" / name) for place in places[:1] for name in ("corpus", "corpus-more")]
+    given = os.environ.get("DRUMBEAT_CORPUS")
+    return [Path(folder) for folder in (given.split(os.pathsep) if given else default) if Path(folder).is_dir()]
+
 
 def corpus(part):
-    """The folder, from $DRUMBEAT_CORPUS or beside the repository."""
-    beside = Path(__file__).resolve().parents[2] / "shared/data/corpus"
-    place = Path(os.environ.get("DRUMBEAT_CORPUS", beside)) / part
-    if not place.is_dir():
-        pytest.skip(f"no corpus at {place} (set DRUMBEAT_CORPUS)")
+    """That part of the first folder."""
+    place = next((folder / part for folder in folders() if (folder / part).is_dir()), None)
+    if place is None:
+        pytest.skip(f"no corpus with {part} (set DRUMBEAT_CORPUS)")
     return place

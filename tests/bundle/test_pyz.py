@@ -108,7 +108,7 @@ def test_ranks_neither_see_the_zip_nor_lose_their_own_drumbeat(pyz, home, tmp_pa
 
 
 ALLOWED = {"yaml", "drumbeat"}
-DESK_ONLY = ("train", "watch", "report", "predict", "verify")
+DESK_ONLY = ("integrations", "train", "watch", "report", "predict", "verify")
 
 
 def test_the_node_world_imports_only_the_standard_library():

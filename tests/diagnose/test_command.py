@@ -38,13 +38,13 @@ def test_as_a_program(drumbeat):
     assert result.returncode == 0 and "the GPU ran out of memory (rank 2)" in result.stdout
 
 
-def test_one_screen_transport_first_then_failure(diagnose, tmp_path):
+def test_one_screen_failure_first_then_transport(diagnose, tmp_path):
     (tmp_path / "slurm-1.out").write_text(run("NET/IB/0/GDRDMA", more=[IB]) + "\n" + OOM + "\n")
     result = diagnose("slurm-1.out")
     assert result.returncode == 0, result.stderr
     shown = result.stdout
     assert (
-        shown.index("rdma+gdr (IB)") < shown.index("the GPU ran out of memory (rank 2)") < shown.index("slurm-1.out:19")
+        shown.index("the GPU ran out of memory (rank 2)") < shown.index("slurm-1.out:19") < shown.index("rdma+gdr (IB)")
     )
     assert "fix " in shown and "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA" in shown
     assert len(shown.splitlines()) < 25
@@ -99,7 +99,7 @@ def test_a_run_folder_knows_who_ended_first(diagnose, tmp_path):
     for (node, rank), text in errors.items():
         (folder / "nodes" / str(node) / "attempt-0" / f"rank-{rank}.err").write_text(text + "\n")
         event = {"kind": "rank-exited", "t": 100.0 - rank, "seq": 0, "node": node, "host": f"host{node}", "rank": rank}
-        event.update(exit_code=1, signal=None)
+        event.update(exit_code=1, signal=None, seconds=1.0, core_dumped=False, mono=1.0, attempt=0)
         (folder / "nodes" / str(node) / "events.jsonl").write_text(json.dumps(event) + "\n")
     report = json.loads(diagnose("run", "--json").stdout)
     failure = report["failure"]
@@ -132,7 +132,17 @@ def test_a_silent_death_is_told_by_the_run_itself(diagnose, tmp_path):
     (folder / "run.json").write_text('{"schema": "1.0"}')
     (folder / "nodes" / "0" / "attempt-0" / "rank-0.err").write_text("step 1\n")
     finding = {"code": "oom-kill", "severity": "error", "title": "killed for its memory", "rank": 0}
-    (folder / "events.jsonl").write_text(json.dumps({"kind": "failed", "t": 1.0, "seq": 0, "finding": finding}) + "\n")
+    event = {
+        "kind": "failed",
+        "t": 1.0,
+        "mono": 1.0,
+        "seq": 0,
+        "host": "n",
+        "node": 0,
+        "attempt": 0,
+        "finding": finding,
+    }
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
     failure = json.loads(diagnose("run", "--json").stdout)["failure"]
     assert (failure["answer"], failure["finding"]["rank"]) == ("oom-kill", 0)
 

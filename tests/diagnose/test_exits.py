@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
-from drumbeat.diagnose.exits import CONSEQUENCES, explain_exit
+from drumbeat.diagnose.exits import CONSEQUENCES, RankEnd, explain_exit, explain_run
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in <module>', "    main()"]
 
 
-def explain(code=1, sig=None, lines=(), command=("python", "train.py"), by_us=False, oom=False):
-    return explain_exit(code, sig, list(lines), list(command), by_us, oom)
+def explain(code=1, sig=None, lines=(), command=("python", "train.py"), by_us=False, oom=False, stdout=()):
+    return explain_exit(code, sig, list(lines), list(command), by_us, oom, list(stdout))
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,54 @@ def test_consequences_are_named():
 def test_nothing_known_is_said_so():
     assert "not known" in explain(code=7).cause
     assert "not known" in explain(code=None, sig=signal.SIGKILL).cause
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+CLOSED = "RuntimeError: [pair.cc:598] Connection closed by peer [10.0.0.2]:45"
+
+
+def test_what_stands_on_stdout_counts_too():
+    assert explain(lines=[], stdout=[*TRACEBACK, OOM]).code == "gpu-out-of-memory"
+    assert explain(lines=[CLOSED], stdout=[*TRACEBACK, OOM]).code == "gpu-out-of-memory"
+
+
+def test_a_refusal_or_a_failed_setup_is_quoted():
+    finding = explain(code=3, lines=["loading", "setup: module NRIS/GPU is not found"])
+    assert finding.title == "exit code 3: setup: module NRIS/GPU is not found" and finding.confidence == "unknown"
+
+
+def test_a_missing_script_is_no_missing_command():
+    finding = explain(
+        code=2, lines=["python: can't open file '/home/u/nosuch.py': [Errno 2] No such file or directory"]
+    )
+    assert finding.code == "file-missing" and "/home/u/nosuch.py" in finding.title
+
+
+def test_raised_at_names_the_users_line():
+    lines = [*TRACEBACK, '  File "/venv/lib/python3.11/site-packages/torch/nn/linear.py", line 116, in forward']
+    finding = explain(lines=[*lines, "    return F.linear(input)", "RuntimeError: shapes do not fit"])
+    assert finding.cause.startswith("raised at /home/u/train.py:12 (in /venv/lib/")
+
+
+def test_a_whole_run_names_the_rank_that_failed_first_not_its_victims():
+    ends = [
+        RankEnd(0, 1, stderr=[*TRACEBACK, CLOSED], time=12.0),
+        RankEnd(1, None, signal.SIGTERM, time=13.0, killed_by_us=True),
+        RankEnd(2, 1, stdout=[*TRACEBACK, OOM], host="n2", time=11.0),
+    ]
+    failure = explain_run(ends)
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == ("gpu-out-of-memory", 2, "n2")
+
+
+def test_torchruns_table_names_the_rank_behind_one_launcher():
+    table = ["Root Cause (first observed failure):", "[0]:", "  host      : n1", "  rank      : 3 (local_rank: 3)",
+             "  exitcode  : 1 (pid: 7)", "  traceback : x"]  # fmt: skip
+    failure = explain_run([RankEnd(None, 1, stderr=[*TRACEBACK, "ValueError: bad", *table])])
+    assert (failure.answer, failure.finding.title) == ("exception", "ValueError: bad")
+    assert (failure.finding.rank, failure.finding.host) == (3, "n1")
+
+
+def test_a_silent_end_is_told_by_its_signal():
+    failure = explain_run([RankEnd(0, 0), RankEnd(1, None, signal.SIGSEGV)])
+    assert (failure.answer, failure.finding.rank) == ("segfault", 1)
+    assert explain_run([RankEnd(0, 0)]).answer == "none"

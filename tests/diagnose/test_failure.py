@@ -42,10 +42,10 @@ def test_the_cause_is_found_among_what_follows_from_it():
     assert [finding.code for finding in failure.consequences] == ["peer-lost"]
 
 
-def test_only_consequences_is_not_known():
+def test_only_consequences_is_a_lost_peer_and_never_certain():
     failure = read(f"[rank0]: {CLOSED}\n[rank1]: {CLOSED}").failure
-    assert (failure.answer, failure.finding, failure.confidence) == (NOT_KNOWN, None, "unknown")
-    assert failure.consequences
+    assert (failure.answer, failure.confidence) == ("peer-lost", "likely")
+    assert "another rank ended first" in failure.why_first
 
 
 def test_a_launchers_report_alone_is_not_a_cause_but_says_who():
@@ -121,9 +121,10 @@ def test_a_summary_does_not_name_the_rank_of_another_files_error():
       exitcode  : 1 (pid: 10)
       traceback : x
     """
-    for files in ({"a.log": OOM, "b.log": summary}, {"a.log": f"{OOM}\n{summary}"}):
-        failure = read_files(files).failure
-        assert (failure.answer, failure.finding.rank) == ("gpu-out-of-memory", None)
+    failure = read_files({"a.log": OOM, "b.log": summary}).failure
+    assert (failure.answer, failure.finding.rank) == ("gpu-out-of-memory", None)
+    failure = read_files({"a.log": f"{OOM}\n{summary}"}).failure
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == ("gpu-out-of-memory", 4, "node-b")
 
 
 def test_of_several_summaries_the_earliest_counts_and_a_terminated_rank_does_not():
@@ -196,7 +197,7 @@ def test_the_rank_of_an_nccl_line_comes_from_its_process():
 def test_who_sees_a_dead_peer_is_not_to_blame():
     warn = "n0:100:200 [0] net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4> with error 12, opcode 0, len 0"
     failure = read("\n".join([start_up(0, more=[IB]), start_up(1, more=[IB]), warn])).failure
-    assert failure.finding.rank is None and "seen by rank 0 on n0" in failure.finding.title
+    assert failure.finding.rank == 0 and "first seen by rank 0 on n0" in failure.finding.title
     assert "10.0.0.2<4>" in failure.finding.title
 
 

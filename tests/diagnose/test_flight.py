@@ -80,3 +80,40 @@ def test_dumps_are_told_from_logs():
     assert looks_like_dump("x.json", json.dumps(dump(["a"])).encode())
     assert not looks_like_dump("train.log", b"step 1 loss 2.0")
     assert not looks_like_dump("order.json", b'{"run_id": "x"}')
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02}r\xff\xff\xff\x3f.",  # a memo entry far out
+        b"\x80\x02X\xff\xff\xff\x7fa.",  # a text longer than the file
+        b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f.",
+        b"\x80\x02]" + b"q\x00" + b"(h\x00h\x00e" * 100 + b".",  # a list of itself
+        b"\x80\x02(" + b"K\x01" * 1000,
+        b"\x80\x02" + b"]" * 2_000_000 + b".",
+        b"{" + b'"a":' + b"[" * 2_000_000,
+    ],
+    ids=["memo", "text", "text8", "itself", "no-end", "containers", "json"],
+)
+def test_a_hostile_pickle_is_refused_without_taking_memory_or_time(data):
+    with pytest.raises(DumpError):
+        parse("nccl_trace_rank_0", data)
+
+
+def test_shared_lists_do_not_become_endless_words():
+    value = [1, 2]
+    for _ in range(60):
+        value = [value, value]
+    content = dump(["all_reduce"])
+    content["entries"][0]["input_sizes"] = value
+    (call,) = parse("nccl_trace_rank_0", pickle.dumps(content)).groups["default_pg"]
+    assert len(call.sizes) <= 200
+
+
+def test_what_torch_writes_is_read():
+    """Its own pickler marks lists of numbers by a function that gives its argument back."""
+    data = (
+        b"\x80\x02}X\x07\x00\x00\x00entries](}(X\x09\x00\x00\x00pg_id_seqK\x01X\x11\x00\x00\x00collective_seq_idK\x05"
+    )
+    data += b"X\x0b\x00\x00\x00input_sizesctorch.jit._pickle\nbuild_intlist\n](K\x08e\x85Rues."
+    assert parse("trace_3", data).groups[""][0].sequence == 5

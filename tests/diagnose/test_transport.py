@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.nccl import observe, records
-from drumbeat.diagnose.observations import Channel
+from drumbeat.diagnose.observations import Channel, Ranks
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
@@ -177,9 +177,9 @@ def test_lazy_connect_is_likely_not_certain():
     assert found.evidence[0].text.endswith("Using network IB")
 
 
-def test_ring_dump_is_not_a_connection():
+def test_a_ring_dump_is_not_a_connection_but_shows_the_size():
     (record,) = records("n0:1:2 [0] NCCL INFO Channel 00/02 :    0   1   2   3")
-    assert observe(record) is None
+    assert observe(record) == Ranks("", 4)
 
 
 def test_gdr_enabled_for_the_card_is_not_gdr_in_use():

@@ -292,6 +292,22 @@ metrics.report(kind="target", target_reached=False)
     assert "not reached" in done.stderr and "fell from 5.000 to 1.000" in done.stderr
 
 
+def test_a_line_of_the_last_rank_on_its_standard_error_is_read(drumbeat):
+    """Megatron-LM prints on the last rank, MaxText on standard error, progress bars without a line's end."""
+    code = """
+import os, sys
+if os.environ["RANK"] == "1":
+    for step in (1, 2):
+        sys.stderr.write(f" iteration {step:8d}/{2:8d} | consumed samples: {step:12d} | elapsed time per iteration (ms): 12.5 |"
+                         f" learning rate: 1.0E-04 | lm loss: {3 - step}.5E+00 | grad norm: 1.5 |\\r")
+"""
+    done = run(drumbeat, code=code, flags=("--ranks-per-node", 2))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    progress = summary["progress"]
+    assert (progress["step"], progress["steps"], progress["first_loss"], progress["last_loss"]) == (2, 2, 2.5, 1.5)
+
+
 def test_printed_lines_are_understood(drumbeat):
     code = """
 for epoch in (1, 2):
@@ -304,7 +320,7 @@ print("Throughput: 63190.172 images/second")
     assert run(drumbeat, code=code).returncode == 0
     got = summary(drumbeat)
     assert got["progress"]["step"] == 2 and got["progress"]["accuracy"] == 0.7
-    assert got["throughput"] == {"value": 63190.172, "unit": "images/s"}
+    assert got["throughput"] == {"value": 63190.172, "unit": "samples/s"}
 
 
 def test_list_status_logs_and_cancel(drumbeat):

@@ -142,7 +142,8 @@ def slow(cluster, oar):
         "limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="25s", partition="slow", command=f"python3 {saves}"
     )
     jobs = {"limit": oar.submit(limit)}
-    lost = oar.job("lost", ranks_per_node=1, partition="fragile", command=f"python3 {oar.ranks('lost', LOST)}")
+    lost = oar.job("lost", ranks_per_node=1, partition="fragile", command=f"python3 {oar.ranks('lost', LOST)}",
+                   submit_options='["--exclude=reed4"]')  # fmt: skip
     jobs["lost"] = oar.submit(lost)
     said(jobs["lost"][1], "rank 1 on")
     jobs["cut at"] = time.time()

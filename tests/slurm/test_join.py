@@ -41,6 +41,24 @@ def test_one_task_a_node_keeps_slurms_order(oar):
     assert "end        finished" in done.stderr
 
 
+def test_every_node_has_the_same_run_id(oar):
+    """A checkpoint folder made from $DRUMBEAT_RUN is one folder. The site is the cluster's, not this machine's."""
+    done = oar.srun("-woar[9-10]", "-N2", "--ntasks-per-node=1", sys.executable, oar.pyz, "run", "--ranks-per-node", "1", "--",
+                    sys.executable, "-c", "import os; print('run', os.environ['DRUMBEAT_RUN'])")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ids = [line.split("run ")[1] for line in done.stdout.splitlines() if "run " in line]
+    assert len(ids) == 2 and len(set(ids)) == 1 and (oar.home / "runs" / ids[0]).is_dir()
+    assert "(site slurm)" in done.stderr
+
+
+def test_plan_on_a_login_node_is_what_submit_sends(oar):
+    job = oar.job("same", command="python3 -V")
+    plan = oar("plan", job)
+    assert plan.returncode == 0 and plan.stdout.startswith("same on slurm: 2 nodes x 2 ranks"), (
+        plan.stdout + plan.stderr
+    )
+
+
 def test_order_of_a_host_file_is_kept(oar):
     """`--distribution=arbitrary` takes the order of a file: node 0 is then the last name of all."""
     hosts = oar.home / "hosts"

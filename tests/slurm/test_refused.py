@@ -24,7 +24,12 @@ def nothing_queued(oar):
             "the image /no/such.sif does not exist",
             "pull it",
         ),
-        ({"container": "/no/such.sif"}, "nobody says what runs containers on slurm", "container-runtime"),
+        (
+            {"container": "/etc/hostname", "container-runtime": "apptainer"},
+            "/etc/hostname is not an image",
+            "apptainer pull",
+        ),
+        ({"container": "/no/such.sif"}, "nothing says what runs containers on slurm", "container-runtime"),
         ({"command": "no-such-program"}, "command not found: no-such-program", ""),
         ({"account": '"two words"'}, "cannot be one word of an sbatch line", ""),
         ({"site": "localhost"}, "site localhost has no scheduler", "drumbeat run"),

@@ -24,12 +24,13 @@ sys.exit(75)
 """
 
 
-def begin(oar, name):
+def begin(oar, name, nodes=2, **keys):
     env = f"{{SAVES: {oar.home}/{name}}}"
     script = oar.ranks("slow_save", SLOW_SAVE)
-    job = oar.job(name, nodes=2, ranks_per_node=1, stop_grace="20s", env=env, command=f"python3 {script}")
+    keys.update(ranks_per_node=1, stop_grace="20s", env=env, command=f"python3 {script}")
+    job = oar.job(name, nodes=nodes, **keys)
     number, folder = oar.submit(job)
-    said(folder, "attempt 0 rank 1")
+    said(folder, f"attempt 0 rank {nodes - 1}")
     return number, folder
 
 

@@ -155,7 +155,7 @@ def test_as_many_emulated_ranks_as_are_allowed():
          "  write $$ for a plain '$'; no shell reads this text, so $(...) and $1 mean nothing here"),
         ("command: x --token $HF_TOKEN", {}, "job.yaml:1: command: the value of $HF_TOKEN looks secret and would be "
          "written into the run folder\n  hand it on by name (env: {HF_TOKEN: pass}) and read it in the command"),
-        ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs a node asked for, but laptop has 2"),
+        ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs per node requested, but laptop has 2"),
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not filled in here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
          "2 cores x 4 a core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
@@ -169,7 +169,7 @@ def test_as_many_emulated_ranks_as_are_allowed():
          "would dial itself\n  name node 0 as the others see it: --master HOST"),
         ("command: x\nnodes: 2", {"master": "127.0.0.1:61000"}, "127.0.0.1 cannot be the master of 2 nodes: each of "
          "them would dial itself\n  name node 0 as the others see it: --master HOST"),
-        ("command: x\nnodes: 3", {"hosts": ("a", "b")}, "job.yaml:2: nodes: 3 nodes asked for, but the scheduler "
+        ("command: x\nnodes: 3", {"hosts": ("a", "b")}, "job.yaml:2: nodes: 3 nodes requested, but the scheduler "
          "gave 2\n  leave it out, or say 2"),
         ("command: x\nnodes: 2", {"master": "n1:http"}, "'n1:http': 'http' is not a port (1 to 65535)\n"
          "  write HOST or HOST:PORT"),
@@ -182,7 +182,7 @@ def test_refused(text, here, message):
 
 def test_real_nodes_need_to_know_who_is_node_0():
     assert refusal("command: x\nnodes: 2", CLUSTER) == (
-        "2 nodes, and nobody says which machine is node 0\n"
+        "2 nodes, but which machine is node 0 is not known\n"
         "  on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one"
     )
 

@@ -94,3 +94,20 @@ def test_the_spread_of_a_speed_is_that_of_its_steps():
     few = Observed(1)
     few.add({"rank": 0, "t": 1.0, "step": 1})
     assert few.spread() is None
+
+
+def test_printed_throughput_lines_count_once_whoever_prints_them():
+    seen = Observed(warm_up=0)
+    for place in range(4):
+        for rank in (1, 0):
+            seen.add(
+                {
+                    "t": float(place),
+                    "rank": rank,
+                    "kind": "throughput",
+                    "rate": 100.0,
+                    "unit": "samples/s",
+                    "printed": True,
+                }
+            )
+    assert seen.speed() == (100.0, "samples/s") and seen.steps == 4

@@ -36,10 +36,10 @@ from drumbeat.plan.argv import Process, Tools, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import node_identity, rank_identity, trace
+from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.processes import rank_in_environment, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.printed_metrics import read_line
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
@@ -90,7 +90,8 @@ class Node:
         self.watching = Watching((), (), self.events.write, tell)
         self.reaped = 0
         self._metrics = Tail(os.path.join(self.local, "metrics.jsonl"))
-        self._printed: Optional[Tail] = None
+        self._printed: Optional[PrintedMetrics] = None
+        self._steps_reported = False
         self._first_step_told = False
         self._oom_kills: Optional[int] = None  # before this attempt
         ranks = order.ranks_per_node or len(facts.gpus) or 1
@@ -126,8 +127,7 @@ class Node:
         for process in processes(self.order, peers, self.node, self._tools(attempt, bound)):
             self._start_one(process, shared, bound)
         self.watching.feed("started", {"pids": list(self.running)}, time.monotonic())
-        if peers.nodes[0].node == self.node:
-            self._printed = Tail(self.logs.log(attempt, 0, "out"))
+        self._printed = PrintedMetrics(self.logs.attempt(attempt))
 
     def stop(self, number: int, grace: float) -> None:
         """Signal what trains, once; a second request can only make the grace end earlier."""
@@ -335,15 +335,25 @@ class Node:
         })  # fmt: skip
 
     def _explain(self, rank: int, code: Optional[int], number: Optional[int]) -> Finding:
-        log = self.logs.log(self.attempt, rank, "err")
-        if not os.path.exists(log) or not os.path.getsize(log):
-            log = self._log(rank, "err")
+        log, out = (self._written(rank, stream) for stream in ("err", "out"))
         ended_by_us = self.stopped_by_us and number == signal.SIGKILL
-        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, self._no_memory(code, number))
+        no_memory = self._no_memory(code, number)
+        found = explain_exit(code, number, tail(log), self.order.command, ended_by_us, no_memory, tail(out))
+        if os.path.exists(out) and any(each.text in line for each in found.evidence for line in tail(out)):
+            log = out
         kept = self.folder.merged(self.attempt) if self.shipping else log
         file = os.path.relpath(kept, os.path.dirname(os.path.dirname(self.folder.path)))
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        if (
+            self.order.launcher == "once" and found.rank is not None
+        ):  # a launcher in the command: its lines name the rank
+            rank = found.rank
         return replace(found, rank=rank, node=self.node, host=self.facts.host, evidence=evidence)
+
+    def _written(self, rank: int, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        log = self.logs.log(self.attempt, rank, stream)
+        return log if os.path.exists(log) and os.path.getsize(log) else self._log(rank, stream)
 
     def _no_memory(self, code: Optional[int], number: Optional[int]) -> bool:
         """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
@@ -378,6 +388,7 @@ class Node:
             record = decode(line) or {}
             metric = parse_metric(record, self.node)
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
                 self.watching.feed("metric", record, time.monotonic())
         if self.progress.first_t is not None and not self._first_step_told:
@@ -388,5 +399,7 @@ class Node:
         """Scripts that know nothing of us still print how they get on."""
         if self._printed is None:
             return []
-        records = (read_line(text) for text in self._printed.lines(final))
-        return [json.dumps({"t": time.time(), "rank": 0, "printed": True, **record}) for record in records if record]
+        records = self._printed.read(final)
+        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+            records = [record for record in records if record["kind"] != "step"]
+        return [json.dumps({"t": time.time(), **record}) for record in records]

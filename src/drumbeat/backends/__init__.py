@@ -8,6 +8,7 @@ Nothing is imported before it is asked for.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -44,12 +45,12 @@ def get(name: str, where: str = "") -> Backend:
 def of_handle(handle: str) -> Optional[Backend]:
     """The backend that a handle belongs to; None for text that is no handle of a backend known here."""
     parsed = parse_handle(handle)
-    return get(parsed.backend) if parsed and parsed.backend in names() else None
+    return get(parsed.backend) if parsed and _known(parsed.backend) else None
 
 
 def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
     """The backend whose login node this is."""
-    for name in names():
+    for name in (*_BUILT_IN, *sorted(_installed())):
         backend = get(name)
         if backend.submits_here(environ):
             return backend
@@ -58,9 +59,14 @@ def at_login(environ: Mapping[str, str]) -> Optional[Backend]:
 
 def of_job(identity: Identity) -> Optional[Backend]:
     """The backend whose job this process is in, also below mpirun."""
-    return get(identity.batch) if identity.batch in names() else None
+    return get(identity.batch) if _known(identity.batch) else None
 
 
+def _known(name: str) -> bool:
+    return bool(name) and (name in _BUILT_IN or name in _installed())
+
+
+@functools.cache  # it looks through every installed package
 def _installed() -> Dict[str, str]:
     from importlib import metadata
 

@@ -19,7 +19,7 @@ from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
-_LEFT_OUT = ("train", "watch", "report", "predict")
+_LEFT_OUT = ("integrations", "train", "watch", "report", "predict")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too.
 _BROUGHT = ("train/__init__.py", "train/layout.py", "train/refusal.py")
 

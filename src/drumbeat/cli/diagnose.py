@@ -78,11 +78,22 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
     if b"\0" in start and start.count(b"\0") * 10 > len(start):
         print(f"drumbeat diagnose: {source.name}: not text; passed over", file=sys.stderr)
         return
+    _read_dumps(reader, source, start)
     if source.rank is not None or source.host:
         reader.name_file(source.name, source.rank, source.host)
     for number, some in lines(source):
         reader.feed_lines(source.name, number, some)
         progress.tick(source.name, number)
+
+
+def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
+    """Topology, ports, GIDs, jobs: what people paste beside a log. Standard input is read once, as a log."""
+    from drumbeat.diagnose.dumps import MAX_BYTES, read_dumps
+
+    if source.path == "-" or start.startswith(b"\x1f\x8b") or os.path.getsize(source.path) > MAX_BYTES:
+        return
+    with open(source.path, encoding="utf-8", errors="replace") as file:
+        reader.pasted.extend(read_dumps(file.read(MAX_BYTES), source.name))
 
 
 def _recorded(reader: Reader, run: Run) -> None:

@@ -103,5 +103,5 @@ def _by_hand(
     nodes = int(exported["NNODES"]) if exported["NNODES"] else nodes
     master = exported["MASTER_ADDR"] or master
     if not master and (nodes or 1) > 1:
-        raise Problem(f"node rank {node_rank}, but nobody says which machine is node 0", "add --master HOST")
+        raise Problem(f"node rank {node_rank}, but which machine is node 0 is not known", "add --master HOST")
     return node_rank, master, nodes

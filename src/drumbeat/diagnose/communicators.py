@@ -12,6 +12,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose import observations
 from drumbeat.diagnose.nccl import Record
+from drumbeat.diagnose.places import Places
 from drumbeat.finding import Evidence
 
 MAX_MEMBERS = 40_000
@@ -46,6 +47,7 @@ class Member:
     comm_id: str = ""
     nnodes: int = 0
     tid: int = 0
+    device: Optional[int] = None
     started: Optional[Evidence] = None
     completed: Optional[Evidence] = None
     aborted: bool = False
@@ -68,6 +70,7 @@ class Process:
     plugin: str = ""
     interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
     sockets: Set[str] = field(default_factory=set)  # of NET/Socket
+    exchanges: Set[str] = field(default_factory=set)  # over which verbs exchange their addresses
     devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
     devices_evidence: Optional[Evidence] = None
     no_ib: bool = False
@@ -90,6 +93,7 @@ class Communicators:
         self.versions: Dict[Tuple[str, str], Evidence] = {}
         self.libraries: Set[str] = set()  # named by other signs than a version line
         self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
+        self.connections = Places()  # lines that show who is connected to whom, and how
         self.dropped = 0
         self._members = 0
         self._edges = 0
@@ -110,6 +114,8 @@ class Communicators:
         if process is None:
             return
         process.records += 1
+        if isinstance(seen, (observations.Channel, observations.Init, observations.Shape, observations.Used)):
+            self.connections.add(evidence.file or "", evidence.line or 0)
         if isinstance(seen, observations.Channel):
             self._channel(process, record.tid, seen, evidence)
         elif isinstance(seen, observations.Init):
@@ -150,7 +156,7 @@ class Communicators:
                 self.dropped += seen.stage != "destroy"
                 return
             self._members += 1
-            member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid)
+            member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid, device=seen.device)
             process.members.append(member)
             process.by_comm[(seen.comm, seen.rank)] = member
             process.by_rank.setdefault(seen.rank, []).append(member)
@@ -239,13 +245,15 @@ def _network(process: Process, seen: observations.Observation, evidence: Evidenc
         scope = seen.scope if seen.possible else f"{seen.scope}-off"
         process.gdr.setdefault(scope, (seen.possible, evidence))
     elif isinstance(seen, observations.Interface):
-        process.interfaces.add(seen.name)
+        process.interfaces.update(seen.names)
     elif isinstance(seen, observations.Used):
         process.used.setdefault(seen.network, evidence)
         process.used_device = process.used_device or seen.device
 
 
 def _devices(process: Process, seen: observations.Devices, evidence: Evidence) -> None:
+    if seen.oob:
+        process.exchanges.add(seen.oob)
     if seen.network == "Socket":
         process.sockets.update(name for _, name, _ in seen.devices)
         return

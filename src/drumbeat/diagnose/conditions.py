@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
-from drumbeat.diagnose.rulebook import Rule, RuleError
+from drumbeat.diagnose.events import Event, Events
+from drumbeat.diagnose.rulebook import NEAR, Rule, RuleError
 from drumbeat.diagnose.transport import Transport
 
-KEYS = ("transport", "link", "provider", "network", "gdr", "partial_gdr", "nodes", "env", "device", "interface")
+# fmt: off
+KEYS = (
+    "transport", "selected", "link", "provider", "network", "gdr", "partial_gdr", "nodes", "env", "device", "interface",
+)
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -20,21 +25,25 @@ class Whole:
     transport: Transport
     settings: Mapping[str, FrozenSet[str]]  # NCCL_* -> values seen
     marks: FrozenSet[str]
+    mark_lines: Mapping[Tuple[str, str], Sequence[int]]  # mark and file -> numbers of its lines
 
 
-def whole(state: Communicators, transport: Transport, marks: Set[str]) -> Whole:
+def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
     settings: Dict[str, Set[str]] = {}
     for process in state.processes.values():
         for name, (value, _) in process.settings.items():
             settings.setdefault(name, set()).add(value)
-    return Whole(transport, {name: frozenset(values) for name, values in settings.items()}, frozenset(marks))
+    known = {name: frozenset(values) for name, values in settings.items()}
+    return Whole(transport, known, frozenset(events.marks), events.mark_lines)
 
 
-def holds(rule: Rule, seen: Whole) -> bool:
+def holds(rule: Rule, seen: Whole, event: Optional[Event] = None) -> bool:
     """Unknown is no: a rule that asks for a version does not speak about a log without one."""
     if not rule.conditional:
         return True
     if any(mark not in seen.marks for mark in rule.seen) or any(mark in seen.marks for mark in rule.unseen):
+        return False
+    if event is not None and any(_beside(mark, event, seen) for mark in rule.not_near):
         return False
     if rule.library and rule.library not in seen.transport.library:
         return False
@@ -47,6 +56,8 @@ def _holds(key: str, value: Any, seen: Whole, rule: Rule) -> bool:
     path = seen.transport.path
     if key == "transport":
         return path.answer in _list(value)
+    if key == "selected":
+        return any(name in _list(value) for name in seen.transport.selected)
     if key == "link":
         return path.link in _list(value)
     if key == "provider":
@@ -62,10 +73,16 @@ def _holds(key: str, value: Any, seen: Whole, rule: Rule) -> bool:
     if key == "device":
         return any(re.search(pattern, device) for pattern in _list(value) for device in seen.transport.devices)
     if key == "interface":
-        return any(re.search(pattern, name) for pattern in _list(value) for name in seen.transport.interfaces)
+        names = (*seen.transport.interfaces, *seen.transport.sockets)
+        return any(re.search(pattern, name) for pattern in _list(value) for name in names)
     if key == "env":
         return all(_setting(name, str(pattern), seen) for name, pattern in dict(value).items())
     raise RuleError(f"{rule.file}: rule {rule.id}: 'when' has unknown key '{key}'; known: {', '.join(KEYS)}")
+
+
+def _beside(mark: str, event: Event, seen: Whole) -> bool:
+    numbers = seen.mark_lines.get((mark, event.evidence.file or ""), ())
+    return any(abs(number - event.number) <= NEAR for number in numbers)
 
 
 def _setting(name: str, pattern: str, seen: Whole) -> bool:

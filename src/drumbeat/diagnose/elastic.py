@@ -27,6 +27,8 @@ class ElasticSummary:
 
     def __init__(self) -> None:
         self.first: Optional[FirstFailure] = None
+        self.several_runs = False  # one host's torchrun ended more than once in these logs
+        self._ended: Dict[str, str] = {}  # host -> time
         self.open = 0  # lines of the block still to come
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
@@ -58,6 +60,8 @@ class ElasticSummary:
             self._evidence,
             time=self._fields.get("time", "")[:40],
         )
+        if found.host and self._ended.setdefault(found.host, found.time) != found.time:
+            self.several_runs = True
         if self.first is None or _before(found, self.first):
             self.first = found
 

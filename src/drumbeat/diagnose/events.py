@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.lines import Line
+from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.rulebook import Match
+from drumbeat.diagnose.tracebacks import Raised
 from drumbeat.finding import Evidence
 
 MAX_PER_RULE_AND_SOURCE = 3
 MAX_EVENTS = 20_000
 MAX_SOURCES = 20_000
 
-EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
-# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
-_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
-_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
 _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})/std(?:err|out)\.log$", re.IGNORECASE)
+# Launchers name the process that they speak about.
+_REPORTED = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
+    r"|process rank (?P<process>\d+) with PID \d+ on node (?P<node>\S+)"
+    r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
+    r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,20 @@ class Event:
     rank: Optional[int] = None
     host: Optional[str] = None
     pid: int = 0
+    device: Optional[int] = None  # of NCCL's own line, where one process has several
     time: Optional[float] = None
+    level: str = ""  # of the line's own logger
+    bare: bool = False  # an exception's last line without its traceback
+    caught: bool = False  # an exception that somebody caught and printed
+    lines: int = 1  # of the traceback
+
+    @property
+    def code(self) -> str:
+        return self.match.rule.code if self.match else "exception"
+
+    @property
+    def number(self) -> int:
+        return self.evidence.line or 0
 
 
 def rank_of_file(file: str) -> Optional[int]:
@@ -44,40 +63,85 @@ def rank_of_file(file: str) -> Optional[int]:
 class Events:
     def __init__(self) -> None:
         self.kept: List[Event] = []
-        self.counts: Dict[str, int] = {}  # rule id -> lines
+        self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
         self.marks: Set[str] = set()
+        self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
         self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
+        self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._per_source: Dict[Tuple[str, str, Optional[int], str], int] = {}
 
     def add_match(
-        self, sequence: int, match: Match, line: Line, evidence: Evidence, host: str = "", pid: int = 0
+        self,
+        sequence: int,
+        match: Match,
+        line: Line,
+        evidence: Evidence,
+        host: str = "",
+        pid: int = 0,
+        device: Optional[int] = None,
     ) -> None:
         rule = match.rule
         self.counts[rule.id] = self.counts.get(rule.id, 0) + 1
+        self._place(rule.code, evidence)
         named = match.groups.get("rank", "").strip()
         rank = int(named) if named.isdigit() else line.rank
         host = match.groups.get("host", "").strip() or host or line.host or ""
+        if rank is None:
+            rank, reported_host = _reported(evidence.text)
+            host = host or reported_host
         if self._room(rule.id, evidence.file or "", rank, host):
             owner = self._owner(evidence.file or "")
             rank = rank if rank is not None else owner[0]
-            event = Event(sequence, evidence, match, rank=rank, host=host or owner[1], pid=pid, time=line.time)
-            self.kept.append(event)
+            self.kept.append(
+                Event(
+                    sequence,
+                    evidence,
+                    match,
+                    rank=rank,
+                    host=host or owner[1],
+                    pid=pid,
+                    device=device,
+                    time=line.time,
+                    level=line.level,
+                )
+            )
 
-    def add_exception(self, sequence: int, text: str, raised_at: str, line: Line, evidence: Evidence) -> None:
-        name = text.split(":")[0]
+    def add_exception(self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False) -> None:
+        name = raised.text.split(":")[0]
+        self._place("exception", evidence, raised.lines)
         if self._room(name, evidence.file or "", line.rank, ""):
             owner = self._owner(evidence.file or "")
             self.kept.append(
                 Event(
                     sequence,
                     evidence,
-                    exception=text[:300],
-                    raised_at=raised_at,
+                    exception=raised.text[:300],
+                    raised_at=raised.where,
                     rank=line.rank if line.rank is not None else owner[0],
                     host=line.host or owner[1],
                     time=line.time,
+                    level=line.level,
+                    bare=bare,
+                    caught=raised.caught,
+                    lines=raised.lines,
                 )
             )
+
+    def forget(self, file: str, number: int) -> None:
+        """What was found on this line did not end anything: Python itself calls the exception ignored."""
+        self.kept = [event for event in self.kept if (event.evidence.file, event.evidence.line) != (file, number)]
+
+    def add_marks(self, marks: List[str], file: str, number: int) -> None:
+        for mark in marks:
+            self.marks.add(mark)
+            if len(self.mark_lines) < MAX_SOURCES:
+                numbers = self.mark_lines.setdefault((mark, file), [])
+                if len(numbers) < MAX_SOURCES:
+                    numbers.append(number)
+
+    def _place(self, code: str, evidence: Evidence, lines: int = 1) -> None:
+        if evidence.line:
+            self.places.setdefault(code, Places()).add(evidence.file or "", evidence.line, lines)
 
     def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
         return self.owners.get(file) or (rank_of_file(file), None)
@@ -93,40 +157,12 @@ class Events:
         return True
 
 
-class Tracebacks:
-    """Finds the exception at the end of each traceback, also when the lines of several ranks are interleaved."""
-
-    MAX_OPEN = 256
-    MAX_LENGTH = 400
-
-    def __init__(self) -> None:
-        self._open: Dict[Optional[int], Tuple[int, str]] = {}  # rank of the prefix -> lines so far, nearest frame
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
-    def feed(self, line: Line) -> Optional[Tuple[str, str]]:
-        """The exception's line and where it was raised, when this line ends a traceback."""
-        text = line.text
-        if "Traceback (most recent call last)" in text:
-            if len(self._open) < self.MAX_OPEN:
-                self._open[line.rank] = (0, "")
-            return None
-        if line.rank not in self._open:
-            return None
-        length, frame = self._open[line.rank]
-        if not text.strip() or text[0] in _INSIDE:
-            found = _FRAME.match(text)
-            frame = f"{found[1] or found[3]}:{found[2] or found[4]}" if found else frame
-            self._open[line.rank] = (length + 1, frame)
-            if length > self.MAX_LENGTH:
-                del self._open[line.rank]
-            return None
-        match = EXCEPTION.match(text)
-        if match and frame and (match["message"] is not None or match["name"][0].isupper() or "." in match["name"]):
-            del self._open[line.rank]
-            return text.strip(), frame
-        self._open[line.rank] = (length + 8, frame)  # another writer's line in between; give up after some fifty
-        if length > self.MAX_LENGTH:
-            del self._open[line.rank]
-        return None
+def _reported(text: str) -> Tuple[Optional[int], str]:
+    """Rank and host that a launcher names in its report."""
+    found = _REPORTED.search(text)
+    if not found:
+        return None, ""
+    rank = next(
+        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
+    )
+    return (int(rank) if rank else None), found["host"] or found["node"] or ""

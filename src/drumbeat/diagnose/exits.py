@@ -1,32 +1,74 @@
-"""Why did one rank end? For the agent, at every rank's end: exit code, signal and the last lines of its stderr.
+"""Why did a rank, or a run, end? The same judgement live, for the agent at every rank's end, and offline.
 
-The codes are stable: the agent's decisions (restart, next port, first failure) are made by them.
+What the ranks wrote (the last lines of both streams, torchrun's own table among them) is read by the same reader as
+`drumbeat diagnose`; exit codes and signals say what is left. The codes are stable: the agent's decisions (restart, next
+port, first failure) are made by them.
 """
 
 from __future__ import annotations
 
 import re
 import signal as signals
+from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.elastic import FirstFailure
+from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.lines import clean
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, SYMPTOM, Match, rulebook
-from drumbeat.finding import ERROR, INFO, OK, Evidence, Finding
+from drumbeat.diagnose.reader import Reader
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
+from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, UNKNOWN, Evidence, Finding
 
 FINISHED, STOPPED, PEER_LOST = "finished", "stopped", "peer-lost"
 
 # Ends that tell nothing about the cause: another rank, or we, came first.
 CONSEQUENCES = frozenset({STOPPED, PEER_LOST})
 
+MAX_TAIL = 2_000  # lines of each stream that are read
 _LOST = "find the rank that stopped first; its own log has the cause"
-_EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
-_EXCEPTION_NAME = re.compile(r"(?:Error|Exception|Warning|Exit|Interrupt|Timeout|Failure|Failed|Iteration)\w*$")
-
+_TELLING = re.compile(
+    r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
+)
 _BY_SIGNAL = {
     signals.SIGSEGV: "segfault",
     signals.SIGBUS: "bus-error",
     signals.SIGABRT: "aborted",
 }
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended and the last lines that it wrote."""
+
+    rank: Optional[int]  # none for a launcher that starts ranks itself: its own table names them
+    exit_code: Optional[int]
+    signal: Optional[int] = None
+    stdout: Sequence[str] = ()
+    stderr: Sequence[str] = ()
+    host: str = ""
+    time: Optional[float] = None  # of the end, by one clock for all ranks
+    killed_by_us: bool = False
+    oom_kill_seen: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.exit_code or self.signal) and not self.killed_by_us
+
+
+def explain_run(ends: Sequence[RankEnd], command: Sequence[str] = ()) -> Failure:
+    """What failed first among all ranks, from all their streams and exit codes."""
+    failed = sorted((end for end in ends if end.failed), key=lambda end: (end.time is None, end.time or 0.0))
+    failure = _read(ends, failed[0] if failed else None)
+    if not failed or failure.answer not in (NO_FAILURE, NOT_KNOWN):
+        return failure
+    end = failed[0]
+    finding = explain_exit(
+        end.exit_code, end.signal, end.stderr, command, end.killed_by_us, end.oom_kill_seen, end.stdout
+    )
+    finding = replace(finding, rank=end.rank, host=end.host or None)
+    return replace(
+        failure, answer=finding.code, confidence=finding.confidence, finding=finding, why_first="ended first"
+    )
 
 
 def explain_exit(
@@ -36,37 +78,59 @@ def explain_exit(
     command: Sequence[str],
     killed_by_us: bool,
     oom_kill_seen: bool = False,
+    stdout_tail: Sequence[str] = (),
 ) -> Finding:
     """One rank's end as a Finding. `signal` is set when it died from one; a shell's 128+N counts as that too."""
     signal, exit_code = _ending(signal, exit_code)
     if exit_code == 0 and signal is None:
         return Finding(FINISHED, OK, "finished")
-    matches = _matches(stderr_tail)
-    cause = _first(matches, CAUSE)
-    if killed_by_us and (cause is None or signal in (signals.SIGTERM, signals.SIGKILL)):
+    end = RankEnd(None, exit_code, signal, stdout_tail, stderr_tail)
+    failure = _read([end], end)
+    finding, role = failure.finding, _role(failure)
+    if killed_by_us and (role != CAUSE or signal in (signals.SIGTERM, signals.SIGKILL)):
         return Finding(STOPPED, INFO, "ended by drumbeat", "another rank, a limit or the user had ended the run")
     if oom_kill_seen and signal == signals.SIGKILL:
-        return _from_rule("oom-kill", _evidence(matches, "oom-kill"))
-    if cause:
-        return _finding(cause)
-    lost = _first(matches, CONSEQUENCE)
-    if lost and signal not in _BY_SIGNAL and not _own_exception(stderr_tail, lost[1]):
-        return Finding(PEER_LOST, ERROR, lost[0].title, lost[0].rule.cause, _LOST, (lost[1],))
+        shown = finding.evidence if finding and finding.code == "oom-kill" else ()
+        return replace(_from_rule("oom-kill", shown), seen=("the kernel's count of out-of-memory kills",))
+    if finding is not None and role == CAUSE:
+        return _own(finding)
+    if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
+        return _own(replace(finding, code=PEER_LOST, severity=ERROR, fix=_LOST))
+    lines = [*stdout_tail, *stderr_tail]
     if signal is not None:
-        return _by_signal(signal, stderr_tail, matches)
-    return _by_code(exit_code, stderr_tail, command, matches)
+        return _by_signal(signal, lines, finding)
+    return _by_code(exit_code, lines, command, finding if role else None)
 
 
-def last_exception(lines: Sequence[str]) -> Optional[Tuple[str, str, int]]:
-    """Name, message and index of the last Python exception line."""
-    for index in range(len(lines) - 1, -1, -1):
-        match = _EXCEPTION.match(clean(lines[index]).text)
-        if match and (_EXCEPTION_NAME.search(match["name"]) or _after_traceback(lines, index)):
-            return match["name"], (match["message"] or "").strip(), index
-    return None
+def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
+    reader = Reader()
+    for number, end in enumerate(ends):
+        for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
+            name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
+            reader.name_file(name, end.rank, end.host or None)
+            reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in tail[-MAX_TAIL:]])
+    if first is not None and reader.elastic.first is None:
+        code = first.exit_code if first.exit_code is not None else -(first.signal or 0)
+        where = Evidence("the rank that ended first")
+        reader.elastic.first = FirstFailure(first.rank, first.host, code, where, "drumbeat")
+    return reader.report().failure
 
 
-Found = Tuple[Match, Evidence]
+def _role(failure: Failure) -> str:
+    """cause, symptom or consequence; empty where the streams name nothing."""
+    if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN):
+        return ""
+    rule = _rule(failure.rule)
+    return rule.role if rule else CAUSE  # an exception is the rank's own
+
+
+def _rule(name: str) -> Optional[Rule]:
+    return next((rule for rule in rulebook().rules if rule.id == name), None)
+
+
+def _own(finding: Finding) -> Finding:
+    """Which host and file it was, the agent knows better. A rank is kept where the lines or torchrun's table name one."""
+    return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
 
 
 def _ending(signal: Optional[int], exit_code: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
@@ -75,56 +139,19 @@ def _ending(signal: Optional[int], exit_code: Optional[int]) -> Tuple[Optional[i
     return signal, exit_code
 
 
-def _matches(lines: Sequence[str]) -> List[Found]:
-    """Matches in the order of the lines; rules that need the rest of the job's log are left to `diagnose`."""
-    book = rulebook()
-    found: List[Found] = []
-    for raw in lines:
-        text = clean(raw).text
-        found += ((match, Evidence(text[:500])) for match in book.match(text) if not match.rule.conditional)
-    return found
-
-
-def _first(found: Sequence[Found], role: str) -> Optional[Found]:
-    return next((item for item in found if item[0].rule.role == role and item[0].rule.severity == ERROR), None)
-
-
-def _finding(found: Found) -> Finding:
-    match, evidence = found
-    return Finding(match.rule.code, ERROR, match.title, match.rule.cause, match.rule.fix, (evidence,))
-
-
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     rule = next(rule for rule in rulebook().rules if rule.code == code)
-    return Finding(code, ERROR, Match(rule, {}).title, rule.cause, rule.fix, evidence)
+    return Finding(code, ERROR, Match(rule, {}).title, rule.cause, rule.fix, tuple(Evidence(e.text) for e in evidence))
 
 
-def _evidence(found: Sequence[Found], code: str) -> Tuple[Evidence, ...]:
-    return tuple(evidence for match, evidence in found if match.rule.code == code)[:1]
-
-
-def _own_exception(lines: Sequence[str], lost: Evidence) -> bool:
-    """Is there an exception that does not itself speak of the lost peer?"""
-    last = last_exception(lines)
-    if last is None:
-        return False
-    texts = [clean(line).text for line in lines]
-    start = last[2]
-    book = rulebook()
-    roles = {match.rule.role for text in texts[start : start + 8] for match in book.match(text)}
-    return CONSEQUENCE not in roles and not last[0].startswith(("torch.distributed", "DistBackendError"))
-
-
-def _after_traceback(lines: Sequence[str], index: int) -> bool:
-    return index > 0 and clean(lines[index - 1]).text.startswith("  ")
-
-
-def _by_signal(signal: int, lines: Sequence[str], found: Sequence[Found]) -> Finding:
+def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
     name = signals.Signals(signal).name if signal in signals.Signals._value2member_map_ else f"signal {signal}"
-    evidence = _tail_evidence(lines)
+    evidence = _last_words(lines)
+    seen = (f"the process ended by {name}",)
     if signal in _BY_SIGNAL:
         code = _BY_SIGNAL[signals.Signals(signal)]
-        return _from_rule(code, _evidence(found, code) or evidence)
+        finding = _from_rule(code, known.evidence if known and known.code == code else evidence)
+        return replace(finding, seen=seen)
     if signal == signals.SIGKILL:
         return Finding(
             "killed",
@@ -133,15 +160,16 @@ def _by_signal(signal: int, lines: Sequence[str], found: Sequence[Found]) -> Fin
             "not known: the kernel's out-of-memory killer, the scheduler or a person; nothing here says which",
             "dmesg on that host, or sacct -j JOB -o State,MaxRSS; watch the host memory",
             evidence,
+            seen=seen,
         )
     if signal == signals.SIGINT:
         return Finding(
-            "interrupted", ERROR, "interrupted (SIGINT)", "Ctrl-C, or scancel with that signal", "", evidence
+            "interrupted", ERROR, "interrupted (SIGINT)", "Ctrl-C, or scancel with that signal", "", evidence, seen=seen
         )
     if signal in (signals.SIGTERM, signals.SIGHUP, signals.SIGUSR1, signals.SIGUSR2, signals.SIGXCPU):
-        limit = next((item for item in found if item[0].rule.code == "time-limit"), None)
+        limit = known is not None and known.code == "time-limit"
         if limit or signal == signals.SIGXCPU:
-            return _from_rule("time-limit", (limit[1],) if limit else evidence)
+            return replace(_from_rule("time-limit", known.evidence if known and limit else evidence), seen=seen)
         return Finding(
             "terminated",
             ERROR,
@@ -149,42 +177,40 @@ def _by_signal(signal: int, lines: Sequence[str], found: Sequence[Found]) -> Fin
             "the scheduler, a launcher or a person sent it; nothing here says which",
             "sacct -j JOB -o State,Reason says whether it was a limit, a preemption or scancel",
             evidence,
+            seen=seen,
         )
-    return Finding("signal", ERROR, f"died from {name}", "", "", evidence)
+    return Finding("signal", ERROR, f"died from {name}", "", "", evidence, seen=seen)
 
 
-def _by_code(exit_code: Optional[int], lines: Sequence[str], command: Sequence[str], found: Sequence[Found]) -> Finding:
+def _by_code(
+    exit_code: Optional[int], lines: Sequence[str], command: Sequence[str], known: Optional[Finding]
+) -> Finding:
     name = command[0] if command else "the command"
-    if exit_code == 127:
-        finding = _from_rule("command-not-found", _tail_evidence(lines))
-        return Finding(finding.code, ERROR, f"{name}: not found", finding.cause, finding.fix, finding.evidence)
-    if exit_code == 126:
-        finding = _from_rule("not-executable", _tail_evidence(lines))
-        return Finding(finding.code, ERROR, f"{name}: not executable", finding.cause, finding.fix, finding.evidence)
-    symptom = _first(found, SYMPTOM)
-    exception = last_exception(lines)
-    if exception and (symptom is None or not exception[0].startswith("torch.distributed")):
-        name, message, index = exception
-        title = f"{name}: {message}" if message else name
-        where = _raised_at(lines, index)
-        return Finding("exception", ERROR, title[:300], where, "", (Evidence(clean(lines[index]).text[:500]),))
-    if symptom:
-        return _finding(symptom)
+    evidence = _last_words(lines)
+    seen = (f"exit code {exit_code}",) if exit_code is not None else ()
+    if exit_code in (126, 127):
+        finding = _from_rule("command-not-found" if exit_code == 127 else "not-executable", evidence)
+        title = f"{name}: {'not found' if exit_code == 127 else 'not executable'}"
+        return replace(finding, title=title, seen=seen)
+    if known is not None:
+        return _own(known)
     if exit_code == 124:
-        return _from_rule("time-limit", _tail_evidence(lines))
-    title = f"exit code {exit_code}" if exit_code is not None else "ended, nobody knows how"
-    return Finding("exit-code", ERROR, title, "not known: nothing it wrote says why", "", _tail_evidence(lines))
+        return replace(_from_rule("time-limit", evidence), confidence=LIKELY, seen=seen)
+    if exit_code is None:
+        return Finding("exit-code", ERROR, "ended, nobody knows how", "not known", "", evidence, confidence=UNKNOWN)
+    if evidence:  # its own last words, such as a refusal or what a set-up script said, are better than none
+        title = f"exit code {exit_code}: {evidence[-1].text[:200]}"
+        cause = "not known: no rule knows its last words"
+        return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
+    cause = "not known: it wrote nothing"
+    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, confidence=UNKNOWN, seen=seen)
 
 
-def _raised_at(lines: Sequence[str], index: int) -> str:
-    """`raised at FILE:LINE`, the frame nearest to the exception."""
-    for earlier in range(index - 1, max(-1, index - 12), -1):
-        match = re.match(r'\s+File "([^"]+)", line (\d+)', clean(lines[earlier]).text)
-        if match:
-            return f"raised at {match[1]}:{match[2]}"
-    return ""
+def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
+    """The last line, or a telling one among the last few."""
+    texts: List[str] = [text for text in (clean(line).text.strip() for line in lines[-20:]) if text]
+    telling = [text for text in texts[-8:] if _TELLING.search(text)]
+    return tuple(Evidence(text[:500]) for text in (telling or texts)[-1:])
 
 
-def _tail_evidence(lines: Sequence[str]) -> Tuple[Evidence, ...]:
-    texts = [text for text in (clean(line).text.rstrip() for line in lines[-20:]) if text.strip()]
-    return tuple(Evidence(text[:500]) for text in texts[-1:])
+__all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "PEER_LOST", "STOPPED", "RankEnd", "explain_exit", "explain_run"]

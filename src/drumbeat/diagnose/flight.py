@@ -1,18 +1,17 @@
 """Flight-recorder dumps of torch: what each rank had called last, and where the ranks part.
 
-A dump is JSON or a pickle. Logs come from anywhere, so a pickle is opened only by a reader that knows no classes at
-all: containers, text and numbers, and nothing that could run.
+A dump is JSON or a pickle. Logs come from anywhere, so a pickle is opened only by a reader of our own that knows plain
+data alone and is bounded in time and memory.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.diagnose.plain_pickle import MAX_CONTAINERS, PlainPickleError, load
 from drumbeat.diagnose.watchdog import ranks
 from drumbeat.finding import ERROR, Evidence, Finding
 
@@ -41,14 +40,6 @@ class DumpError(ValueError):
     """Not a flight-recorder dump, or not one that may be read."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise DumpError(f"the pickle wants to load {module}.{name}; a flight-recorder dump holds plain data only")
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise DumpError("the pickle refers to something outside it")
-
-
 def looks_like_dump(name: str, start: bytes) -> bool:
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return b"entries" in start or b"pg_config" in start or "trace" in name
@@ -61,12 +52,16 @@ def parse(file: str, data: bytes) -> Dump:
         raise DumpError(f"larger than {MAX_BYTES >> 20} MB")
     try:
         if data[:1] == b"\x80":
-            content = _PlainUnpickler(io.BytesIO(data)).load()  # noqa: S301 - loads no classes
+            content = load(data)
+        elif data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
+            raise DumpError(f"more than {MAX_CONTAINERS} lists and mappings")
         else:
             content = json.loads(data)
-    except DumpError:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
+    except PlainPickleError as error:
+        raise DumpError(str(error)) from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DumpError):
+            raise
         raise DumpError(f"cannot be read: {type(error).__name__}") from None
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -102,16 +97,27 @@ def _call(entry: Dict[str, Any]) -> Optional[Call]:
     sequence = entry.get("collective_seq_id", entry.get("seq_id"))
     if not isinstance(sequence, int):
         return None
-    operation = str(entry.get("profiling_name", "?")).split(":")[-1][:80]
-    return Call(sequence, operation, str(entry.get("state", "?"))[:20], str(entry.get("input_sizes", ""))[:200])
+    operation = _words(entry.get("profiling_name", "?")).split(":")[-1][:80]
+    return Call(sequence, operation, _words(entry.get("state", "?"))[:20], _words(entry.get("input_sizes", "")))
+
+
+def _words(value: Any, depth: int = 3) -> str:
+    """Like str, but short whatever the value holds: a small nest of shared lists can be endless in words."""
+    if isinstance(value, (list, tuple)):
+        if not depth:
+            return "[...]"
+        return f"[{', '.join(_words(item, depth - 1) for item in value[:8])}]"[:200]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return str(value)[:200]
+    return "?"
 
 
 def _group(entry: Dict[str, Any]) -> str:
     """gloo leaves pg_config empty, so the group is taken from the entries themselves."""
     group = entry.get("process_group")
     if isinstance(group, (list, tuple)) and group:
-        return str(group[-1] if len(group) > 1 and group[-1] != "undefined" else group[0])[:80]
-    return str(entry.get("pg_id", entry.get("pg_name", "")))[:80]
+        return _words(group[-1] if len(group) > 1 and group[-1] != "undefined" else group[0])[:80]
+    return _words(entry.get("pg_id", entry.get("pg_name", "")))[:80]
 
 
 def _different_calls(name: str, dumps: List[Dump]) -> Optional[Finding]:

@@ -1,7 +1,7 @@
 """One physical line, freed of what launchers, containers and loggers put before it.
 
-mpirun's tags, srun -l, torchrun's [rank3]:, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each tells
-something (a rank, a host, a time) and none of it belongs to the message.
+mpirun's tags, srun -l, torchrun's [rank3]:, pdsh, Ray, docker, Kubernetes, kernel logs, timestamps and colours: each
+tells something (a rank, a host, a time, a level) and none of it belongs to the message.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
-_MAX_PREFIXES = 8
+_MAX_PREFIXES = 10
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
+# What a program's own line begins with: before it, a word with a colon is a host.
+_OWN_START = (
+    r"(?=\s*(?:\[rank ?\d|\[\d{4}-\d\d|Traceback \(most|File \"|[\w.-]+:\d+:\d+ \["
+    r"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b))"
+)
 
 
 def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
@@ -22,30 +28,46 @@ def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
 
 # By the first character of what is left of the line; tried again and again until none fits.
 _BRACKET = _patterns(
-    r"\[\d+,(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output
-    r"\[rank ?(?P<rank>\d+)\]:\s?",  # torch
+    r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
+    r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
     r"\[(?P<time>" + _DATE + r")\] ?",
+    r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
+    r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
+    r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
+    r"\[(?P<rank>\d{1,6})\] (?=Traceback \(most|\s+File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",  # hydra -l
     r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
 )
 _ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
 _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r") (?:stdout|stderr) [FP] ",  # a container runtime's own log
-    r"(?P<time>" + _DATE + r")(?: -|:)? ",
-    r" {0,5}(?P<rank>\d{1,6}): (?=\S|$)",  # srun -l
-    r" {0,5}(?P<rank>\d{1,6}):$",
+    r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
+    r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
+    r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
+    r" {0,5}(?P<rank>\d{1,6}): ",  # srun -l
+    r" {0,5}(?P<rank>\d{1,6}):(?=$|\[|Traceback|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
     r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
 )
-_LOGGER = _patterns(r"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]{1,80}:\d+\]\s?")  # vLLM
-_QUOTE = _patterns(r"[>\u2502|] {0,2}(?=\S)", r"[>\u2502]$")  # an issue's quotation, a terminal's frame
+_LOGGER = _patterns(
+    _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
+    _LEVELS + r"(?=:[\w.]{1,100}:)",  # Python's logging.basicConfig; the logger's name stays
+)
+_QUOTE = _patterns(
+    r"[>\u2502|] {0,2}(?=\S)",  # an issue's quotation, a terminal's frame
+    r"[>\u2502]$",
+    r"# (?=\s*(?:\[|Traceback|File \"))",  # a log kept as comments
+)
 _COMPOSE = _patterns(r"[\w.-]{1,60} +\| ")  # docker compose
-_HOST = _patterns(r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}): (?=\S)")  # pdsh, clush, ssh loops
+_HOST = _patterns(
+    r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
+    r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
+)
 
 
 def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
@@ -56,12 +78,12 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
         return _ROUND
     if first.isdigit() or first == " ":
         return _DIGIT
-    if first in (">", "\u2502"):
+    if first in (">", "\u2502", "#"):
         return _QUOTE
     start = text[:72]
     if " | " in start:
         return _COMPOSE
-    if text.startswith(("INFO ", "WARNING ", "ERROR ", "DEBUG ", "CRITICAL ")):
+    if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL")):
         return _LOGGER
     if ": " in start:
         return _KERNEL if " kernel: " in start or start.startswith("kern ") else _HOST
@@ -71,6 +93,12 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
 _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
+# The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
+_GLOG_LEVEL = re.compile(
+    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
+)
+_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\S{1,40} - (?:WARNING|WARN|INFO|DEBUG) - ")
+_LEVEL_LETTER = {"INFO": "I", "DEBUG": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")
@@ -85,6 +113,11 @@ class Line:
     rank: Optional[int] = None
     host: Optional[str] = None
     time: Optional[float] = None
+    level: str = ""  # I, W, E or F, where a logger says so; I and W are never errors by themselves
+
+    @property
+    def only_warns(self) -> bool:
+        return self.level in ("I", "W")
 
 
 def decode(raw: bytes) -> str:
@@ -99,11 +132,12 @@ def without_colour(text: str) -> str:
 
 
 def clean(raw: str) -> Line:
-    """The message, and what its prefixes say about rank, host and time."""
+    """The message, and what its prefixes say about rank, host, time and level."""
     text = without_colour(raw[:MAX_LINE])
     rank: Optional[int] = None
     host: Optional[str] = None
     when: Optional[float] = None
+    level = ""
     for _ in range(_MAX_PREFIXES):
         for prefix in _candidates(text):
             match = prefix.match(text)
@@ -111,17 +145,29 @@ def clean(raw: str) -> Line:
                 break
         else:
             break
+        if not match.end():
+            break
         found = match.groupdict()
         rank = int(found["rank"]) if found.get("rank") and rank is None else rank
         host = found.get("host") or host
         when = _seconds(found["time"]) if found.get("time") and when is None else when
+        level = level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
     if when is None:
         when = _glog_seconds(text)
     if rank is None and "Rank " in text:
         named = _TORCH_RANK.search(text)
         rank = int(named[1]) if named else None
-    return Line(text.rstrip("\r\n"), rank, host, when)
+    return Line(text, rank, host, when, level or _level(text))
+
+
+def _level(text: str) -> str:
+    if "NCCL INFO" in text:
+        return "I"
+    glog = _GLOG_LEVEL.search(text[:400]) if "]" in text else None
+    if glog:
+        return glog[1]
+    return "W" if "arning: " in text and _PYTHON_WARNING.search(text) else ""
 
 
 def _seconds(text: str) -> Optional[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from drumbeat.diagnose.communicators import Communicators, Member
 from drumbeat.diagnose.groups import group
@@ -12,14 +12,23 @@ from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 MAX_FINDINGS = 8
 
 
-def incomplete(state: Communicators) -> List[Finding]:
-    """START without COMPLETE. Needs NCCL 2.18 or newer, which prints START."""
-    found: List[Finding] = []
+def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
+    """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
+
+    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
+    log shows that was cut there.
+    """
+    hanging: List[Finding] = []
+    maybe: List[Finding] = []
     for members in group(list(state.processes.values())):
         waiting = [member for member in members if member.started and not member.completed]
-        if waiting and len(found) < MAX_FINDINGS:
-            found.append(_finding(members, waiting))
-    return found
+        alone = max(member.nranks for member in members) <= 1  # nobody to wait for
+        if not waiting or alone or len(hanging) + len(maybe) >= MAX_FINDINGS:
+            continue
+        through = any(member.completed for member in members)
+        most = len(waiting) > 1 and 2 * len(waiting) >= max(member.nranks for member in members)
+        (hanging if through or most else maybe).append(_finding(members, waiting))
+    return hanging, maybe
 
 
 def _finding(members: List[Member], waiting: List[Member]) -> Finding:
@@ -66,25 +75,28 @@ def lone_worlds(state: Communicators) -> List[Finding]:
 
 def different_networks(state: Communicators) -> List[Finding]:
     """One host chose Socket, another IB: NCCL picks per node and does not agree."""
-    by_network: Dict[str, List[str]] = {}
-    evidence: List[Evidence] = []
-    for process in state.processes.values():
-        if process.network and process.members:
-            hosts = by_network.setdefault(process.network, [])
-            if not hosts and process.network_evidence:
-                evidence.append(process.network_evidence)
-            if process.host not in hosts:
-                hosts.append(process.host)
-    if len(by_network) < 2:
-        return []
+    for members in group(list(state.processes.values())):
+        by_network: Dict[str, List[str]] = {}
+        evidence: List[Evidence] = []
+        for process in (member.process for member in members):
+            if process.network:
+                hosts = by_network.setdefault(process.network, [])
+                if not hosts and process.network_evidence:
+                    evidence.append(process.network_evidence)
+                if process.host not in hosts:
+                    hosts.append(process.host)
+        if len(by_network) > 1:
+            return [_different(by_network, evidence)]
+    return []
+
+
+def _different(by_network: Dict[str, List[str]], evidence: List[Evidence]) -> Finding:
     words = "; ".join(f"{name} on {', '.join(sorted(hosts)[:8])}" for name, hosts in sorted(by_network.items()))
-    return [
-        Finding(
-            "networks-differ",
-            ERROR,
-            f"the processes chose different networks: {words}",
-            "each node picks by itself what it can open; they cannot talk to each other then",
-            "make the same libraries and devices visible everywhere; NCCL_NET makes the odd one fail with a message",
-            tuple(evidence[:4]),
-        )
-    ]
+    return Finding(
+        "networks-differ",
+        ERROR,
+        f"the processes of one communicator chose different networks: {words}",
+        "each node picks by itself what it can open; they cannot talk to each other then",
+        "make the same libraries and devices visible everywhere; NCCL_NET makes the odd one fail with a message",
+        tuple(evidence[:4]),
+    )

@@ -28,10 +28,31 @@ from drumbeat.diagnose.observations import (
 )
 
 _HEAD = re.compile(
-    r"(?P<host>[A-Za-z0-9_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[-?\d+\] )?"
-    r"(?:(?:[\d.]+ )?(?:\S{1,300}:\d+(?: \(\w+\))?|\w+, \d+) )?NCCL (?P<level>INFO|WARN|TRACE|VERSION|ABORT) "
+    r"(?P<host>[A-Za-z0-9_<][\w.<>-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<device>-?\d+)\] )?"
+    r"(?:(?:[\d.]+ )?(?:\S{1,300}:\d+(?: \(\w+\))?|\w+, \d+) )?NCCL "
+    r"(?P<level>INFO|WARN|TRACE|VERSION|ABORT) "
+)
+# Up to 2.2 the library did not write its own name.
+_OLD_HEAD = re.compile(
+    r"(?P<host>[A-Za-z_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d+)\] (?:\S{1,100}:\d+ )?"
+    r"(?P<level>INFO|WARN) "
 )
 _BARE = re.compile(r"\bNCCL (?P<level>INFO|WARN) ")  # the head itself was cut off, or left out by who quoted it
+# Lines that only NCCL writes, where who quoted them left the whole head out.
+_HEADLESS = re.compile(
+    r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
+    r"|NET/(?:IB|Socket) ?: Using |NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
+)
+HEADLESS_STARTS = (
+    b"Channel ",
+    b"Ring 0",
+    b"NET/IB",
+    b"NET/Soc",
+    b"NET/OFI",
+    b"Using network",
+    b"Bootstrap",
+    b"comm 0x",
+)
 _RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
 
 
@@ -45,33 +66,40 @@ class Record:
     level: str
     message: str
     torn: bool = False  # another record begins in the middle of it
+    device: Optional[int] = None  # in square brackets: tells the ranks of one process apart
 
 
 def records(text: str) -> Iterator[Record]:
     """The NCCL records of one physical line."""
-    heads = list(_HEAD.finditer(text))
+    heads = list(_HEAD.finditer(text)) or list(_OLD_HEAD.finditer(text))
     if not heads:
         bare = _BARE.search(text)
         if bare:
             yield Record("", 0, 0, bare["level"], text[bare.end() :])
+        elif _HEADLESS.match(text):
+            yield Record("", 0, 0, "INFO", text.strip())
         return
     for index, head in enumerate(heads):
         torn = index + 1 < len(heads)
         message = text[head.end() : heads[index + 1].start() if torn else len(text)]
         host = head["host"].split(".")[0]
-        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message.rstrip(" \t\r\n\u2502"), torn)
+        device = int(head["device"]) if head["device"] else None
+        message = message.rstrip(" \t\r\n\u2502")
+        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message, torn, device)
 
 
 _INIT = re.compile(
-    r"comm (0x[0-9a-f]+|\(nil\)) rank (\d+) n[rR]anks (\d+) .{0,300}?"
+    r"(?:comm (0x[0-9a-f]+|\(nil\))|ncclCommInit\w+ \S{1,40}) rank (\d+) n[rR]anks (\d+) .{0,300}?"
     r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
 )
 _SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
 _RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
 _CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? "
-    r"(?:\[(send|receive)\] )?via (\S.*)"
+    r"(?:\[(send|receive)\]\s+)?via (\S.*)"
 )
+_RING = re.compile(r"Channel \d+/\d+ :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
+_CUDA_DEVICE = re.compile(r"cudaDev (\d+)")
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
 _NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
 _COMM_SUFFIX = re.compile(r" comm (0x[0-9a-f]+) nRanks (\d+)\s*$")
@@ -80,7 +108,7 @@ _MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")
 _MADE = re.compile(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
 _SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
 _OOB = re.compile(r"OOB ([\w.@-]+?):")
-_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([\w.@-]+?):")
+_BOOTSTRAP = re.compile(r"(?:\[\d+\]|Using )([\w.@-]+?):[0-9a-fA-F.:%]")
 _VERSION = re.compile(
     r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)"
     r"(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
@@ -98,7 +126,7 @@ HEADS = frozenset((
     b"NET/IB", b"NET/IB:", b"NET/Socket", b"NET/Socket:", b"NET/OFI", b"Bootstrap", b"Bootstrap:", b"GPU",
     b"Connected", b"GDRDMA", b"P2P", b"Call", b"AllReduce:", b"Broadcast:", b"AllGather:", b"ReduceScatter:",
     b"Reduce:", b"Send:", b"Recv:", b"AlltoAll:", b"AllToAll:", b"NET/Plugin:", b"NET/Plugin", b"ANP",
-    b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP",
+    b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP", b"Error:", b"Error",
 ))
 # fmt: on
 
@@ -154,7 +182,15 @@ def _communicator(message: str) -> Optional[Observation]:
         return Shape(match[1], int(match[2]), int(match[3]), int(match[4]))
     match = _INIT.search(message)
     if match:
-        return Init(match[1], int(match[2]), int(match[3]), _STAGES[match[5]], match[4] or "")
+        device = _CUDA_DEVICE.search(message)
+        return Init(
+            match[1] or "",
+            int(match[2]),
+            int(match[3]),
+            _STAGES[match[5]],
+            match[4] or "",
+            int(device[1]) if device else None,
+        )
     match = _RCCL_SHAPE.search(message)
     if match:
         return Shape(match[1], -1, int(match[2]), int(match[3]))
@@ -164,10 +200,12 @@ def _communicator(message: str) -> Optional[Observation]:
     return None
 
 
-def _channel(message: str, torn: bool) -> Optional[Channel]:
+def _channel(message: str, torn: bool) -> Optional[Observation]:
     match = _CHANNEL.match(message)
     if not match:
-        return None
+        ring = None if torn else _RING.match(message)
+        numbers = ring[1].split() if ring else []
+        return Ranks("", len(numbers)) if len(set(numbers)) == len(numbers) > 1 else None
     sender, receiver, side, path = int(match[1]), int(match[2]), match[3] or "", match[4]
     comm, nranks = "", None
     suffix = _COMM_SUFFIX.search(path)
@@ -225,10 +263,12 @@ def _network(message: str) -> Optional[Observation]:
     if message.startswith("GDRDMA not enabled"):
         return Gdr(False, "hca")
     if message.startswith("Bootstrap"):
-        match = _BOOTSTRAP.match(message)
-        return Interface(match[1]) if match else None
+        names = tuple(dict.fromkeys(_BOOTSTRAP.findall(message))) if "Using " in message else ()
+        return Interface(names) if names else None
     if message.startswith("P2P plugin "):
         return Plugin(message[4:].strip())
+    if "shared memory segment" in message or "failed to extend /dev/shm" in message:
+        return Used("SHM")
     if message.startswith("Call to ibv_modify_qp failed"):
         device = _ON_DEVICE.search(message)
         return Used("IB", device[1] if device else "")

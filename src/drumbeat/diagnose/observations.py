@@ -15,6 +15,7 @@ class Init:
     nranks: int
     stage: str  # start, complete, abort, destroy
     comm_id: str = ""
+    device: Optional[int] = None  # CUDA's number of the GPU within the process
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Interface:
-    name: str  # of the bootstrap: control plane, never the data path
+    names: Tuple[str, ...]  # of the bootstrap: control plane, never the data path
 
 
 @dataclass(frozen=True)

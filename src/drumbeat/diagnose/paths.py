@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.communicators import Edge, Member, Process
-from drumbeat.finding import Evidence
+from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence
 
-RDMA, OFI, TCP, LOCAL, MIXED, UNKNOWN = "rdma", "ofi", "tcp", "local", "mixed", "unknown"
+RDMA, OFI, TCP, LOCAL, MIXED = "rdma", "ofi", "tcp", "local", "mixed"
 TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")  # of libfabric, with or without ;ofi_rxm
-CERTAIN, LIKELY = "certain", "likely"
 MAX_LISTED = 64  # communicators, devices and pairs in the answer; the rest is counted
 
 
@@ -143,8 +142,20 @@ def _of_use(processes: List[Process]) -> Path:
             gdr = _gdr_without_channels(processes)
             return Path(RDMA, gdr, _only_link(process), network="IB", confidence=LIKELY, evidence=evidence)
     for process in processes:
-        if "Socket" in process.used or process.sockets:
-            return Path(TCP, network="Socket", confidence=LIKELY, evidence=tuple(process.used.values())[:1])
+        if process.provider:
+            answer = family("Libfabric", process.provider)
+            shown = (process.provider_evidence,) if process.provider_evidence else ()
+            gdr = _gdr_without_channels(processes)
+            return Path(answer, gdr, "", process.provider, "Libfabric", confidence=LIKELY, evidence=shown)
+    for process in processes:
+        if "Socket" in process.used:
+            return Path(TCP, network="Socket", confidence=LIKELY, evidence=(process.used["Socket"],))
+    for process in processes:
+        if "SHM" in process.used:
+            return Path(LOCAL, confidence=LIKELY, evidence=(process.used["SHM"],))
+    for process in processes:
+        if process.sockets and not process.devices:
+            return Path(TCP, network="Socket", confidence=LIKELY)
     return Path(UNKNOWN, confidence=UNKNOWN)
 
 

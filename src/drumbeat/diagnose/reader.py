@@ -12,14 +12,17 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.diagnose import nccl
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import ElasticSummary
-from drumbeat.diagnose.events import Events, Tracebacks
+from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
+from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.observations import Init
 from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Prefilter
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
+from drumbeat.diagnose.tracebacks import BARE, HEADER, IGNORED, NAMES, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence, Finding
@@ -27,9 +30,10 @@ from drumbeat.finding import Evidence, Finding
 _INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_TRACEBACK, _ROOT_CAUSE = "Traceback (most recent call last)", "Root Cause (first observed failure)"
+_FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
-MAX_TEXT = 400  # of an evidence line
+_COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
+MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
 MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
@@ -43,11 +47,14 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
+        self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
         self.recorded: List[Finding] = []  # what who started the run noted of its end
         self.lines = 0
-        own = (_TRACEBACK, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED)
+        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *IGNORED, *NAMES, *GOOD_ENDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
+        self._ends: Dict[str, int] = {}  # file -> number of its last line
+        self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
         self._collectives = 0
         self._channels: Set[bytes] = set()
         self._boring: Set[bytes] = set()  # shapes of lines from which nothing can be learnt
@@ -74,6 +81,8 @@ class Reader:
             self.feed(file, number, raw)
             waiting = self._waits(file)
         self.lines = before + first + len(lines)
+        if lines:
+            self._end(file, first + len(lines) - 1)
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
@@ -82,6 +91,7 @@ class Reader:
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         self.lines += 1
+        self._end(file, number)
         if len(raw) > MAX_LINE:
             raw = raw[:MAX_LINE]
         if b"\r" in raw:
@@ -89,6 +99,10 @@ class Reader:
                 self._feed(file, number, part)
         else:
             self._feed(file, number, raw)
+
+    def _end(self, file: str, number: int) -> None:
+        if file in self._ends or len(self._ends) < MAX_FILES:
+            self._ends[file] = number
 
     def _continue(self, file: str, number: int, raw: bytes) -> None:
         """A WARN that somebody wrapped: read the two lines together once more."""
@@ -109,7 +123,18 @@ class Reader:
         """Everything, at the end."""
         self.communicators.finish()
         extra = (*self.recorded, *compare(self.dumps))
-        return make_report(self.rules, self.lines, self.communicators, self.events, self.timeouts, self.elastic, extra)
+        return make_report(
+            self.rules,
+            self.lines,
+            self.communicators,
+            self.events,
+            self.timeouts,
+            self.elastic,
+            extra,
+            self._ends,
+            self._good_ends,
+            tuple(self.pasted),
+        )
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
@@ -117,13 +142,15 @@ class Reader:
             self._read(file, number, raw, found)
         if self._warning[1]:
             self._continue(file, number, raw)
-        worth = b"CCL" in raw
+        worth = b"CCL" in raw or b"] INFO " in raw or raw.lstrip().startswith(nccl.HEADLESS_STARTS)
         if worth:
             start = raw.find(_INFO)
             message = raw[start + len(_INFO) :]
             # INFO lines are judged by their first word, before they are decoded: most are not about networks.
             worth = start < 0 or nccl.worth(message.split(b" ", 1)[0]) or _INFO in message
-            if worth and (start < 0 or _INFO in message or not self._said_before(raw, start, message)):
+            if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
+                self.communicators.connections.add(file, number)
+            elif worth:
                 self._nccl(file, number, raw)
         if not found and not worth:
             self._remember(raw)
@@ -141,13 +168,17 @@ class Reader:
         text = line.text
         evidence = Evidence(text[:MAX_TEXT], file, number)
         matched = False
-        if found:
+        tracebacks = self._tracebacks.get(file)
+        quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        if found and not quoted:
             record = next(nccl.records(text), None) if "NCCL" in text else None
-            host, pid = (record.host, record.pid) if record else ("", 0)
+            host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
                 matched = True
-                self.events.add_match(self.lines, match, line, evidence, host, pid)
-            self.events.marks.update(self.rules.marks(text, found))
+                self.events.add_match(self.lines, match, line, evidence, host, pid, device)
+            self.events.add_marks(self.rules.marks(text, found), file, number)
+            if is_good_end(text):
+                self._good_ends[file] = number
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
         self.elastic.feed(text, file, number)
@@ -155,13 +186,15 @@ class Reader:
 
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
         tracebacks = self._tracebacks.get(file)
-        if tracebacks is None:
-            if _TRACEBACK not in line.text or len(self._tracebacks) >= MAX_FILES:
-                return
+        if tracebacks is None and len(self._tracebacks) < MAX_FILES:
             tracebacks = self._tracebacks[file] = Tracebacks()
-        ended = tracebacks.feed(line)
-        if ended and not matched:
-            self.events.add_exception(self.lines, ended[0], ended[1], line, evidence)
+        raised = tracebacks.feed(line) if tracebacks is not None else None
+        if raised is not None and raised.ignored:
+            self.events.forget(file, evidence.line or 0)
+        elif raised is not None and not matched:
+            self.events.add_exception(self.lines, raised, line, evidence)
+        elif raised is None and not matched and not line.only_warns and BARE.match(line.text):
+            self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
 
     def _nccl(self, file: str, number: int, raw: bytes) -> None:
         text = without_colour(decode(raw))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.diagnose import environment, failure, missing, transport
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, whole
+from drumbeat.diagnose.dumps.content import Dump
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Event, Events
-from drumbeat.diagnose.failure import Failure
+from drumbeat.diagnose.failure import Failure, Log
 from drumbeat.diagnose.rulebook import Match, Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence, Finding
 
-SCHEMA = "1.0"
+SCHEMA = "1.1"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Report:
     failure: Failure
     environment: Tuple[Finding, ...] = ()
     dropped: int = 0  # observations beyond the bounds of memory
+    dumps: Tuple[Dump, ...] = ()  # pasted beside the log: topology, ports, jobs
     schema: str = SCHEMA
 
 
@@ -37,13 +39,26 @@ def make_report(
     timeouts: Timeouts,
     elastic: ElasticSummary,
     extra: Tuple[Finding, ...] = (),
+    ends: Optional[Mapping[str, int]] = None,
+    good_ends: Optional[Mapping[str, int]] = None,
+    pasted: Tuple[Dump, ...] = (),
 ) -> Report:
     verdict = transport.judge(state)
-    seen = whole(state, verdict, events.marks)
-    more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *missing.incomplete(state)]
-    failed = failure.judge([*events.kept, *_of_the_whole(rules, seen)], seen, state, elastic.first, more)
+    seen = whole(state, verdict, events)
+    hanging, unfinished = missing.incomplete(state)
+    more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
+    log = Log(lines, ends or {}, good_ends or {}, events.places, transport.missing_ranks(state), elastic.several_runs)
+    failed = failure.judge(
+        [*events.kept, *_of_the_whole(rules, seen)],
+        seen,
+        state,
+        elastic.first,
+        more,
+        unfinished,
+        log,
+    )
     settings = (*environment.differences(state), *missing.lone_worlds(state))
-    return Report(lines, verdict, failed, settings, state.dropped)
+    return Report(lines, verdict, failed, settings, state.dropped, pasted)
 
 
 def _of_the_whole(rules: Rulebook, seen: Whole) -> List[Event]:

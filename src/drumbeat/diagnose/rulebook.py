@@ -18,9 +18,11 @@ from drumbeat.finding import ERROR, SEVERITIES
 from drumbeat.packaged import load, names
 
 # A cause explains; a symptom shows what went on but not why; a report is a launcher saying that somebody failed; a
-# consequence follows from another's failure; a note explains or advises, and nothing fails because of it.
-CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOTE = "cause", "symptom", "report", "consequence", "note"
-ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOTE)
+# consequence follows from another's failure; noise is printed by healthy runs too, mostly at their end; a note explains
+# or advises, and nothing fails because of it.
+CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE = "cause", "symptom", "report", "consequence", "noise", "note"
+ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE)
+NEAR = 30  # lines
 MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
 
 
@@ -46,7 +48,13 @@ class Rule:
     when: Optional[Mapping[str, Any]] = None  # conditions on what the whole log says; conditions.py
     seen: Tuple[str, ...] = ()  # substrings that must all stand somewhere in the log
     unseen: Tuple[str, ...] = ()  # substrings of which none may
+    not_near: Tuple[str, ...] = ()  # substrings of which none may stand within NEAR lines of it
     fallback: bool = False  # speaks only about lines on which no other rule does
+    any_level: bool = False  # speaks also when the line's own logger calls it a warning or less
+    survivable: bool = False  # no failure when the log goes on behind it (a line of a set-up script)
+    quiet: bool = False  # a consequence that healthy runs print too when they end: no failure without other signs
+    names_itself: bool = False  # a symptom whose line leaves no doubt what happened, if not why
+    absorbs: Tuple[str, ...] = ()  # codes that say less about the same failure
     blames: str = "self"  # or other: who prints the line is not the one to look at
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
@@ -59,7 +67,7 @@ class Rule:
     @property
     def conditional(self) -> bool:
         """Does it depend on more than its own line?"""
-        return bool(self.when or self.seen or self.unseen or self.versions or self.library)
+        return bool(self.when or self.seen or self.unseen or self.not_near or self.versions or self.library)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Rulebook:
         self.rules = tuple(rules)
         literals = [(literal, rule) for rule in self.rules for literal in rule.find]
         self._owners = [rule for _, rule in literals]
-        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen})
+        self._marks = sorted({mark for rule in self.rules for mark in rule.seen + rule.unseen + rule.not_near})
         self.literals = tuple(literal for literal, _ in literals) + tuple(self._marks)
 
     @functools.cached_property
@@ -139,7 +147,36 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def rulebook() -> Rulebook:
     """The rules that come with drumbeat."""
     package = "drumbeat.diagnose.rules"
-    return Rulebook([rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")])
+    rules = [rule for name in names(package) for rule in check(load(package, name), f"{name}.yaml")]
+    return Rulebook([*rules, *_removed_apis(load("drumbeat.diagnose.lint", "python"))])
+
+
+def _removed_apis(entries: Any) -> List[Rule]:
+    """What `lint` knows of names that newer versions no longer have, as rules about the errors that they lead to."""
+    rules = []
+    for entry in entries:
+        if not entry["id"].endswith("-gone"):
+            continue
+        name = re.search(entry["python"], entry["bad"])
+        example = f"ImportError: cannot import name '{name[0] if name else entry['id']}'"
+        missing = "(?:cannot import name|No module named|has no attribute)"
+        rules.append(
+            Rule(
+                id=entry["id"],
+                code="removed-api",
+                title=entry["title"],
+                cause=entry["reason"],
+                fix=entry["fix"],
+                source=entry["source"],
+                find=("cannot import name", "No module named", "has no attribute"),
+                pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
+                over=("P8", "M11"),
+                examples=(example,),
+                near=(name[0] if name else entry["id"],),
+                file="lint/python.yaml",
+            )
+        )
+    return rules
 
 
 def parse(text: str, file: str) -> List[Rule]:
@@ -162,7 +199,8 @@ def check(entries: Any, file: str) -> List[Rule]:
 
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
-_LISTS = ("find", "pattern", "seen", "unseen", "over", "examples", "near")
+_LISTS = ("find", "pattern", "seen", "unseen", "not_near", "over", "absorbs", "examples", "near")
+_FLAGS = ("fallback", "any_level", "survivable", "quiet", "names_itself")
 
 
 def _rule(entry: Any, file: str, number: int) -> Rule:
@@ -183,9 +221,9 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
             if not isinstance(value, dict):
                 raise RuleError(f"{where}: 'when' must be a mapping")
             values[name] = value
-        elif name == "fallback":
+        elif name in _FLAGS:
             if not isinstance(value, bool):
-                raise RuleError(f"{where}: 'fallback' must be true or false")
+                raise RuleError(f"{where}: '{name}' must be true or false")
             values[name] = value
         elif not isinstance(value, str):
             raise RuleError(f"{where}: '{name}' must be text")
@@ -205,7 +243,8 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
             f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
             "confidence certain or likely, blames self or other"
         )
-    short = [literal for literal in rule.find + rule.seen + rule.unseen if len(word_of(literal)) < SHORTEST]
+    marks = rule.find + rule.seen + rule.unseen + rule.not_near
+    short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]
     if short:
         raise RuleError(f"{where}: '{short[0]}' needs a word of {SHORTEST} letters")
     if not rule.find and not rule.needs and not rule.when:

@@ -1,19 +1,22 @@
-"""The report for a person, on one screen: transport, then the failure with its evidence and fix, then the rest."""
+"""The report for a person, on one screen: the failure with its evidence and fix, then the transport, then the rest."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Iterable, List, Optional, Tuple
 
+from drumbeat.diagnose.dumps.content import Dump
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
-from drumbeat.diagnose.paths import LOCAL, UNKNOWN
+from drumbeat.diagnose.paths import LOCAL
 from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
 from drumbeat.diagnose.transport import Transport
-from drumbeat.finding import Evidence, Finding
+from drumbeat.finding import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
 
 LABEL = 12
 MAX_LIST = 6
+MAX_FACTS = 40
+MAX_SEEN = 120  # characters of one file's line numbers
 
 
 def render(report: Report, width: int = 110, below: str = "") -> str:
@@ -24,11 +27,15 @@ def render(report: Report, width: int = 110, below: str = "") -> str:
 
 def _render(report: Report, width: int) -> str:
     lines: List[str] = []
-    _transport(report.transport, lines, width)
-    for finding in report.failure.notes[:MAX_LIST]:
+    for dump in report.dumps:
+        _dump(dump, lines, width)
+    nothing_else = report.failure.answer == NO_FAILURE and report.transport.path.answer == UNKNOWN
+    if not (report.dumps and nothing_else):
+        _failure(report.failure, lines, width)
+        lines.append("")
+        _transport(report.transport, lines, width)
+    for finding in _worst_first(report.failure.notes)[:MAX_LIST]:
         _item("note", finding, lines, width)
-    lines.append("")
-    _failure(report.failure, lines, width)
     for finding in report.environment[:MAX_LIST]:
         _item("setting" if finding.code == "settings-differ" else "note", finding, lines, width)
     if report.dropped:
@@ -38,20 +45,30 @@ def _render(report: Report, width: int) -> str:
             lines,
             width,
         )
-    return "\n".join(lines)
+    return "\n".join(lines).strip("\n")
+
+
+def _worst_first(findings: Iterable[Finding]) -> List[Finding]:
+    return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
+
+
+def _dump(dump: Dump, lines: List[str], width: int) -> None:
+    """What a pasted dump shows, and what that means for a job."""
+    _put("dump", f"{dump.kind} ({dump.file})", lines, width)
+    for fact in dump.facts[:MAX_FACTS]:
+        _put("", fact, lines, width)
+    if len(dump.facts) > MAX_FACTS:
+        _put("", f"and {len(dump.facts) - MAX_FACTS} more (--json has all)", lines, width)
+    for finding in _worst_first(dump.findings)[:MAX_FACTS]:
+        _item(finding.severity if finding.severity != INFO else "note", finding, lines, width)
+    lines.append("")
 
 
 def _transport(transport: Transport, lines: List[str], width: int) -> None:
     path = transport.path
-    sure = (
-        ""
-        if path.confidence == "certain"
-        else " [likely: chosen, no connection seen]"
-        if path.answer != UNKNOWN
-        else ""
-    )
     nothing = path.answer == UNKNOWN and not path.network
     words = "unknown: no line shows a connection or a chosen network" if nothing else path.words
+    sure = "" if path.answer == UNKNOWN else f" [{path.confidence}]"
     _put("transport", words + sure, lines, width)
     about = []
     if transport.library or transport.versions:
@@ -73,6 +90,7 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
     if about:
         _put("", "; ".join(about), lines, width)
     _evidence(path.evidence, lines, width)
+    _record(transport.seen if path.answer != UNKNOWN else (), transport.unseen, lines, width)
     different = {pair.path.words for pair in transport.pairs}
     if len(different) > 1:
         for pair in transport.pairs[:MAX_LIST]:
@@ -87,7 +105,7 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
 def _failure(failure: Failure, lines: List[str], width: int) -> None:
     finding = failure.finding
     if failure.answer == NO_FAILURE:
-        _put("failure", "none seen", lines, width)
+        _put("failure", f"none seen [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"cause not known: {failure.why_first}", lines, width)
         if finding:
@@ -101,11 +119,22 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         _evidence(finding.evidence, lines, width)
         if failure.rule:
             _put("rule", f"{failure.rule} ({failure.source})", lines, width)
+    if failure.answer != NO_FAILURE:
+        _record(failure.seen, failure.unseen, lines, width)
+    for consequence in failure.consequences[:MAX_LIST]:
+        _put("  then", f"{consequence.title}{_who(consequence)}{_where(consequence.evidence)}", lines, width)
     for other in failure.others[:MAX_LIST]:
         _item("also", other, lines, width)
-    if failure.consequences:
-        words = "; ".join(f"{c.title}{_who(c)}{_where(c.evidence)}" for c in failure.consequences[:MAX_LIST])
-        _put("followed by", words, lines, width)
+
+
+def _record(seen: Tuple[str, ...], unseen: Tuple[str, ...], lines: List[str], width: int) -> None:
+    """What the answer rests on, and what could not be looked at."""
+    if seen:
+        shown = [text if len(text) <= MAX_SEEN else text[: MAX_SEEN - 3] + "..." for text in seen[:MAX_LIST]]
+        more = f" and {len(seen) - MAX_LIST} more files" if len(seen) > MAX_LIST else ""
+        _put("seen", "; ".join(shown) + more, lines, width)
+    if unseen:
+        _put("not seen", "; ".join(unseen[:MAX_LIST]), lines, width)
 
 
 def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
@@ -120,20 +149,14 @@ def _who(finding: Finding) -> str:
 
 
 def _where(evidence: Tuple[Evidence, ...]) -> str:
-    return f" [{_place(evidence[0])}]" if evidence and evidence[0].file else ""
-
-
-def _place(evidence: Evidence) -> str:
-    return f"{evidence.file}:{evidence.line}" if evidence.line else str(evidence.file)
+    return f" [{evidence[0].place}]" if evidence and evidence[0].file else ""
 
 
 def _evidence(evidence: Iterable[Evidence], lines: List[str], width: int) -> None:
     for item in list(evidence)[:3]:
         if item.file:
-            _put("line", _place(item), lines, None)
-        text = plain(item.text)
-        room = width - LABEL
-        _put("", text if len(text) <= room else text[: room - 3] + "...", lines, None)
+            _put("line", item.place, lines, None)
+        _put("", item.text, lines, width)
 
 
 def plain(text: str) -> str:
@@ -147,7 +170,9 @@ def _put(label: str, words: str, lines: List[str], width: Optional[int]) -> None
     if width is None:
         lines.append(f"{label:<{LABEL}}{words}")
         return
-    wrapped = textwrap.wrap(words, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
+    wrapped = textwrap.wrap(
+        words, width, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent, break_on_hyphens=False
+    )
     lines.extend(wrapped or [label])
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.diagnose.communicators import Communicators, Edge, Member, Process
 from drumbeat.diagnose.groups import group
-from drumbeat.diagnose.paths import CERTAIN, LOCAL, MAX_LISTED, MIXED, UNKNOWN, Path, of_choice, of_edges
-from drumbeat.finding import Evidence, Finding, Verdict
+from drumbeat.diagnose.paths import LOCAL, MAX_LISTED, MIXED, Path, of_choice, of_edges
+from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,20 @@ class Transport:
     nodes: Tuple[str, ...] = ()
     plugin: str = ""
     interfaces: Tuple[str, ...] = ()  # control plane
+    sockets: Tuple[str, ...] = ()  # of NET/Socket, and of the verbs' exchange of addresses
     devices: Tuple[str, ...] = ()  # found, whether used or not
     selected: Tuple[str, ...] = ()
     gdr_possible: Optional[bool] = None  # by driver and distance; says nothing about use
     communicators: Tuple[Communicator, ...] = ()
     pairs: Tuple[Pair, ...] = ()
     findings: Tuple[Finding, ...] = ()
+    seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
+    unseen: Tuple[str, ...] = ()  # what could not be looked at
 
     def verdict(self) -> Verdict:
         """The same in the words of every check, for events and gates."""
-        seen = tuple(item.place or item.text for item in self.path.evidence)
-        return Verdict("transport", self.path.answer, self.path.confidence, self.path.words, self.findings, seen)
+        path = self.path
+        return Verdict("transport", path.answer, path.confidence, path.words, self.findings, self.seen, self.unseen)
 
 
 def judge(state: Communicators) -> Transport:
@@ -62,6 +65,8 @@ def judge(state: Communicators) -> Transport:
     pairs = _pairs(groups)
     world = max(groups, key=_size, default=[])
     path = _overall(communicators, pairs, processes)
+    if path.confidence == CERTAIN and not (state.connections or path.evidence):
+        path = replace(path, confidence=LIKELY)
     nodes = sorted({process.host for process in processes if process.host} | {h for h, _ in state.test_ranks.values()})
     return Transport(
         path=path,
@@ -78,7 +83,32 @@ def judge(state: Communicators) -> Transport:
         gdr_possible=_gdr_possible(processes),
         communicators=_alike(communicators),
         pairs=tuple(pairs[:MAX_LISTED]),
+        sockets=tuple(sorted({name for p in processes for name in p.sockets | p.exchanges}))[:MAX_LISTED],
+        seen=state.connections.texts() or tuple(item.place for item in path.evidence if item.place),
+        unseen=_unseen(state, world, path),
     )
+
+
+def missing_ranks(state: Communicators) -> Tuple[int, ...]:
+    """Ranks of the largest communicator that no line of these logs comes from."""
+    world = max(group(list(state.processes.values())), key=_size, default=[])
+    nranks = max((member.nranks for member in world), default=0)
+    seen = {member.rank for member in world} | set(state.test_ranks)
+    return tuple(rank for rank in range(min(nranks, 100_000)) if rank not in seen)
+
+
+def _unseen(state: Communicators, world: List[Member], path: Path) -> Tuple[str, ...]:
+    unseen = []
+    missing = missing_ranks(state)
+    if missing:
+        unseen.append(
+            f"{len(missing)} of {len(missing) + len({member.rank for member in world})} ranks: not in these logs"
+        )
+    if not state.processes:
+        unseen.append("NCCL's own lines: there are none (NCCL_DEBUG=INFO writes them)")
+    elif path.confidence != CERTAIN:
+        unseen.append("connections: no Channel line (NCCL connects at the first collective)")
+    return tuple(unseen)
 
 
 def _size(members: List[Member]) -> Tuple[int, int]:
@@ -94,11 +124,26 @@ def _communicator(members: List[Member]) -> Communicator:
     if net:
         path = of_edges(net)
     elif nranks == 1 or _one_node(members, hosts, seen, nranks):
-        path = Path(LOCAL, evidence=_local_evidence(members, edges))
+        formed = edges or any(member.completed or member.nnodes for member in members)
+        path = Path(LOCAL, confidence=CERTAIN if formed else LIKELY, evidence=_local_evidence(members, edges))
+    elif edges and len(hosts) <= 1 and _all_local(members, edges, nranks):
+        sure = bool(_ring(members, nranks))
+        path = Path(LOCAL, confidence=CERTAIN if sure else LIKELY, evidence=_local_evidence(members, edges))
     else:
         path = of_choice(members[0].process, [member.process for member in members])
     comm_id = next((member.comm_id for member in members if member.comm_id), "")
     return Communicator(nranks, seen, tuple(hosts[:MAX_LISTED]), path, comm_id)
+
+
+def _ring(members: List[Member], nranks: int) -> int:
+    """The size of the communicator: as its own lines say, or as rank 0 printed its ring."""
+    return nranks or max((member.process.collective_ranks for member in members), default=0)
+
+
+def _all_local(members: List[Member], edges: List[Tuple[Member, Edge]], nranks: int) -> bool:
+    """Connections inside one host touch every rank: none is left for a network."""
+    touched = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
+    return len(touched) >= _ring(members, nranks)
 
 
 def _one_node(members: List[Member], hosts: List[str], seen: int, nranks: int) -> bool:
@@ -173,15 +218,16 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
             if not partial
             else next((p.evidence for p in used if p.partial_gdr), first.evidence),
         )
-    chosen = [c.path for c in communicators if c.path.answer not in (LOCAL, UNKNOWN)]
+    local = [c.path for c in communicators if c.path.answer == LOCAL and c.path.evidence]
+    chosen = [c.path for c in communicators if c.path.answer not in (LOCAL, UNKNOWN) and (c.nranks or not local)]
     if chosen:
         return chosen[0]
     named = [c.path for c in communicators if c.path.answer == UNKNOWN and c.path.network]
     if named:  # a plug-in that we do not know: its name is all there is to say
         return named[0]
-    local = [c.path for c in communicators if c.path.answer == LOCAL]
+    local = local or [c.path for c in communicators if c.path.answer == LOCAL]
     if local:
-        return local[0]
+        return max(local, key=lambda path: path.confidence == CERTAIN)
     if processes and not communicators:
         return of_choice(processes[0], processes)
     return Path(UNKNOWN, confidence=UNKNOWN)
@@ -221,6 +267,8 @@ def _nnodes(state: Communicators, world: List[Member], nodes: List[str]) -> Opti
     said = max((member.nnodes for member in world), default=0)
     nranks = max((member.nranks for member in world), default=0)
     everyone = nranks > 0 and len({member.rank for member in world}) == nranks
-    if said or everyone or state.test_ranks:
-        return max(said, len(nodes))
+    if said:
+        return said
+    if everyone or state.test_ranks:
+        return len(nodes)
     return len(nodes) if len(nodes) > 1 else None

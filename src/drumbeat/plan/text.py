@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import List, Optional, Sequence, Tuple
 
@@ -11,7 +12,7 @@ from drumbeat.order import EnvVar, Order
 from drumbeat.plan.environment import EXPORTED
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.node_plan import Difference, NodePlan
-from drumbeat.plan.variables import COMPUTED
+from drumbeat.plan.variables import COMPUTED, Computed
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:
@@ -118,7 +119,7 @@ def desk_lines(order: Order, exported: Sequence[EnvVar], explain: bool, width: O
     """Away from the nodes: what is settled already, and what each node will settle for itself."""
     settled = sorted([*order.env, *exported], key=lambda variable: variable.name)
     names = {variable.name for variable in settled}
-    later = {entry.name: entry for entry in reversed(COMPUTED) if entry.name not in names}
+    later = {entry.name: entry for entry in reversed(COMPUTED) if entry.name not in names and _possible(order, entry)}
     lines = ["decided here:", *(variable_lines(settled, explain, width) or ["  nothing"]), ""]
     lines.append("decided on each node, from what it has:")
     for name, entry in sorted(later.items()):
@@ -131,6 +132,16 @@ def desk_lines(order: Order, exported: Sequence[EnvVar], explain: bool, width: O
         ),
     ]
     return lines
+
+
+def _possible(order: Order, entry: Computed) -> bool:
+    """Can this setting come up on such nodes? Where the site says nothing of its GPUs or network, any can."""
+    text = f"{entry.name} {entry.when}"
+    other = {"nvidia": r"\bAMD\b|^(?:HIP|ROCR|MIOPEN)_", "amd": r"\bNVIDIA\b|^CUDA_"}.get(order.vendor)
+    network = {"ofi": r"InfiniBand|RoCE"}.get(order.expect.transport)
+    if order.expect.transport in ("ib", "roce", "rdma"):
+        network = "Slingshot"
+    return not any(pattern and re.search(pattern, text) for pattern in (other, network))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> List[str]:

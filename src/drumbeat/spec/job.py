@@ -101,7 +101,7 @@ class Job:
         None,
         minimum=1,
         flag="M",
-        default_text="one a GPU where GPUs are known, else the site's, else 1",
+        default_text="one per GPU where GPUs are known, else the site's, else 1",
     )
     gpus: Optional[int] = key(
         "number", "How many GPUs of each node to use.", "8", None, minimum=0, flag="N", default_text="all of them"
@@ -140,8 +140,8 @@ class Job:
     )
     launcher: str = key(
         "choice",
-        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task a rank "
-        "(tasks), or nobody, because one process a node is enough (once). auto reads the command, and the choice is "
+        "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task per rank "
+        "(tasks), or nobody, because one process per node is enough (once). auto reads the command, and the choice is "
         "printed with its reason.",
         "ranks",
         "auto",
@@ -161,7 +161,6 @@ class Job:
         "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
         "source $VENV/bin/activate",
         "",
-        flag="SHELL",
         default_text="none",
     )
     env: Dict[str, Optional[str]] = key(
@@ -222,7 +221,7 @@ class Job:
     )
     trace: bool = key(
         "switch",
-        "Turns on the logs of NCCL/RCCL, MIOpen and libfabric, one file a rank.",
+        "Turns on the logs of NCCL/RCCL, MIOpen and libfabric, one file per rank.",
         "true",
         False,
         flag="switch",
@@ -295,7 +294,7 @@ class Job:
         None,
         minimum=1,
         flag="N",
-        default_text="the site's, in proportion to the GPUs asked for",
+        default_text="the site's, in proportion to the GPUs requested",
     )
     exclusive: bool = key("switch", "No other job on these nodes.", "true", False, flag="switch")
     constraint: Optional[str] = key("text", "Features that nodes must have.", "h200", None, flag="TEXT")
@@ -328,6 +327,23 @@ class Job:
     )
     modules: Tuple[str, ...] = key(
         "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter, 3.9 or newer, where `python3` on the nodes or in the image is older or missing. A pattern "
+        "(`*`) is looked up on the node, and the newest match is taken. Your command's own Python is not changed by it.",
+        "python3.11",
+        None,
+        default_text="the site's, else python3",
+    )
+    before_agent: Optional[str] = key(
+        "text",
+        "A line of shell that runs on each node before the agent, inside the container where there is one: for images whose "
+        "python3 is there only after it. Use `setup` for what only your command needs.",
+        "$WITH_CONDA",
+        None,
+        flag="SHELL",
+        default_text="none",
     )
     container: Optional[str] = key(
         "path",

@@ -27,7 +27,7 @@ def find_paths(paths: Sequence[HostPath], names_in: Lister, host: str) -> Tuple[
                 ERROR,
                 f"{path.name} is not where the site's profile says",
                 path.why,
-                "look where it is now and mend the profile: drumbeat site show NAME --source > my.yaml",
+                "look where it is now and correct the profile: drumbeat site show NAME --source > my.yaml",
                 (Evidence(f"looked for {path.pattern}"),),
                 host=host,
             )

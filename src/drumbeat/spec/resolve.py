@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os.path
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
-from drumbeat.spec.resources import container, resources
+from drumbeat.spec.resources import container, flag_of, resources
 from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
@@ -112,6 +113,10 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         stop_signal=int(getattr(signal, "SIG" + job.stop_signal)),
         arch=site.arch or "",
         modules=job.modules,
+        python=_python(job, site),
+        before_agent=job.before_agent or "",
+        vendor=site.vendor or (site.container.vendor if site.container else ""),
+        missing=_missing(job, site),
         container=container(job, site, here),
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
@@ -208,6 +213,19 @@ def _meeting(run_id: str, name: str, master: str, here: Here) -> str:
     return f"{here.user}/{name}/{master}" if here.master else run_id
 
 
+def _python(job: Job, site: Site) -> str:
+    """The job's own, else the site's; an image has an interpreter of its own."""
+    text = job.python or ("" if job.container not in (None, "none") else site.python or "")
+    if text and not re.fullmatch(r"[\w./*?+-]{1,300}", text):
+        raise Problem(f"{job.where('python')}: {shown(text)} is not the name or path of a program")
+    return text
+
+
+def _missing(job: Job, site: Site) -> Tuple[str, ...]:
+    submit = {flag_of(option.value) for option in site.submit.values()} | {flag_of(text) for text in job.submit_options}
+    return tuple(name for name in site.needs if not getattr(job, name, None) and f"--{name}" not in submit)
+
+
 def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
     if job.ranks_per_node:
         return job.ranks_per_node
@@ -225,7 +243,7 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
 
 def _check_gpus(job: Job, site: Site, here: Here) -> None:
     if site.backend == "local" and job.gpus and here.gpus is not None and job.gpus > here.gpus:
-        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs a node asked for, but {here.hostname} has {here.gpus}")
+        raise Problem(f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but {here.hostname} has {here.gpus}")
 
 
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
@@ -245,7 +263,7 @@ def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tupl
         return hosts, hosts[0], None
     if here.hosts and len(here.hosts) != nodes:
         raise Problem(
-            f"{job.where('nodes')}: {nodes} nodes asked for, but the scheduler gave {len(here.hosts)}",
+            f"{job.where('nodes')}: {nodes} nodes requested, but the scheduler gave {len(here.hosts)}",
             f"leave it out, or say {len(here.hosts)}",
         )
     master, port = _split_port(here.master)
@@ -257,7 +275,7 @@ def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tupl
         )
     if nodes > 1 and not master and site.backend == "local":
         raise Problem(
-            f"{nodes} nodes, and nobody says which machine is node 0",
+            f"{nodes} nodes, but which machine is node 0 is not known",
             "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
         )
     # Where a scheduler chooses the nodes, nobody knows node 0 before it has.

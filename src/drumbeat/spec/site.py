@@ -107,7 +107,7 @@ class Detect:
 @dataclass(frozen=True)
 class Site:
     name: str  # of its file
-    summary: str = key("text", "The cluster in one line.", "4 MI250X a node, Slingshot 11")
+    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
     backend: str = key(
         "name",
         "What jobs are submitted to: the name of a backend, built in or from an installed package.",
@@ -134,6 +134,23 @@ class Site:
     )
     memory: Optional[str] = key(
         "text", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
+    )
+    needs: Tuple[str, ...] = key(
+        "words",
+        "What every job must say there (account, time, partition, qos); one that does not is told so before it is sent.",
+        "[account, time]",
+        (),
+        default_text="nothing",
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter outside containers, where the nodes' python3 is older than 3.9; `*` stands for a version.",
+        "/opt/cray/pe/python/*/bin/python3",
+        None,
+        default_text="python3",
+    )
+    vendor: Optional[str] = key(
+        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=("nvidia", "amd"), default_text="not known"
     )
     arch: Optional[str] = key(
         "choice",

@@ -13,7 +13,7 @@ from drumbeat.spec.site import Site, SitePath, SiteVariable
 def site_lines(site: Site) -> List[str]:
     lines = [f"{site.name}: {site.summary}", f"jobs are started by {site.backend}"]
     if site.gpus:
-        lines.append(f"{site.gpus} GPUs a node")
+        lines.append(f"{site.gpus} GPUs per node")
     if site.emulated:
         lines.append("nodes are emulated on one machine")
     if site.cpus:

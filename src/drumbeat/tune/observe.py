@@ -26,6 +26,7 @@ class Observed:
     reports: Dict[int, List[Report]] = field(default_factory=dict)  # rank -> its reports of steps
     rates: List[float] = field(default_factory=list)  # where the program prints its own
     rate_unit: str = ""
+    rate_rank: Optional[int] = None  # whose rates are kept: every rank may print them
     losses: Dict[int, float] = field(default_factory=dict)  # step -> loss, of the lowest rank
     not_finite: Optional[str] = None  # what the first loss was that is no number
     memory_gib: Optional[float] = None
@@ -33,15 +34,17 @@ class Observed:
     def add(self, record: Mapping[str, Any]) -> None:
         """One metrics record. Any script may write them, so whatever is of the wrong kind is passed over."""
         rank, t = record.get("rank", 0), number(record.get("t"))
-        if record.get("kind", "step") != "step" or not isinstance(rank, int) or t is None:
+        kind = record.get("kind", "step")
+        if kind not in ("step", "throughput") or not isinstance(rank, int) or t is None:
             return
         memory = number(record.get("memory_gib"))
         if memory is not None:
             self.memory_gib = max(memory, self.memory_gib or 0.0)
         rate = number(record.get("rate"))
-        if rate is not None:
+        if rate is not None and self.rate_rank in (None, rank):
+            self.rate_rank = rank
             self.add_rate(rate, str(record.get("unit", ""))[:40])
-        if record.get("printed") and record.get("step") is None:
+        if kind == "throughput" or (record.get("printed") and record.get("step") is None):
             return  # a line that tells a rate, or a loss, of no step in particular
         seen = self.reports.setdefault(rank, [])
         if len(seen) >= MAX_REPORTS:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
-from drumbeat.diagnose.paths import CERTAIN, LIKELY, LOCAL, MIXED, OFI, RDMA, TCP, UNKNOWN, Path
-from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 from drumbeat.order import Expect
 
 if TYPE_CHECKING:

@@ -1,0 +1,49 @@
+"""ibstat: state, rate and link type of every port."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional
+
+from drumbeat.diagnose.dumps import ports
+from drumbeat.diagnose.dumps.content import Content
+
+_CA = re.compile(r"^\s*CA '([\w-]+)'")
+_PORT = re.compile(r"^\s*Port (\d+):")
+_FIELD = re.compile(r"^\s*(State|Physical state|Rate|Link layer|SM lid|Base lid): *(.*?)\s*$")
+
+
+def read(text: str) -> Optional[Content]:
+    found: List[ports.Port] = []
+    device, number, fields = "", 0, {}  # type: ignore[var-annotated]
+
+    def close() -> None:
+        if device and number and fields.get("State"):
+            found.append(_port(device, number, fields))
+
+    for line in text.splitlines():
+        if match := _CA.match(line):
+            close()
+            device, number, fields = match[1], 0, {}
+        elif match := _PORT.match(line):
+            close()
+            number, fields = int(match[1]), {}
+        elif match := _FIELD.match(line):
+            fields[match[1]] = match[2]
+    close()
+    if not found:
+        return None
+    return Content("ibstat", tuple(port.words for port in found), ports.findings(found), ports.data(found))
+
+
+def _port(device: str, number: int, fields: Dict[str, str]) -> ports.Port:
+    rate = re.match(r"\d+(?:\.\d+)?", fields.get("Rate", ""))
+    state = fields["State"].upper()
+    return ports.Port(
+        device,
+        number,
+        "INIT" if state.startswith("INIT") else state,
+        fields.get("Physical state", ""),
+        fields.get("Link layer", ""),
+        float(rate[0]) if rate else None,
+    )

@@ -1,0 +1,124 @@
+"""nvidia-smi topo -m: which card is beside which GPU, which GPUs have NVLink, which NUMA node each belongs to."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional, Set, Tuple
+
+from drumbeat.diagnose.dumps.content import Content
+from drumbeat.finding import INFO, WARNING, Finding
+
+_NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
+_CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
+_LEGEND = re.compile(r"^\s*(NIC\d+):\s*(\S+)\s*$", re.MULTILINE)
+_NUMA = re.compile(r"^\s*[\d,-]+\s+(\d+(?:[,-]\d+)*)")
+# Nearest first; SOC is what old drivers call SYS.
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
+
+
+def read(text: str) -> Optional[Content]:
+    """The last table in the text, when there are several."""
+    table = None
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if "GPU0" not in line or _CELL.search(line):
+            continue  # not a header
+        columns = re.findall(_NAME, line[line.index("GPU0") :].split("CPU Affinity")[0])
+        rows, numa = _rows(lines[number + 1 :], columns)
+        if rows and "GPU0" in rows:
+            table = (columns, rows, numa)
+    if table is None:
+        return None
+    columns, rows, numa = table
+    legend = dict(_LEGEND.findall(text))
+    gpus = [name for name in columns if name.startswith("GPU")]
+    nics = [name for name in columns if not name.startswith("GPU")]
+    beside = {gpu: _nearest(rows[gpu], nics) for gpu in gpus if gpu in rows}
+    facts = []
+    for gpu, (distance, names) in beside.items():
+        where = f", NUMA {numa[gpu]}" if gpu in numa else ""
+        words = f"{', '.join(legend.get(name, name) for name in names)} ({distance})" if names else "no card listed"
+        facts.append(f"{gpu}: {words}{where}")
+    nvlink = {cell for gpu in rows if gpu.startswith("GPU") for cell in rows[gpu].values() if cell.startswith("NV")}
+    pairs = [(a, b) for a in beside for b in beside if a < b and not rows[a].get(b, "NV").startswith("NV")]
+    facts.append(f"NVLink between GPUs: {', '.join(sorted(nvlink)) if nvlink else 'none'}")
+    data = {
+        "gpus": len(beside),
+        "nics": [legend.get(name, name) for name in nics],
+        "nearest": {gpu: [legend.get(name, name) for name in names] for gpu, (_, names) in beside.items()},
+        "numa": numa,
+    }
+    return Content("nvidia-smi topo -m", tuple(facts), _findings(beside, nics, legend, nvlink, pairs), data)
+
+
+def _rows(lines: List[str], columns: List[str]) -> Tuple[Dict[str, Dict[str, str]], Dict[str, str]]:
+    rows: Dict[str, Dict[str, str]] = {}
+    numa: Dict[str, str] = {}
+    for line in lines:
+        name = re.search(rf"^[\s|]*(?:[\d,-]*\s*\|\s*\d*\s*\|)?[\s|]*({_NAME})[\s|]", line)
+        if not name:
+            if rows and line.strip() and not set(line.strip()) <= set("|-: "):
+                break  # the legend
+            continue
+        rest = line[name.end() :].replace("|", " ")
+        cells = list(_CELL.finditer(rest))[: len(columns)]
+        if 2 * len(cells) < len(columns):
+            continue  # a row of another table (peer access), or torn
+        rows[name[1]] = {column: cell[0] for column, cell in zip(columns, cells)}
+        affinity = _NUMA.match(rest[cells[-1].end() :]) if len(cells) == len(columns) else None
+        if affinity:
+            numa[name[1]] = affinity[1]
+    return rows, numa
+
+
+def _nearest(cells: Dict[str, str], nics: List[str]) -> Tuple[str, List[str]]:
+    known = {nic: _NEAR.index(cells[nic]) for nic in nics if cells.get(nic) in _NEAR}
+    if not known:
+        return "", []
+    best = min(known.values())
+    return _NEAR[best], [nic for nic, rank in known.items() if rank == best]
+
+
+def _findings(
+    beside: Dict[str, Tuple[str, List[str]]],
+    nics: List[str],
+    legend: Dict[str, str],
+    nvlink: Set[str],
+    pairs: List[Tuple[str, str]],
+) -> Tuple[Finding, ...]:
+    found = []
+    far = [gpu for gpu, (distance, names) in beside.items() if names and distance in ("SYS", "SOC")]
+    if far:
+        found.append(
+            Finding(
+                "gpu-far-from-nic",
+                WARNING,
+                f"no card is on the side of {', '.join(far)}",
+                "their traffic crosses the link between the CPUs, and GPUDirect RDMA is off by default over it",
+                "NCCL goes through another GPU's card over NVLink (PXN) where there is NVLink; else expect less bandwidth",
+            )
+        )
+    near = {name for distance, names in beside.values() if distance not in ("SYS", "SOC") for name in names}
+    idle = [nic for nic in nics if nic not in near]
+    if near and idle:
+        keep = ",".join(sorted((legend.get(name, name) for name in near), key=_natural))
+        found.append(
+            Finding(
+                "nic-near-no-gpu",
+                INFO,
+                f"nearest to no GPU: {', '.join(legend.get(name, name) for name in idle)}",
+                "mostly cards for storage or management",
+                f"NCCL_IB_HCA={keep} uses the cards beside the GPUs only",
+            )
+        )
+    if nvlink and pairs:
+        words = ", ".join(f"{a}-{b}" for a, b in pairs[:6]) + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
+        found.append(
+            Finding("nvlink-partial", INFO, f"no NVLink between {words}", "they talk over PCIe or the CPUs", "")
+        )
+    return tuple(found)
+
+
+def _natural(name: str) -> Tuple[str, int]:
+    match = re.match(r"(.*?)(\d*)$", name)
+    return (match[1], int(match[2] or 0)) if match else (name, 0)

@@ -1,0 +1,38 @@
+"""Words with which programs say that their work is done. What comes after them is leaving, not failing."""
+
+from __future__ import annotations
+
+import re
+
+GOOD_ENDS = (
+    "Out of bounds values",
+    "Avg bus bandwidth",
+    "train_runtime",
+    "predict_runtime",
+    "metrics *****",
+    "max_epochs",
+    "max_steps",
+    "Training completed",
+    "Training complete",
+    "training finished",
+    "Training finished",
+    "Finished training",
+    "Done training",
+    "Training done",
+    "Successfully completed",
+)
+_PATTERN = re.compile(
+    r"Out of bounds values : 0 OK"
+    r"|# Avg bus bandwidth *: *[\d.]+"
+    r"|\b(?:train|predict)_runtime['\"]?\s*[:=]"
+    r"|\*{5} (?:train|eval|predict|test) metrics \*{5}"
+    r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)="
+    r"|^Successfully completed\.$"
+    r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))|(?:Finished|Done) training\b)"
+)
+_NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
+
+
+def is_good_end(text: str) -> bool:
+    """Does this line say that the program has done what it was started for?"""
+    return bool(_PATTERN.search(text)) and not _NOT_YET.search(text)

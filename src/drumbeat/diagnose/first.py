@@ -1,0 +1,69 @@
+"""Which event came first, and which rank of the job it belongs to.
+
+By the launcher's own record where there is one; else by the events' own times where all that compete have one; else by
+their place in the log. Files without times cannot be put in order, and then nothing is sure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.elastic import FirstFailure
+from drumbeat.diagnose.events import Event
+
+
+@dataclass(frozen=True)
+class RankOf:
+    """Global ranks of processes: by host and pid, or with the device too where one process has several."""
+
+    processes: Dict[Tuple[str, int], int]
+    devices: Dict[Tuple[str, int, int], int]
+
+    @staticmethod
+    def of(state: Communicators) -> RankOf:
+        processes: Dict[Tuple[str, int], int] = {}
+        devices: Dict[Tuple[str, int, int], int] = {}
+        for process in state.processes.values():
+            largest = max((member.nranks for member in process.members), default=0)
+            world = [member for member in process.members if member.nranks == largest and member.rank >= 0]
+            if len({member.rank for member in world}) == 1:
+                processes[(process.host, process.pid)] = world[0].rank
+            for member in world:
+                if member.device is not None:
+                    devices[(process.host, process.pid, member.device)] = member.rank
+        for rank, (host, pid) in state.test_ranks.items():
+            processes.setdefault((host, pid), rank)
+        return RankOf(processes, devices)
+
+    def rank(self, event: Event) -> Optional[int]:
+        if not event.pid:
+            return event.rank
+        host, pid = event.host or "", event.pid
+        if (host, pid) in self.processes:
+            return self.processes[(host, pid)]
+        if event.device is None:
+            return event.rank
+        return self.devices.get((host, pid, event.device), event.rank)
+
+
+def place(event: Event) -> int:
+    return event.sequence
+
+
+def earliest(events: List[Event], first: Optional[FirstFailure], ranks: RankOf) -> Tuple[Event, str, bool]:
+    """The first of them, why it is, and whether that is sure."""
+    if first is not None and first.rank is not None:
+        named = [event for event in events if ranks.rank(event) == first.rank]
+        if named and len(named) < len(events):
+            return min(named, key=place), f"{first.who} saw rank {first.rank} fail first", True
+    if len(events) > 1 and all(event.time is not None for event in events):
+        event = min(events, key=lambda event: (event.time or 0.0, event.sequence))
+        return event, "earliest by its time", True
+    files = {event.evidence.file for event in events}
+    event = min(events, key=place)
+    if len(files) == 1:
+        ranks_seen = {event.rank for event in events}
+        return event, "first in the log", len(ranks_seen) == 1 and None not in ranks_seen
+    return event, "first in the order the files were given; they carry no times to compare", False

@@ -1,0 +1,159 @@
+"""Python tracebacks: the exception at the end of each, and the user's own line that led to it.
+
+Lines of several ranks may be interleaved, the header may be missing, the whole may be indented. What Python itself
+calls ignored (at interpreter exit, in a destructor, in a logging call) did not end anything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Dict, Optional
+
+from drumbeat.diagnose.lines import Line
+
+HEADER = "Traceback (most recent call last)"
+EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+BARE = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure))(?:: (?P<message>.+))?$"
+)
+# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
+_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
+_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/opt/conda/lib/|[/\\]Lib[/\\]|/bin/(?:torchrun|accelerate|deepspeed)$"
+)
+# Where programs, processes and threads begin; a frame without a function is a syntax error's.
+_TOP = re.compile(
+    r"in <module>|in (?:_bootstrap|_bootstrap_inner|_wrap|_run_module_as_main|_main|spawn_main|_worker_loop|main|wrapper)\b"
+    r"|multiprocessing|threading\.py|runpy|/launch|ray|line \d+$|\u2502"
+)
+# Words before a traceback that did not end the process.
+IGNORED = (
+    "Exception ignored in",
+    "Exception ignored on",
+    "Error in atexit",
+    "Error in sys.excepthook",
+    "--- Logging error ---",
+    "Original exception was",
+)
+# Names by which a line is looked at though it stands outside of a traceback.
+NAMES = (
+    "RuntimeError", "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "AssertionError", "OSError",
+    "NotImplementedError", "ZeroDivisionError", "NameError", "UnboundLocalError", "SyntaxError", "IndentationError",
+    "TimeoutError", "ConnectionError", "UnicodeDecodeError", "JSONDecodeError", "RecursionError", "OverflowError",
+    "FloatingPointError", "EOFError", "StopIteration", "UnpicklingError", "PicklingError", "HTTPError", "DistBackendError",
+    "DistNetworkError", "DistStoreError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError", "SafetensorError",
+    "MisconfigurationException", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "LocalEntryNotFoundError",
+    "ConfigAttributeError", "HorovodInternalError", "BrokenProcessPool", "CheckpointException", "ValidationError",
+    "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
+)  # fmt: skip
+MAX_OPEN = 256
+MAX_LENGTH = 400
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that ended a traceback."""
+
+    text: str
+    frame: str  # file:line nearest to the raise
+    own_frame: str  # nearest to it outside of installed packages; empty where there is none
+    lines: int  # of the traceback, with its header
+    ignored: bool = False
+    caught: bool = False  # its outermost frame is not where a program begins: somebody caught and printed it
+
+    @property
+    def where(self) -> str:
+        """`raised at train.py:12`, with the library's line behind it where that is another one."""
+        if not self.own_frame or self.own_frame == self.frame:
+            return f"raised at {self.frame}" if self.frame else ""
+        return f"raised at {self.own_frame} (in {self.frame})"
+
+
+@dataclass
+class _Open:
+    length: int = 0
+    lines: int = 1
+    indent: int = 0
+    frame: str = ""
+    own_frame: str = ""
+    outermost: str = ""  # the first frame's function, with its file
+    headed: bool = True
+    source_next: bool = False  # the next line is the frame's source text
+    ignored: bool = False
+
+
+class Tracebacks:
+    """The open tracebacks of one file, one for each rank that its prefixes name."""
+
+    def __init__(self) -> None:
+        self._open: Dict[Optional[int], _Open] = {}
+        self._ignored: Dict[Optional[int], bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._ignored)
+
+    def inside(self, line: Line) -> bool:
+        """Is this line the source text that Python shows below a frame?"""
+        state = self._open.get(line.rank)
+        return bool(state and state.source_next and line.text.startswith("    " + " " * state.indent))
+
+    def feed(self, line: Line) -> Optional[Raised]:
+        """The exception, when this line ends a traceback."""
+        text = line.text
+        if HEADER in text:
+            self._begin(line.rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(line.rank, False))
+            return None
+        if any(words in text for words in IGNORED):
+            self._open.pop(line.rank, None)
+            if len(self._ignored) < MAX_OPEN:
+                self._ignored[line.rank] = True
+            return None
+        frame = _FRAME.match(text)
+        state = self._open.get(line.rank)
+        if state is None:
+            ignored = self._ignored.pop(line.rank, False)
+            if not frame:
+                bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
+                return Raised(text.strip(), "", "", 1, True) if bare else None
+            state = self._begin(line.rank, max(len(text) - len(text.lstrip(" ")) - 2, 0), ignored)
+            if state is None:
+                return None
+            state.headed = False
+        return self._go_on(line.rank, state, text, frame)
+
+    def _begin(self, rank: Optional[int], indent: int, ignored: bool) -> Optional[_Open]:
+        if len(self._open) >= MAX_OPEN:
+            return None
+        state = self._open[rank] = _Open(indent=indent, ignored=ignored)
+        return state
+
+    def _go_on(self, rank: Optional[int], state: _Open, text: str, frame: Optional[re.Match[str]]) -> Optional[Raised]:
+        state.lines += 1
+        if frame:
+            state.frame = f"{frame[1] or frame[3]}:{frame[2] or frame[4]}"
+            state.outermost = state.outermost or text
+            if not _LIBRARY.search(frame[1] or frame[3]):
+                state.own_frame = state.frame
+            state.length, state.source_next = state.length + 1, True
+            self._give_up(rank, state)
+            return None
+        state.source_next = False
+        bare = text[state.indent :] if text[: state.indent].strip() == "" else text
+        if not bare.strip() or bare[0] in _INSIDE:
+            state.length += 1
+            self._give_up(rank, state)
+            return None
+        match = EXCEPTION.match(bare)
+        if match and state.frame and ("." in match["name"] or match["name"][0].isupper()):
+            del self._open[rank]
+            caught = state.headed and not _TOP.search(state.outermost)
+            return Raised(bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught)
+        state.length += 8  # another writer's line in between; give up after some fifty
+        self._give_up(rank, state)
+        return None
+
+    def _give_up(self, rank: Optional[int], state: _Open) -> None:
+        if state.length > MAX_LENGTH:
+            del self._open[rank]

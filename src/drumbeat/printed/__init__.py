@@ -1,0 +1,1 @@
+"""Lines that training programs print, read as metrics."""

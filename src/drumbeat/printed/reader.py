@@ -1,0 +1,147 @@
+"""Reads what a rank prints, as it comes: whole lines, progress bars that overwrite themselves, colours.
+
+Every byte of every rank passes through here, so the first look is a search for a few words over a whole chunk; only a line
+with one of them is decoded and compared with the rules.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from typing import Any, Dict, List, Tuple
+
+from drumbeat.printed.rules import Rule, by_plain_text
+
+RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
+_LONGEST = 2000  # characters of a line that is looked at
+_KEPT = 1 << 16  # bytes of an unfinished line
+_CHUNK = 1 << 20  # bytes of one log that are read at a time
+_BEHIND = 8 << 20
+_EVERY = 0.25  # seconds between two looks at the logs
+_LOG_NAME = re.compile(r"rank-(\d{1,7})\.(?:out|err)")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+# Every line of every format has one of these words (a test sees to it); hardly any other line has.
+WORDS = (
+    "loss", "Loss", "/sec", "_sec", "PerSec=", "Acc@1", "ccuracy", "step=", "step_avg:", "Batchsize:", "completed", "[batch=",
+    "perf/throughput:", "img/s", "tokens/", "iteration", "(train)", "time=",
+)  # fmt: skip
+_WORDS = tuple(word.encode() for word in WORDS)
+
+
+def read_line(text: str) -> List[Dict[str, Any]]:
+    """The metrics records that a printed line stands for, without time and rank; none for any other line."""
+    if len(text) > _LONGEST:
+        return []
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+    for plain, rules in by_plain_text():
+        if plain in text:
+            for rule in rules:
+                record = rule.read(text)
+                if record is not None:
+                    return _records(record, rule.rule)
+    return []
+
+
+def _records(values: Dict[str, Any], rule: Rule) -> List[Dict[str, Any]]:
+    """In the words of the run folder: a rate with its unit, whose it is, and a validation as a record of its own."""
+    record = {name: _plain(value) for name, value in values.items() if name != "validation"}
+    if "loss" in record:
+        record["loss_per"] = rule.per["loss"]
+    for name, unit in RATES.items():
+        if name in record and isinstance(record[name], float):
+            whose = rule.per[name]
+            record.update(rate=record[name], rate_per=whose, unit=unit if whose == "all" else f"{unit} per {whose}")
+    if "validation" not in values:
+        return [record]
+    validation = {"kind": "validation", "loss": _plain(values["validation"]), "loss_per": "all"}
+    if "accuracy" in record:
+        validation["accuracy"] = record.pop("accuracy")
+    return [record, validation]
+
+
+def _plain(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)  # JSON has no nan
+
+
+class Reader:
+    """One stream of one rank. `feed` takes what was appended to it and gives the records in it."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes, final: bool = False) -> List[Dict[str, Any]]:
+        data = (self._rest + data).replace(b"\r", b"\n")  # a progress bar's updates are lines too
+        end = len(data) if final else data.rfind(b"\n") + 1
+        self._rest = data[end:][-_KEPT:]
+        lines = (data[start:stop].decode("utf-8", "replace") for start, stop in _promising(data, end))
+        return [record for line in lines for record in read_line(line)]
+
+
+def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
+    """Where lines with one of the words begin and end, in order."""
+    found = set()
+    for word in _WORDS:
+        place = data.find(word, 0, end)
+        while place >= 0:
+            start = data.rfind(b"\n", 0, place) + 1
+            stop = data.find(b"\n", place, end)
+            stop = end if stop < 0 else stop
+            found.add((start, stop))
+            place = data.find(word, stop, end)
+    return sorted(found)
+
+
+class PrintedMetrics:
+    """What all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
+    and again, since some files appear late."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._files: Dict[str, _Log] = {}
+        self._next = 0.0
+
+    def read(self, final: bool = False) -> List[Dict[str, Any]]:
+        """New records, each with the rank in whose log it stands; asked again at once, it does not look again."""
+        now = time.monotonic()
+        if now < self._next and not final:
+            return []
+        self._next = now + _EVERY
+        try:
+            names = sorted(os.listdir(self.folder))
+        except OSError:
+            return []
+        records = []
+        for name in names:
+            if name not in self._files:
+                match = _LOG_NAME.fullmatch(name)
+                if match is None:
+                    continue
+                self._files[name] = _Log(os.path.join(self.folder, name), int(match.group(1)))
+            log = self._files[name]
+            records += [{"rank": log.rank, "printed": True, **record} for record in log.read(final)]
+        return records
+
+
+class _Log:
+    def __init__(self, path: str, rank: int) -> None:
+        self.path, self.rank = path, rank
+        self._place = 0
+        self._reader = Reader()
+
+    def read(self, final: bool) -> List[Dict[str, Any]]:
+        try:
+            size = os.stat(self.path).st_size
+            if size == self._place:
+                return self._reader.feed(b"", final) if final else []
+            with open(self.path, "rb", buffering=0) as file:
+                if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
+                    self._place, self._reader = size - _CHUNK, Reader()
+                file.seek(self._place)
+                data = file.read(_CHUNK)
+        except OSError:
+            return []
+        self._place += len(data)
+        return self._reader.feed(data, final and self._place >= size)

@@ -1,0 +1,123 @@
+"""The rules by which printed lines are read: one per format, as data in formats/*.yaml.
+
+A rule's `find` must match; `also` adds what else the line may hold. `<loss>` stands for a number that becomes the value
+`loss`, `{N}` for a number that is not kept, one space for any run of spaces and tabs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple, Union
+
+from drumbeat import packaged
+
+FORMATS = "drumbeat.printed.formats"
+KINDS = ("step", "validation", "throughput", "summary", "target")
+# The values of a metrics record: docs/metrics.md explains each.
+VALUES = (
+    "step", "steps", "epoch", "batch", "batches", "loss", "validation", "accuracy", "lr", "grad_norm", "step_time",
+    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached",
+)  # fmt: skip
+WHOSE = ("rank", "device", "all")  # the printing rank's own, the average of one device, the whole job's
+
+_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|nan|inf"
+_WHOLE = ("step", "steps", "batch", "batches")
+_FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+Value = Union[int, float, bool]
+
+
+@dataclass(frozen=True)
+class Rule:
+    id: str
+    has: str  # plain text that every line of this format contains
+    program: str
+    source: str
+    find: str
+    example: str
+    near: str  # looks similar, and must not be read
+    gives: Mapping[str, Value]
+    kind: str = "step"
+    also: Sequence[str] = ()
+    unless: Sequence[str] = ()  # a line with one of these belongs to another format
+    scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
+    per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
+
+
+class Compiled:
+    """A rule ready for use; its patterns are compiled when its plain text is first seen."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._patterns: Optional[Tuple[Pattern[str], List[Pattern[str]], List[Pattern[str]]]] = None
+
+    def read(self, line: str) -> Optional[Dict[str, Any]]:
+        if self._patterns is None:
+            rule = self.rule
+            self._patterns = (
+                _ready(rule.find),
+                [_ready(text) for text in rule.also],
+                [_ready(text) for text in rule.unless],
+            )
+        find, also, unless = self._patterns
+        match = find.search(line)
+        if match is None or any(other.search(line) for other in unless):
+            return None
+        texts = match.groupdict()
+        for more in also:
+            found = more.search(line)
+            texts.update(found.groupdict() if found else {})
+        return self._record(texts)
+
+    def _record(self, texts: Mapping[str, Optional[str]]) -> Dict[str, Any]:
+        values = {name: number(name, text) for name, text in texts.items() if text is not None}
+        for name, factor in self.rule.scale.items():
+            if name in values:
+                values[name] = round(values[name] * factor, 12)
+        if "last_step" in values:  # counted from 0
+            values["steps"] = int(values.pop("last_step")) + 1
+        if "step" not in values and {"epoch", "batch", "batches"} <= set(values) and self.rule.gives.get("step"):
+            values["step"] = int(values["epoch"]) * values["batches"] + values["batch"]
+        record: Dict[str, Any] = {"kind": self.rule.kind}
+        record.update((name, values[name]) for name in VALUES if name in values)
+        if self.rule.kind == "target":
+            record["target_reached"] = True
+        return record
+
+
+def pattern(text: str) -> str:
+    """A rule's pattern as a regular expression."""
+    text = text.replace("{N}", f"(?:{_NUMBER})")
+    text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{_NUMBER})", text)
+    return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
+
+
+def _ready(text: str) -> Pattern[str]:
+    return re.compile(pattern(text))
+
+
+def number(name: str, text: str) -> Union[int, float]:
+    factor = _FACTORS.get(text[-1:], 1.0)
+    value = float(text.rstrip("KMBT").replace(",", "")) * factor
+    return int(value) if name in _WHOLE and value == value and abs(value) < 1e15 else value
+
+
+@lru_cache(maxsize=1)
+def rules() -> Tuple[Rule, ...]:
+    return tuple(Rule(**entry) for name in packaged.names(FORMATS) for entry in packaged.load(FORMATS, name))
+
+
+@lru_cache(maxsize=1)
+def compiled() -> Tuple[Compiled, ...]:
+    return tuple(Compiled(rule) for rule in rules())
+
+
+@lru_cache(maxsize=1)
+def by_plain_text() -> Tuple[Tuple[str, Tuple[Compiled, ...]], ...]:
+    """The rules by the plain text that their lines contain: each text is looked for once."""
+    grouped: Dict[str, List[Compiled]] = {}
+    for rule in compiled():
+        grouped.setdefault(rule.rule.has, []).append(rule)
+    return tuple((plain, tuple(group)) for plain, group in grouped.items())

@@ -1,0 +1,238 @@
+"""Pasted dumps: what each tool prints, and what that means for a job. All written here."""
+
+import textwrap
+
+import pytest
+
+from drumbeat.diagnose.dumps import MAX_BYTES, READERS, read_dumps
+from drumbeat.diagnose.reader import Reader
+from drumbeat.diagnose.text import render
+
+
+def dump(text, kind):
+    (found,) = [one for one in read_dumps(textwrap.dedent(text).strip("\n") + "\n", "pasted.txt") if one.kind == kind]
+    return found
+
+
+def codes(found):
+    return [finding.code for finding in found.findings]
+
+
+TOPO = """
+    \tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+    GPU0\t X \tNV4\tPIX\tSYS\tSYS\t0-15\t0\t\tN/A
+    GPU1\tNV4\t X \tSYS\tPXB\tSYS\t16-31\t1\t\tN/A
+    NIC0\tPIX\tSYS\t X \tSYS\tSYS
+    NIC1\tSYS\tPXB\tSYS\t X \tSYS
+    NIC2\tSYS\tSYS\tSYS\tSYS\t X
+
+    Legend:
+      X    = Self
+    NIC Legend:
+      NIC0: mlx5_0
+      NIC1: mlx5_4
+      NIC2: mlx5_bond_0
+"""
+
+
+def test_which_card_belongs_to_which_gpu():
+    found = dump(TOPO, "nvidia-smi topo -m")
+    assert found.data["nearest"] == {"GPU0": ["mlx5_0"], "GPU1": ["mlx5_4"]}
+    assert found.data["numa"] == {"GPU0": "0", "GPU1": "1"}
+    (note,) = found.findings
+    assert note.code == "nic-near-no-gpu" and "mlx5_bond_0" in note.title and "NCCL_IB_HCA=mlx5_0,mlx5_4 " in note.fix
+
+
+def test_a_gpu_without_a_card_on_its_side():
+    text = (
+        "        GPU0  GPU1  mlx5_0  CPU Affinity\nGPU0  X   SYS  PHB 0-7\nGPU1  SYS  X  SOC 8-15\nmlx5_0 PHB SOC X\n"
+    )
+    found = dump(text, "nvidia-smi topo -m")
+    assert codes(found) == ["gpu-far-from-nic"] and "GPU1" in found.findings[0].title
+
+
+def test_a_table_of_peer_access_is_no_topology():
+    assert not read_dumps("      GPU0  GPU1 GPU2\nGPU0  X  OK OK\nGPU1  OK X OK\nGPU2 OK OK X\n", "x")
+
+
+def test_ports_of_rdma_link_old_and_new():
+    text = """
+    link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1
+    link mlx5_1/1 state DOWN physical_state DISABLED netdev ens2
+    9/1: mlx5_2/1: state ACTIVE physical_state LINK_UP netdev ens3
+    """
+    found = dump(text, "rdma link")
+    assert found.data == {"active": ["mlx5_0", "mlx5_2"], "down": ["mlx5_1"]}
+    assert codes(found) == ["rdma-port-down"] and "mlx5_1 port 1 is down (DISABLED)" in found.findings[0].title
+
+
+IBSTAT = """
+    CA 'mlx5_0'
+    \tCA type: MT4123
+    \tPort 1:
+    \t\tState: {state}
+    \t\tPhysical state: LinkUp
+    \t\tRate: 200
+    \t\tLink layer: InfiniBand
+    CA 'mlx4_0'
+    \tPort 1:
+    \t\tState: Active
+    \t\tPhysical state: LinkUp
+    \t\tRate: 10
+    \t\tLink layer: Ethernet
+"""
+
+
+def test_ibstat_mixed_slow_and_without_a_subnet_manager():
+    assert codes(dump(IBSTAT.format(state="Active"), "ibstat")) == ["link-types-mixed", "rdma-port-slow"]
+    assert codes(dump(IBSTAT.format(state="Initializing"), "ibstat")) == ["ib-no-subnet-manager"]
+
+
+def test_ibv_devinfo_and_devices():
+    text = """
+    hca_id: mlx5_0
+            transport:                      InfiniBand (0)
+            phys_port_cnt:                  1
+                    port:   1
+                            state:                  PORT_ACTIVE (4)
+                            active_mtu:             1024 (3)
+                            link_layer:             Ethernet
+    """
+    found = dump(text, "ibv_devinfo")
+    assert found.data["active"] == ["mlx5_0"] and codes(found) == ["mtu-small"]
+    text = "    device      node GUID\n    ------   ----------------\n    rxe0     9c7ff4fffeaff293\n"
+    assert codes(dump(text, "ibv_devices")) == ["software-rdma"]
+
+
+def test_show_gids_names_the_right_index():
+    rows = """
+    DEV     PORT    INDEX   GID                                     IPv4            VER     DEV
+    mlx5_0  1       0       fe80:0000:0000:0000:1270:fdff:fe00:0001                 v1      ens1
+    mlx5_0  1       3       0000:0000:0000:0000:0000:ffff:0a00:0001 10.0.0.1        v2      ens1
+    mlx5_1  1       {index}       0000:0000:0000:0000:0000:ffff:0a00:0002 10.0.0.2        v2      ens2
+    n_gids_found=3
+    """
+    found = dump(rows.format(index=3), "show_gids")
+    assert found.data["roce_v2_ipv4_index"] == {"mlx5_0": [3], "mlx5_1": [3]} and codes(found) == ["gid-index"]
+    assert codes(dump(rows.format(index=5), "show_gids")) == ["gid-index-differs"]
+
+
+def test_rocm_and_amd_smi():
+    text = "\n".join(f"GPU[{gpu}]\t\t: (Topology) Numa Node: {node}" for gpu, node in enumerate((3, 3, 1, 1)))
+    found = dump(text, "rocm-smi --showtopo")
+    assert found.data["numa"] == {0: 3, 1: 3, 2: 1, 3: 1} and codes(found) == ["gpu-order-not-numa-order"]
+    table = "             0000:03:00.0 0000:0c:00.0\n0000:03:00.0 {0}      {1}\n0000:0c:00.0 {1}     {0}\n"
+    text = "ACCESS TABLE:\n" + table.format("ENABLED", "DISABLED") + "LINK TYPE TABLE:\n" + table.format("SELF", "PCIE")
+    found = dump(text, "amd-smi topology")
+    assert found.data == {"gpus": 2, "links": ["PCIE"]} and codes(found) == ["gpu-peer-access-off"]
+    text = "GPU: 0\n  BUS:\n    BDF: 0000:0c:00.0\n  NUMA:\n    NODE: 1\n  PARTITION:\n    COMPUTE_PARTITION: CPX\n"
+    found = dump(text + "    MARKET_NAME: MI300X\nNUMA_NODE\n", "amd-smi static")
+    assert found.data["numa"] == {0: 1} and codes(found) == ["gpu-partitioned"]
+
+
+def test_nvidia_query():
+    text = """
+    Driver Version                            : 550.54.15
+    Attached GPUs                             : 1
+    GPU 00000000:17:00.0
+        Product Name                          : NVIDIA H100
+        MIG Mode
+            Current                           : Enabled
+        ECC Errors
+            Volatile
+                DRAM Uncorrectable            : 2
+        Remapped Rows
+            Pending                           : Yes
+        Clocks Event Reasons
+            SW Power Cap                      : Active
+    """
+    found = dump(text, "nvidia-smi -q")
+    assert codes(found) == ["gpu-ecc", "gpu-rows-remapped", "gpu-throttled", "gpu-mig"]
+
+
+XML = """
+<system version="1">
+  <cpu numaid="0"><pci busid="0:1"><pci busid="0:2"><gpu dev="0"/></pci>
+    <pci busid="0:3"><nic><net name="mlx5_0"/></nic></pci></pci></cpu>
+  <cpu numaid="1"><pci busid="1:1"><gpu dev="1"/></pci></cpu>
+</system>
+"""
+
+
+def test_nccl_topology_file():
+    found = dump(XML, "NCCL topology file")
+    assert found.data["nearest"] == {"GPU 0": ["mlx5_0"], "GPU 1": []} and codes(found) == ["gpu-far-from-nic"]
+    assert dump("<graphs version='1'></graphs>", "NCCL graph file").facts
+
+
+def test_ds_report():
+    text = """
+    DeepSpeed C++/CUDA extension op report
+    cpu_adam ............... [YES] ...... [OKAY]
+    sparse_attn ............ [NO] ....... [NO]
+    DeepSpeed general environment info:
+    torch version .................... 2.1.1+cu121
+    torch cuda version ............... 12.1
+    nvcc version ..................... 11.3
+    deepspeed wheel compiled w. ...... torch 2.0, cuda 11.7
+    shared memory (/dev/shm) size .... 0.06 GB
+    """
+    assert codes(dump(text, "ds_report")) == [
+        "cuda-versions-differ",
+        "deepspeed-other-torch",
+        "deepspeed-ops",
+        "shm-small",
+    ]
+
+
+def test_ip_addr():
+    text = """
+    1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue state UNKNOWN
+        link/loopback 00:00:00:00:00:00 brd 00:00:00:00:00:00
+        inet 127.0.0.1/8 scope host lo
+    2: ens1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP
+        link/ether 10:70:fd:00:00:01 brd ff:ff:ff:ff:ff:ff
+        inet 10.0.0.1/24 scope global ens1
+    3: ens2: <NO-CARRIER,BROADCAST,MULTICAST,UP> mtu 1500 qdisc mq state DOWN
+        link/ether 10:70:fd:00:00:02 brd ff:ff:ff:ff:ff:ff
+        inet 10.0.1.1/24 scope global ens2
+    """
+    found = dump(text, "ip addr")
+    assert found.data["usable"] == ["ens1"] and codes(found) == ["interface-down"]
+
+
+def test_scontrol():
+    text = """
+    JobId=4711 JobName=train
+       JobState=OUT_OF_MEMORY Reason=OutOfMemory Dependency=(null)
+       RunTime=00:12:03 TimeLimit=01:00:00 TimeMin=N/A
+       NumNodes=2 NumCPUs=16 ExitCode=0:125
+       TRES=cpu=16,mem=64G,node=2,gres/gpu=8
+    NodeName=n1 Arch=x86_64 CPUTot=64
+       State=IDLE+DRAIN ThreadsPerCore=1
+       Reason=bad NVLink [root@2026-01-02T03:04:05]
+    """
+    found = dump(text, "scontrol show job and node")
+    assert codes(found) == ["oom-kill", "node-unavailable"] and found.data["drained"] == ["n1"]
+    assert "bad NVLink" in found.findings[1].title
+
+
+def test_every_finding_says_where_it_was_seen_and_the_text_shows_it():
+    reader = Reader()
+    reader.pasted.extend(read_dumps(textwrap.dedent(TOPO), "topo.txt"))
+    text = render(reader.report())
+    assert "GPU0: mlx5_0 (PIX), NUMA 0" in text and "failure" not in text
+    for found in reader.pasted:
+        assert all(finding.seen == (f"{found.kind}: topo.txt",) for finding in found.findings)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_mark_alone_is_no_dump(name):
+    for mark in READERS[name]:
+        assert not [one for one in read_dumps(f"some text {mark} and more\n", "x") if "NCCL" not in one.kind]
+
+
+def test_hostile_text_is_read_in_bounded_time():
+    for text in ("<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000):
+        read_dumps(text, "x")
+    assert MAX_BYTES <= 8 << 20

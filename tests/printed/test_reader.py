@@ -1,0 +1,87 @@
+"""What ranks print, as it comes: pieces, progress bars, colours, both streams, hostile bytes."""
+
+import json
+import time
+
+from drumbeat.printed.reader import PrintedMetrics, Reader, read_line
+
+ITER = "iter {step}: loss {loss}, time 1.50ms, mfu 1.00%"
+
+
+def steps(records):
+    return [record["step"] for record in records]
+
+
+def test_pieces_and_the_last_line():
+    reader = Reader()
+    data = "".join(ITER.format(step=step, loss=2.5) + "\n" for step in range(5)).encode()[:-1]
+    records = [record for place in range(0, len(data), 7) for record in reader.feed(data[place : place + 7])]
+    assert steps(records) == [0, 1, 2, 3]
+    assert steps(reader.feed(b"", final=True)) == [4]
+
+
+def test_a_progress_bar_overwrites_itself():
+    bar = "\rEpoch 0:  {part}%|███   | {at}/8 [00:00<00:00, 9.1it/s, v_num=0, train_loss={loss}]"
+    data = "".join(bar.format(part=12 * at, at=at, loss=f"{1 / at:.3f}") for at in range(1, 5)).encode()
+    reader = Reader()
+    assert [record["loss"] for record in reader.feed(data)] == [1.0, 0.5, 0.333]
+    assert [record["batch"] for record in reader.feed(b"\n")] == [4]
+
+
+def test_nan_is_said_in_a_word_json_knows():
+    (record,) = read_line(ITER.format(step=3, loss="nan"))
+    assert record["loss"] == "nan" and json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+def test_a_validation_beside_a_step_is_a_record_of_its_own():
+    step, validation = read_line(
+        "Epoch 3/10: time=1.5s, train_loss=1.5, val_loss=1.6, val_acc=0.44, throughput=40.5 img/s"
+    )
+    assert (step["step"], step["loss"], step["rate"], step["unit"]) == (3, 1.5, 40.5, "samples/s")
+    assert validation == {"kind": "validation", "loss": 1.6, "loss_per": "all", "accuracy": 0.44}
+
+
+def test_both_streams_of_every_rank(tmp_path, monkeypatch):
+    monkeypatch.setattr("drumbeat.printed.reader._EVERY", 0.0)
+    printed = PrintedMetrics(str(tmp_path / "0"))
+    assert printed.read() == []
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "rank-3.err").write_text(ITER.format(step=1, loss=3) + "\n")
+    (tmp_path / "0" / "torchrun.out").write_text(ITER.format(step=9, loss=3) + "\n")
+    assert [(record["rank"], record["step"]) for record in printed.read()] == [(3, 1)]
+    (tmp_path / "0" / "rank-12.out").write_text(ITER.format(step=2, loss=3))
+    with open(tmp_path / "0" / "rank-3.err", "a") as file:
+        file.write(ITER.format(step=3, loss=3) + "\n")
+    assert [(record["rank"], record["step"]) for record in printed.read()] == [(3, 3)]
+    assert [(record["rank"], record["step"], record["printed"]) for record in printed.read(final=True)] == [
+        (12, 2, True)
+    ]
+    assert printed.read() == []
+
+
+def test_who_prints_faster_than_we_read_is_read_at_its_end(tmp_path):
+    line = ITER.format(step="{:07d}", loss=3) + "\n"
+    (tmp_path / "rank-0.out").write_text("".join(line.format(step) for step in range(240_000)))
+    records = PrintedMetrics(str(tmp_path)).read()
+    assert records[-1]["step"] == 239_999 and len(records) < 40_000
+
+
+def test_bytes_of_any_kind(tmp_path):
+    reader = Reader()
+    noise = bytes(range(256)) * 300 + b"loss \xff\xfe\x1b[31m loss: \x1b]0;x" + b"\xc3" * 50
+    assert reader.feed(noise, final=True) == []
+    assert reader.feed(b"x" * 300_000) == [] and len(reader._rest) <= 1 << 16
+
+
+def test_time_grows_with_length_alone():
+    started = time.process_time()
+    for text in (
+        "loss: " * 100_000,
+        "iteration 1/1 | " * 50_000,
+        "{'loss': 1, " * 50_000,
+        "Epoch " * 100_000,
+        "\r" * 500_000,
+    ):
+        Reader().feed(text.encode() + b"\n", final=True)
+        read_line(text[:2000])
+    assert time.process_time() - started < 10

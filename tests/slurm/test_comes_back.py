@@ -1,0 +1,118 @@
+"""Jobs that come back, and jobs of arrays: status, list, logs and cancel tell them apart. On a real Slurm."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.slurm.conftest import output, said
+from tests.slurm.test_stopped import begin, saved
+
+SAVES_AT_ONCE = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("attempt", os.environ["DRUMBEAT_ATTEMPT"], flush=True)
+time.sleep(120)
+"""
+
+
+def state(oar, run):
+    return json.loads(oar("status", "--json", run).stdout)["status"]
+
+
+def test_a_job_that_waits_again_is_queued(cluster, oar):
+    """Requeued and held: it is neither cancelled nor over. Following it goes on, and cancel ends it for good."""
+    script = oar.ranks("waits_again", SAVES_AT_ONCE)
+    number, folder = oar.submit(oar.job("waits-again", nodes=1, ranks_per_node=1, command=f"python3 {script}"))
+    said(folder, "attempt 0")
+    cluster.out("scontrol", "requeuehold", str(number))
+    cluster.wait(number, ["PENDING"], 40)
+    assert (folder / "summary.json").exists()
+    told = state(oar, number)
+    assert told["state"] == "queued" and told["starts"] == 1, told
+    listed = {run["run_id"]: run["status"]["state"] for run in json.loads(oar("list", "--json").stdout)}
+    assert listed[folder.name] == "queued"
+    follow = cluster.start("head", [sys.executable, str(oar.pyz), "logs", "--follow", str(number)])
+    try:
+        wait_for(lambda: oar("status", number).returncode == 0, 20, "a moment of following")
+        assert follow.poll() is None, follow.communicate()
+        done = oar("cancel", number)
+        assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+        assert cluster.job(number)["JobState"] == "CANCELLED"
+        follow.communicate(timeout=60)
+    finally:
+        follow.kill()
+        follow.wait()
+    assert state(oar, number)["state"] == "cancelled"
+
+
+def test_ending_with_75_is_bounded(cluster, oar):
+    """Nobody asked these ranks to stop: `requeues` is the limit. What the user queues again does not count."""
+    script = oar.ranks("always_again", "import sys; sys.exit(75)\n")
+    job = oar.job("always-again", nodes=1, ranks_per_node=1, requeues=1, command=f"python3 {script}")
+    number, folder = oar.submit(job)
+    ended = cluster.wait(number, ["FAILED", "COMPLETED", "CANCELLED"], 90)
+    assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "75:0" and ended["Restarts"] == "1", output(folder)
+    assert state(oar, number)["state"] in ("failed", "cancelled")
+
+
+@pytest.fixture
+def kill_wait_30(cluster):
+    """As on real clusters: 30 s between TERM and KILL, and no time of grace for those who are preempted."""
+    path = os.path.join(cluster.base, "etc", "slurm.conf")
+    with open(path, encoding="utf-8") as file:
+        before = file.read()
+    changed = before.replace("KillWait=8", "KillWait=30").replace("GraceTime=20", "GraceTime=0")
+    assert changed != before
+
+    def configure(text):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        cluster.out("scontrol", "reconfigure")
+
+    configure(changed)
+    yield
+    configure(before)
+
+
+def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
+    """A rank that needs 4 s to save is preempted: saved, one signal, and resumed when the node is free again."""
+    number, folder = begin(oar, "preempted", nodes=1, partition="yields")
+    urgent = cluster.out(
+        "sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"
+    ).strip()
+    cluster.wait(int(urgent), ["COMPLETED"], 90)
+    said(folder, "attempt 1 rank 0", 90)
+    job = cluster.wait(number, ["COMPLETED"], 60)
+    assert saved(oar, "preempted") == ["1"] and job["Restarts"] == "1", output(folder)
+
+
+def test_each_job_of_an_array(cluster, oar):
+    """Task 0 fails, task 1 runs, task 2 waits; then 1 is cancelled alone, and the rest together."""
+    script = oar.ranks(
+        "tasks_of_array",
+        "import os, sys, time\n"
+        "task = os.environ['SLURM_ARRAY_TASK_ID']\n"
+        "print('task', task, 'is up', flush=True)\n"
+        "sys.exit(3) if task == '0' else time.sleep(120)\n",
+    )
+    job = oar.job("array", nodes=1, ranks_per_node=1, array="0-2%1", command=f"python3 {script}", stop_grace="2s")
+    number, folder = oar.submit(job)
+    said(folder, "task 1 is up", 60)
+    told = state(oar, number)
+    assert told["state"] == "running" and told["detail"] == "array: 1 failed, 1 queued, 1 running"
+    assert [task["handle"].rpartition("_")[2] for task in told["tasks"]] == ["0", "1", "2"]
+    assert [task["state"] for task in told["tasks"]] == ["failed", "running", "queued"]
+    assert state(oar, f"{number}_0")["state"] == "failed" and state(oar, f"{folder.name}-1")["state"] == "running"
+    assert oar("logs", f"{number}_0").stdout == "[0] task 0 is up\n"
+    whole = oar("logs", number).stdout
+    assert "[0/0] task 0 is up" in whole and "[1/0] task 1 is up" in whole
+    done = oar("cancel", f"{number}_1")
+    assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+    said(folder, "task 2 is up", 60)
+    assert state(oar, f"{number}_1")["state"] == "cancelled" and state(oar, number)["state"] == "running"
+    done = oar("cancel", number)
+    assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+    assert [task["state"] for task in state(oar, number)["tasks"]] == ["failed", "cancelled", "cancelled"]
