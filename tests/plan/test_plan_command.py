@@ -29,7 +29,7 @@ def test_a_table_with_reasons(lumi, capsys):
     lines = out.splitlines()
     why = lines[lines.index("NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3") + 1]
     assert why.startswith("    site: ") and "management network" in why
-    assert "command: python train.py" in lines
+    assert "command   python train.py" in lines
     assert "--cpu-bind=mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000," in out
     assert "node 1 (nid005027) differs in:" in out and "miopen-cache-1" in out
     assert "left alone" not in out
@@ -131,3 +131,11 @@ def test_a_plan_fits_80_columns(name, explain):
 
     for line in plan_lines(plans_of(name)[0], explain, 80):
         assert len(line) <= 80 or " " not in line.strip() or "--cpu-bind" in line, line
+
+
+def test_the_command_is_shown_and_what_is_replaced_in_it(lumi, capsys):
+    words = ["torchrun", "--nnodes=2", "--node_rank", "0", "--standalone", "x.py", "--note", "a b"]
+    assert main(["plan", "--root", lumi[0], "--root", lumi[1], "--", *words]) == 0
+    out = capsys.readouterr().out
+    assert "\ncommand   torchrun --nnodes=2 --node_rank 0 --standalone x.py --note 'a b'\n" in out
+    assert "\nreplaced  --nnodes=2 --node_rank=0 --standalone: " in out

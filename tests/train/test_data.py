@@ -110,7 +110,11 @@ def test_cifar_100_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert images.pixels[7, 0, 0].tolist() == [7, 200, 0] and images.pixels[7, 0, 1].tolist() == [7, 0, 0]
     texts = [f"data={tmp_path}", "depth=10", "widening=1", "batch=40", "epochs=1"]
     assert main(["train", "wide-resnet", "--set", *texts]) == 0
-    assert "Epoch 1/1 completed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Epoch 1/1 completed" in said and "Target accuracy 0.95 NOT reached for 2 epochs in a row (best " in said
+    assert main(["train", "wide-resnet", "--set", *texts, "steps=2", "validate_every=1", "target_accuracy=0"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("Validation Accuracy") == 2 and "Target accuracy 0.0 reached and held for 2 epochs" in said
     with pytest.raises(Refusal, match="class 99 with classes=10"):
         cifar100(str(tmp_path), train=True, classes=10)
     (tmp_path / "test.bin").write_bytes(b"x" * 3075)

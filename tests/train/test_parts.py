@@ -374,3 +374,23 @@ def test_what_fits_into_a_gpu() -> None:
     kept = fit(transformer(SHAPES["8b"], 8192), card, "bf16", True, 4, 4, recompute="full", micro=2)
     assert (kept.micro, kept.recompute) == (2, "full"), "what was said stays"
     assert fit(transformer(SHAPES["1b"], 8192), None, "fp32", False, 1, 32).micro == 32, "a CPU: unknown, one at once"
+
+
+def test_what_is_not_said_follows_from_the_model() -> None:
+    from drumbeat.train.assemble import resolved
+    from drumbeat.train.models.llama import SHAPES
+    from drumbeat.train.recipes.llama import LlamaSettings, transformer
+    from drumbeat.train.world import World
+
+    cpu = World(0, 1, 0, 1, torch.device("cpu"))
+
+    def chosen(model: str, **said: Any) -> LlamaSettings:
+        return resolved(
+            LlamaSettings(model=model, **said), cpu, Meshes(Layout(), "cpu"), transformer(SHAPES[model], 64)
+        )
+
+    tiny, large = chosen("byte-tiny"), chosen("1b", steps=20)
+    assert (tiny.precision, tiny.accumulate, tiny.recompute, tiny.warmup) == ("fp32", 1, "none", 60)
+    assert large.warmup == 100 and chosen("1b", steps=100_000).warmup == 2000
+    said = chosen("1b", precision="bf16", accumulate=4, recompute="full", warmup=0)
+    assert (said.precision, said.accumulate, said.recompute, said.warmup) == ("bf16", 4, "full", 0)

@@ -40,6 +40,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["bert", "--set", "data=tokens.bin"], ["tokens.bin: no such token file"]),
         (["resnet", "--set", "depth=34"], ["no ResNet-34"]),
         (["wide-resnet", "--set", "data=/nowhere"], ["train.bin: not there", "cifar-100-python/train"]),
+        (["llama", "--set", "smallest=9"], ["this recipe does not use 'smallest'", "its blocks are FSDP's units"]),
         (["wide-resnet", "--set", "lr=0.1"], ["this recipe does not use 'lr'", "base_lr sets the learning rate"]),
     ],
 )

@@ -129,13 +129,19 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
 def _headline(order: Any) -> List[str]:
     import shlex
 
+    from drumbeat.plan.argv import replaced_flags
     from drumbeat.plan.text import wrapped
 
     kind = "emulated node" if order.emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
-    text = f"{order.name} on {order.site}: {nodes} x {ranks}, {order.launcher_why}"
-    return [*wrapped(text, _width()), *wrapped(f"command: {shlex.join(order.command)}", _width())]
+    lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {order.launcher_why}"]
+    lines.append(f"command   {shlex.join(order.command)}")
+    replaced = replaced_flags(order.command)
+    if replaced:
+        said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
+        lines.append(f"replaced  {said}: each node gets its own from the muster")
+    return [part for line in lines for part in wrapped(line, _width())]
 
 
 def _dump(value: Any) -> None:

@@ -53,13 +53,16 @@ class Assembly:
 
 
 S = TypeVar("S", bound=Settings)
+_LARGE = 500_000_000  # parameters
 
 
 def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transformer] = None) -> S:
     """Settings without a choice left: precision, micro-batches, recomputation and warm-up. With the shape of a transformer
     they follow from what fits into the device's memory (fit.py), and rank 0 says what was chosen."""
     layout, sharded = meshes.layout, shards(meshes)
-    warmup = settings.warmup if settings.warmup >= 0 else max(10, min(2000, settings.steps // 10))
+    # A large model that is hurried through its first steps jumps between guesses (1b, 10 steps: loss 12, 8, 15, 6, 16, 17).
+    least = 100 if shape is not None and shape.parameters > _LARGE else 10
+    warmup = settings.warmup if settings.warmup >= 0 else max(least, min(2000, settings.steps // 10))
     precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
     if precision == "auto":
         precision = best_precision(world.device, sharded or shape is None)

@@ -28,7 +28,9 @@ class Settings:
     batch: int = option(32, "samples per step, on all ranks together")
     accumulate: int = option(0, "micro-batches per step (a pipeline's too); 0: as few as fit into the GPU")
     lr: float = option(1e-3, "highest learning rate")
-    warmup: int = option(-1, "steps over which the learning rate rises; -1: a tenth of all, 10 to 2,000")
+    warmup: int = option(
+        -1, "steps over which the learning rate rises; -1: a tenth of all, 10 (large models: 100) to 2,000"
+    )
     decay: float = option(0.1, "weight decay")
     clip: float = option(1.0, "largest norm of the gradients; 0: no limit")
     stop_after: int = option(0, "rehearse a stop signal after this step: save, exit code 75; 0: never")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Dict
+from typing import ClassVar, Dict
 
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
@@ -48,6 +48,8 @@ class LlamaSettings(Settings):
     steps: int = option(600, "optimizer steps")
     lr: float = option(0.0, "highest learning rate; 0: the shape's")
     validation: int = option(64, "sequences to validate on; 0: none")
+
+    UNUSED: ClassVar[Dict[str, str]] = {"smallest": "its blocks are FSDP's units"}
 
 
 SettingsClass = LlamaSettings
