@@ -139,13 +139,37 @@ def transport_word(path):
 def expected_codes(truth):
     """The codes that are right; empty: nothing failed; None: not judged."""
     if truth.get("failure_class"):
-        return CLASSES.get(truth["failure_class"], {truth["failure_class"].replace("_", "-")})
+        name = truth["failure_class"]
+        return CLASSES.get(name) or _by_keyword(name) or {name.replace("_", "-")}
     if "failure" not in truth:
         return None
     if truth["failure"] is None:
         return set()
     said = truth["failure"]
     return next((codes for pattern, codes in WORDS if re.search(pattern, said)), {"ANY"})
+
+
+# For names of classes that the table above does not hold.
+KEYWORDS = (
+    (r"illegal", {"illegal-memory-access"}),
+    (r"assert", {"device-assert", "exception"}),
+    (r"oom|out_of_memory", {"gpu-out-of-memory", "gpu-memory-taken", "oom-kill", "host-out-of-memory"}),
+    (r"import|module", {"import-error", "removed-api"}),
+    (r"duplicate", {"duplicate-gpu"}),
+    (r"port|address_in_use", {"port-in-use"}),
+    (r"shm|shared_memory", {"shm-full"}),
+    (r"disk|quota|space", {"disk-full"}),
+    (r"preempt", {"preempted"}),
+    (r"cancel|sigterm", {"cancelled", "terminated", "terminated-by-launcher"}),
+    (r"node_fail", {"node-failure"}),
+    (r"desync|mismatch", {"collective-desync", "sizes-differ", "nccl-versions-differ"}),
+    (r"nan", {"nan-loss"}),
+    (r"ucx", {"ucx-error", "mpi-gpu-memory"}),
+)
+
+
+def _by_keyword(name):
+    return next((codes for pattern, codes in KEYWORDS if re.search(pattern, name)), None)
 
 
 def judge(name, truth, report):

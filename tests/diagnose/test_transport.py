@@ -303,3 +303,55 @@ def test_a_reader_can_be_asked_on_the_way():
 
 def test_words_never_promise_more_than_was_seen():
     assert "unknown" in path("\n".join(start_up(rank, more=[IB]) for rank in (0, 1))).words
+
+
+@pytest.mark.parametrize(
+    "line,answer,link",
+    [
+        (
+            "n1:7:9 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-AbCdEf to 9637892 bytes",
+            "local",
+            "",
+        ),
+        ("n1:7:9 [0] NCCL INFO transport/shm.cc:114 -> 2", "local", ""),
+        ("n1:7:9 [0] transport/p2p.cc:275 NCCL WARN Cuda failure 'peer access is not supported'", "local", ""),
+        ("n1:7:9 [0] transport/net_ib.cc:789 NCCL WARN NET/IB : Got completion with error 12, opcode 1", "rdma", ""),
+        (
+            "n1:7:9 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4> with status=12 "
+            "opcode=0 len=0 vendor err 129 (Recv) localGid ::ffff:10.0.0.1 remoteGids ::ffff:10.0.0.2",
+            "rdma",
+            "RoCE",
+        ),
+        ("n1:7:9 [0] transport/net_socket.cc:500 NCCL WARN Call to recv failed", "tcp", ""),
+        ("n1:7:9 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)", "ofi", ""),
+        ("Channel 03/0 : 11[0] -> 3[0] [send]    via NET/IB/0", "rdma", ""),
+        # Near misses: the bootstrap's own files, and prose, say nothing about the data path.
+        (
+            "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.1<3> failed : Connection refused",
+            "unknown",
+            "",
+        ),
+        ("n1:7:9 [0] NCCL INFO bootstrap.cc:450 -> 6", "unknown", ""),
+        ("see transport/net_ib.cc:789 in NCCL's source", "unknown", ""),
+        ("Channel 3 of the radio is via NET", "unknown", ""),
+    ],
+)
+def test_an_excerpt_shows_what_was_in_use(line, answer, link):
+    path = read(line).transport.path
+    assert (path.answer, path.link) == (answer, link)
+    assert path.confidence != "certain" or "via NET" in line
+
+
+def test_one_host_and_shared_memory_only_is_local_whatever_was_chosen():
+    lines = ["n1:7:9 [0] NCCL INFO Using network Socket", "n1:7:9 [0] NCCL INFO Channel 00/02 :    0   1"]
+    lines += [
+        f"n1:{7 + rank}:9 [{rank}] NCCL INFO Channel 00 : {rank}[1] -> {1 - rank}[2] via direct shared memory"
+        for rank in (0, 1)
+    ]
+    transport = read("\n".join(lines)).transport
+    assert transport.path.answer == "local" and transport.nranks == 2
+
+
+def test_nccls_count_of_nodes_beats_counted_names():
+    text = "\n".join(start_up(rank, nodes=1, host=f"pod-{rank}") for rank in (0, 1))
+    assert read(text).transport.nnodes == 1

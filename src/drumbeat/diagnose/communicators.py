@@ -76,6 +76,7 @@ class Process:
     no_ib: bool = False
     used: Dict[str, Evidence] = field(default_factory=dict)  # networks that printed errors while in use
     used_device: str = ""
+    used_link: str = ""
     gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
     settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
     members: List[Member] = field(default_factory=list)
@@ -249,6 +250,7 @@ def _network(process: Process, seen: observations.Observation, evidence: Evidenc
     elif isinstance(seen, observations.Used):
         process.used.setdefault(seen.network, evidence)
         process.used_device = process.used_device or seen.device
+        process.used_link = process.used_link or seen.link
 
 
 def _devices(process: Process, seen: observations.Devices, evidence: Evidence) -> None:

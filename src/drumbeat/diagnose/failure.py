@@ -7,6 +7,7 @@ is never a failure by itself. first.py puts the events of one tier in order.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -27,6 +28,7 @@ CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says t
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
+_RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
@@ -195,6 +197,7 @@ class _Judge:
         known = [event for event in tiers[CAUSE] if event.match]
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
+        tiers[CAUSE] = _without_reraised(tiers[CAUSE])
         absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
@@ -218,7 +221,7 @@ class _Judge:
         finding = _with_evidence(self._finding(event), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
-        named = rule.confidence == CERTAIN if rule else self._ended(event)
+        named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
         others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
@@ -230,6 +233,11 @@ class _Judge:
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
+
+    def _may_follow(self, event: Event) -> bool:
+        """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
+        waits = event.match is not None and event.match.rule.blames == "other"
+        return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
         """Did this exception end its process? A launcher says so, or nothing much was written after it."""
@@ -252,6 +260,7 @@ class _Judge:
         finding = _with_evidence(self._finding(event), [e for e in symptoms if e.code == event.code])
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
+        named = named and not unexplained and not self._may_follow(event)
         return replace(
             rest,
             answer=finding.code,
@@ -365,6 +374,16 @@ def _explained(exception: Event, known: List[Event]) -> bool:
         and (event.rank is None or exception.rank is None or event.rank == exception.rank)
         for event in known
     )
+
+
+def _without_reraised(causes: List[Event]) -> List[Event]:
+    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    return [
+        event
+        for event in causes
+        if not (event.match is None and _RERAISED.search(event.exception))
+        or not any(e.evidence.file == event.evidence.file and 0 < e.number - event.number < 300 for e in causes)
+    ]
 
 
 def _without_survived(causes: List[Event]) -> List[Event]:

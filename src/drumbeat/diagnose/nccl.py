@@ -29,7 +29,7 @@ from drumbeat.diagnose.observations import (
 
 _HEAD = re.compile(
     r"(?P<host>[A-Za-z0-9_<][\w.<>-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<device>-?\d+)\] )?"
-    r"(?:(?:[\d.]+ )?(?:\S{1,300}:\d+(?: \(\w+\))?|\w+, \d+) )?NCCL "
+    r"(?:(?:[\d.]+ )?(?:(?P<file>\S{1,300}):\d+(?: \(\w+\))?|\w+, \d+) )?NCCL "
     r"(?P<level>INFO|WARN|TRACE|VERSION|ABORT) "
 )
 # Up to 2.2 the library did not write its own name.
@@ -37,13 +37,15 @@ _OLD_HEAD = re.compile(
     r"(?P<host>[A-Za-z_][\w.-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d+)\] (?:\S{1,100}:\d+ )?"
     r"(?P<level>INFO|WARN) "
 )
-_BARE = re.compile(r"\bNCCL (?P<level>INFO|WARN) ")  # the head itself was cut off, or left out by who quoted it
+_BARE = re.compile(
+    r"(?:(?P<file>[\w./]{1,300}):\d+ )?\bNCCL (?P<level>INFO|WARN) "
+)  # the head itself was cut off, or left out by who quoted it
 # Lines that only NCCL writes, where who quoted them left the whole head out.
 _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
     r"|NET/(?:IB|Socket) ?: Using |NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
 )
-HEADLESS_STARTS = (
+_HEADLESS_STARTS = (
     b"Channel ",
     b"Ring 0",
     b"NET/IB",
@@ -53,6 +55,7 @@ HEADLESS_STARTS = (
     b"Bootstrap",
     b"comm 0x",
 )
+_TRANSPORT_FILE = re.compile(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
 _RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
 
 
@@ -67,6 +70,7 @@ class Record:
     message: str
     torn: bool = False  # another record begins in the middle of it
     device: Optional[int] = None  # in square brackets: tells the ranks of one process apart
+    file: str = ""  # of NCCL's source, which WARN lines name
 
 
 def records(text: str) -> Iterator[Record]:
@@ -75,7 +79,7 @@ def records(text: str) -> Iterator[Record]:
     if not heads:
         bare = _BARE.search(text)
         if bare:
-            yield Record("", 0, 0, bare["level"], text[bare.end() :])
+            yield Record("", 0, 0, bare["level"], text[bare.end() :], file=bare["file"] or "")
         elif _HEADLESS.match(text):
             yield Record("", 0, 0, "INFO", text.strip())
         return
@@ -85,7 +89,8 @@ def records(text: str) -> Iterator[Record]:
         host = head["host"].split(".")[0]
         device = int(head["device"]) if head["device"] else None
         message = message.rstrip(" \t\r\n\u2502")
-        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message, torn, device)
+        file = head.groupdict().get("file") or ""
+        yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message, torn, device, file)
 
 
 _INIT = re.compile(
@@ -131,9 +136,14 @@ HEADS = frozenset((
 # fmt: on
 
 
+def looks_headless(raw: bytes) -> bool:
+    """May this line be NCCL's own, quoted without its head?"""
+    return raw.lstrip().startswith(_HEADLESS_STARTS)
+
+
 def worth(word: bytes) -> bool:
     """May a message that begins with this word say something? No digit in it decides that."""
-    return word in HEADS or word.startswith((b"ncclComm", b"NCCL_", b"RCCL_", b"NET/", b"comm:"))
+    return word in HEADS or word.startswith((b"ncclComm", b"NCCL_", b"RCCL_", b"NET/", b"comm:", b"transport/"))
 
 
 def observe(record: Record) -> Optional[Observation]:
@@ -149,7 +159,18 @@ def observe(record: Record) -> Optional[Observation]:
         return _communicator(message)
     if " set by environment to " in message and (match := _SETTING.match(message)):
         return Setting(match[1], match[2].rstrip(". \t"))
-    return _network(message)
+    return _network(message) or _failed_in(record)
+
+
+def _failed_in(record: Record) -> Optional[Used]:
+    """An error raised in a transport's own source, or passed up from there: that transport was in use."""
+    trail = _RESULT.match(record.message)
+    if trail and trail[1] not in "1234567":
+        return None
+    name = _TRANSPORT_FILE.search(record.file if record.level == "WARN" else record.message if trail else "")
+    if not name:
+        return None
+    return Used({"net_ib": "IB", "net_socket": "Socket", "p2p": "P2P", "shm": "SHM", "shmutils": "SHM"}[name[1]])
 
 
 def version_of(match: re.Match[str]) -> Version:
@@ -271,7 +292,7 @@ def _network(message: str) -> Optional[Observation]:
         return Used("SHM")
     if message.startswith("Call to ibv_modify_qp failed"):
         device = _ON_DEVICE.search(message)
-        return Used("IB", device[1] if device else "")
+        return Used("IB", device[1] if device else "", _link_of_gid(message))
     return None
 
 
@@ -293,8 +314,13 @@ def _ib(message: str) -> Optional[Observation]:
         return Devices("IB", ())
     if "Got completion" in message:
         hca = _HCA.search(message)
-        return Used("IB", hca[1] if hca else "")
+        return Used("IB", hca[1] if hca else "", _link_of_gid(message))
     return None
+
+
+def _link_of_gid(message: str) -> str:
+    """A GID with an IPv4 address in it belongs to RoCE; so does one with an index."""
+    return "RoCE" if re.search(r"[Gg][Ii][Dd]s? ?(?:index \d+, local GID )? ?::ffff:|GID index \d", message) else ""
 
 
 def _gpu_direct(message: str) -> Optional[Gdr]:
@@ -313,4 +339,7 @@ def _ofi(message: str) -> Optional[Observation]:
         return Plugin(message.split(" ", 2)[-1].strip())
     if "disabling GDR" in message or "GDR not supported" in message:
         return Gdr(False, "plugin")
+    if "completed with error" in message:
+        provider = re.search(r"\b(efa|cxi)\b", message, re.IGNORECASE)
+        return Used("OFI", provider[1].lower() if provider else "")
     return None

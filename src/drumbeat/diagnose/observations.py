@@ -109,7 +109,8 @@ class Used:
     """An error line that only a network in real use prints."""
 
     network: str
-    device: str = ""
+    device: str = ""  # or libfabric's provider
+    link: str = ""
 
 
 Observation = Union[

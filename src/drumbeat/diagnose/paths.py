@@ -133,7 +133,9 @@ def _of_use(processes: List[Process]) -> Path:
     """Older libraries and excerpts have no `Using network`: an error of a network in use, then the devices found."""
     for process in processes:
         if "IB" in process.used:
-            link = _only_link(process) or _link_by_name(process.used_device) or _first_link(process)
+            link = (
+                _only_link(process) or process.used_link or _link_by_name(process.used_device) or _first_link(process)
+            )
             gdr = _gdr_without_channels(processes)
             return Path(RDMA, gdr, link, network="IB", confidence=LIKELY, evidence=(process.used["IB"],))
     for process in processes:
@@ -151,8 +153,14 @@ def _of_use(processes: List[Process]) -> Path:
         if "Socket" in process.used:
             return Path(TCP, network="Socket", confidence=LIKELY, evidence=(process.used["Socket"],))
     for process in processes:
-        if "SHM" in process.used:
-            return Path(LOCAL, confidence=LIKELY, evidence=(process.used["SHM"],))
+        if "OFI" in process.used:
+            answer = family("Libfabric", process.used_device)
+            shown = (process.used["OFI"],)
+            return Path(answer, None, "", process.used_device, "Libfabric", confidence=LIKELY, evidence=shown)
+    for process in processes:
+        inside = process.used.get("SHM") or process.used.get("P2P")
+        if inside:
+            return Path(LOCAL, confidence=LIKELY, evidence=(inside,))
     for process in processes:
         if process.sockets and not process.devices:
             return Path(TCP, network="Socket", confidence=LIKELY)

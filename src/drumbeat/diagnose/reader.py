@@ -33,6 +33,7 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
+_STARTS = frozenset((b"C", b"R", b"N", b"U", b"B", b"c", b" "))  # of NCCL's lines without a head
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
@@ -142,7 +143,7 @@ class Reader:
             self._read(file, number, raw, found)
         if self._warning[1]:
             self._continue(file, number, raw)
-        worth = b"CCL" in raw or b"] INFO " in raw or raw.lstrip().startswith(nccl.HEADLESS_STARTS)
+        worth = b"CCL" in raw or (raw[:1] in _STARTS and nccl.looks_headless(raw)) or b"] INFO " in raw
         if worth:
             start = raw.find(_INFO)
             message = raw[start + len(_INFO) :]
