@@ -53,7 +53,8 @@ versions:
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]' pytest pytest-timeout hypothesis
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
-	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py
+	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
+		tests/integrations tests/versions/deepspeed_run.py
 
 clean:
 	rm -rf $(VENV) .venv-newest drumbeat.pyz build src/*.egg-info

@@ -1,14 +1,13 @@
-"""How fast images are decoded, and what reading costs a training step.
+"""How fast images and tokens are read, and what reading costs a training step: `PYTHONPATH=src python bench/data.py`.
 
-    PYTHONPATH=src python bench/data.py
-
-JPEG files of 500 x 375 pixels, as ImageNet has them, cropped to 224 x 224. Decoding by 1, 2 and 4 threads, and by as many
-processes, which is what training uses; then the training loop with a model that is slower than the reader, with and
-without reading ahead.
+JPEG files of 500 x 375 pixels, as ImageNet has them, cropped at random to 224 x 224 and flipped: by our decoding processes,
+on the GPU where there is one, and by torchvision's ImageFolder in torch's DataLoader, which is what people use. Then windows of
+8,192 tokens from a mapped file; and a training loop with a model that is slower than the reader, with and without reading ahead.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -16,18 +15,19 @@ import os
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Callable, Dict
 
 import numpy as np
 import torch
 from PIL import Image
 
 from drumbeat.train.assemble import Anatomy, meshes_for, plan_for
-from drumbeat.train.data.decode import decoded
 from drumbeat.train.data.decoders import Decoders
+from drumbeat.train.data.device_decode import DeviceDecoder, unavailable
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Stream
+from drumbeat.train.data.tokens import token_file
 from drumbeat.train.images import assemble_images
 from drumbeat.train.loop import train
 from drumbeat.train.models.resnet import ResNet
@@ -35,74 +35,99 @@ from drumbeat.train.recipes.resnet import ResNetSettings
 from drumbeat.train.settings import fill
 from drumbeat.train.world import join
 
-COUNT = 96
+CORES = len(os.sched_getaffinity(0))
+BATCH = 256
 
 
-def write(folder: str) -> None:
-    random = np.random.default_rng(0)
-    for i in range(COUNT):
-        place = os.path.join(folder, f"class-{i % 4}")
-        os.makedirs(place, exist_ok=True)
-        coarse = Image.fromarray((random.random((25, 33, 3)) * 255).astype(np.uint8))  # smooth, as photographs are
-        coarse.resize((500, 375), Image.Resampling.BICUBIC).save(os.path.join(place, f"{i}.jpg"), quality=90)
+def write(folder: str, i: int) -> None:
+    random = np.random.default_rng(i)
+    place = os.path.join(folder, f"class-{i % 4}")
+    os.makedirs(place, exist_ok=True)
+    coarse = Image.fromarray((random.random((25, 33, 3)) * 255).astype(np.uint8))  # smooth, as photographs are
+    coarse.resize((500, 375), Image.Resampling.BICUBIC).save(os.path.join(place, f"{i}.jpg"), quality=90)
 
 
-def cpu_s() -> float:
-    """Processor time of this process and of those it started; the decoders are still running."""
-    total, ticks = time.process_time(), os.sysconf("SC_CLK_TCK")
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            if name.isdigit():
-                with open(f"/proc/{name}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-                if int(fields[1]) == os.getpid():
-                    total += (int(fields[11]) + int(fields[12])) / ticks
-    return total
-
-
-def rate(read: Callable[[int], object]) -> dict[str, float]:
-    """`read(epoch)` reads all images once."""
+def rate(read: Callable[[int], int], seconds: float) -> float:
+    """Images per second; `read(epoch)` reads some and says how many. The first time does not count."""
     read(0)
-    began, busy = time.perf_counter(), cpu_s()
-    for epoch in range(1, 4):
-        read(epoch)
-    took = time.perf_counter() - began
-    return {"images_per_s": 3 * COUNT / took, "cores": (cpu_s() - busy) / took}
+    began, epoch, images = time.perf_counter(), 0, 0
+    while time.perf_counter() - began < seconds:
+        epoch += 1
+        images += read(epoch)
+    return images / (time.perf_counter() - began)
 
 
-def by_threads(folder: str, count: int) -> dict[str, float]:
-    files = [path for path, _ in ImageFolder(folder).files]
-    with ThreadPoolExecutor(count) as pool:
-        return rate(lambda epoch: list(pool.map(lambda path: decoded(path, 224, (0, epoch, 0)), files)))
+def folder_rate(images: ImageFolder, seconds: float) -> float:
+    def read(epoch: int) -> int:
+        start = epoch * BATCH % len(images)
+        indices = [(start + i) % len(images) for i in range(min(BATCH, len(images)))]
+        return len(images.read(indices, [epoch] * len(indices))[0])
+
+    return rate(read, seconds)
 
 
-def by_processes(folder: str, count: int) -> dict[str, float]:
-    images = ImageFolder(folder, decoders=Decoders(count))
-    return rate(lambda epoch: images.read(list(range(COUNT)), [epoch] * COUNT))
+def torchvision_rate(folder: str, workers: int, seconds: float) -> float:
+    import torchvision
+    from torchvision.transforms import v2
+
+    steps = [v2.PILToTensor(), v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
+    images = torchvision.datasets.ImageFolder(folder, v2.Compose(steps))
+    loader = torch.utils.data.DataLoader(
+        images, min(BATCH, len(images)), shuffle=True, num_workers=workers, persistent_workers=True
+    )
+    return rate(lambda _: sum(len(x) for x, _ in loader), seconds)
 
 
-def a_step(folder: str, prefetch: int) -> dict[str, float]:
+def token_rate(folder: str) -> float:
+    """Tokens per second, inputs and targets, by one thread; the file is in memory already."""
+    path = os.path.join(folder, "tokens.bin")
+    np.random.default_rng(0).integers(0, 50_000, 1 << 25, dtype=np.uint16).tofile(path)
+    windows = token_file(path, 8192, vocabulary=128_256)
+    random = np.random.default_rng(1)
+    return 8192 * rate(lambda _: len(windows.read(random.integers(0, len(windows), 16).tolist(), [0] * 16)[0]), 3)
+
+
+def a_step(folder: str, prefetch: int) -> Dict[str, float]:
     """Mean milliseconds of a step and of its wait for data; a ResNet-18 on 4 crops of 64 x 64."""
     settings = fill(ResNetSettings, ["depth=18", "batch=4", "steps=14", "report_every=14", "watch_communication=0"])
     world = join()
     torch.set_num_threads(1)
     parts = assemble_images(settings, world, meshes_for(settings, world), lambda: ResNet(18, 4), Anatomy())
     images = ImageFolder(folder, size=64, decoders=Decoders(2))
-    stream = Stream(images, 4, prefetch=prefetch, finish=images.finish)
+    stream = Stream(images, 4, device=world.device, prefetch=prefetch, finish=images.finish)
     with contextlib.redirect_stdout(io.StringIO()):
         result = train(plan_for(settings, lambda _: 0.01, "samples"), world, parts.step, stream)
     return {"step_ms": statistics.median(result.step_ms), "data_ms": result.figures["data_ms"]}
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write(folder)
-        result = {
-            "by_threads": {n: by_threads(folder, n) for n in (1, 2, 4)},
-            "by_processes": {n: by_processes(folder, n) for n in (1, 2, 4)},
-            "reading_ahead": a_step(folder, 2),
-            "reading_when_asked": a_step(folder, 0),
-        }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=2048, help="how many files are written")
+    parser.add_argument("--seconds", type=float, default=5, help="how long each way is measured")
+    parser.add_argument("--no-step", action="store_true", help="leave out the training loop")
+    args = parser.parse_args()
+    result: Dict[str, Any] = {"cores": CORES}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with ProcessPoolExecutor(CORES) as pool:
+            list(pool.map(write, [folder] * args.images, range(args.images), chunksize=16))
+        for workers in sorted({1, CORES}):
+            images = ImageFolder(folder, decoders=Decoders(workers))
+            result[f"images_per_s, {workers} processes"] = folder_rate(images, args.seconds)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        reason = unavailable(device)
+        if reason is None:
+            images = ImageFolder(folder, decoders=DeviceDecoder(device, Decoders(2)))
+            result["images_per_s, GPU"] = folder_rate(images, args.seconds)
+        else:
+            result["GPU"] = reason
+        try:
+            workers = CORES
+            result[f"images_per_s, torchvision, {workers} workers"] = torchvision_rate(folder, workers, args.seconds)
+        except ImportError:
+            result["torchvision"] = "not installed"
+        result["tokens_per_s"] = token_rate(folder)
+        if not args.no_step:
+            result["reading_ahead"], result["reading_when_asked"] = a_step(folder, 2), a_step(folder, 0)
     print(json.dumps(result, indent=1))
 
 

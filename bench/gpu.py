@@ -1,12 +1,15 @@
 """Training speed on one GPU, ours beside its peers, in one run: `PYTHONPATH=src python3 bench/gpu.py [--out FILE]`.
 
 Every case is a process of its own with a time limit. All take the same model, fresh random batches made on the device,
-and the same measurement: CUDA events around each step, the median after warm-up. Under 8 minutes in all.
+and the same measurement. Ours run for --seconds (60), with the energy that the card counted; peers for 10 steps. `--against
+SRC` runs our cases with the package in another source tree too, taking turns. `--only WORDS` runs some of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import fnmatch
 import json
 import os
 import subprocess
@@ -38,6 +41,49 @@ def measure(step: Callable[[], Any], count: int, warm: int = 4) -> Dict[str, flo
     times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
     memory = torch.cuda.max_memory_allocated() / 2**30
     return {"ms": times[count // 2], "ms_p90": times[count * 9 // 10], "first_step_s": first, "memory_gib": memory}
+
+
+def sustained(step: Callable[[], Any], seconds: float) -> Dict[str, float]:
+    """The first step alone, three to warm up, then as many as fit: steps per second and joules over the whole time."""
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    marks = [torch.cuda.Event(enable_timing=True)]
+    marks[0].record()
+    joules, began = -energy_j(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        for _ in range(4):
+            step()
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        marks[-5].synchronize()  # the host stays a few steps ahead, not more
+    torch.cuda.synchronize()
+    joules += energy_j()
+    took, count = time.perf_counter() - began, len(marks) - 1
+    times = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+    return {
+        "ms": took / count * 1e3,
+        "ms_median": times[count // 2],
+        "first_step_s": first,
+        "memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "seconds": took,
+        "watts": joules / took,
+    }
+
+
+def energy_j() -> float:
+    """What the card has used since its driver was loaded."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    nvml.nvmlInit_v2()
+    nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+    if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
+        return float("nan")
+    return millijoules.value / 1e3
 
 
 def tokens(sequences: int) -> torch.Tensor:
@@ -114,21 +160,25 @@ def ceilings() -> Dict[str, Any]:
     }
 
 
-def llama_case(step: Callable[[], Any], sequences: int, look: bool = False) -> Dict[str, Any]:
+def llama_case(step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False) -> Dict[str, Any]:
     from drumbeat.train.mfu import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
     shape = SHAPES["1b"]
-    result: Dict[str, Any] = measure(step, 10)
+    result: Dict[str, Any] = sustained(step, seconds) if seconds else measure(step, 10)
     result["tokens_per_s"] = sequences * LENGTH / result["ms"] * 1e3
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, LENGTH, causal=True)
     result["tflops"] = result["tokens_per_s"] * flops / 1e12
+    if "watts" in result:
+        result["mj_per_token"] = result["watts"] / result["tokens_per_s"] * 1e3
     return {**result, **(where(step) if look else {})}
 
 
-def resnet_case(step: Callable[[], Any], look: bool = False) -> Dict[str, Any]:
-    result: Dict[str, Any] = measure(step, 40, warm=6)
+def resnet_case(step: Callable[[], Any], seconds: float = 0, look: bool = False) -> Dict[str, Any]:
+    result: Dict[str, Any] = sustained(step, seconds) if seconds else measure(step, 40, warm=6)
     result["images_per_s"] = IMAGES / result["ms"] * 1e3
+    if "watts" in result:
+        result["mj_per_image"] = result["watts"] / result["images_per_s"] * 1e3
     return {**result, **(where(step) if look else {})}
 
 
@@ -144,9 +194,9 @@ def where(step: Callable[[], Any]) -> Dict[str, Any]:
     words = {
         "attention": ("sdpa", "compute_dot_do_o", "convert_dq"),
         "products": ("nvjet", "gemm", "cutlass", "xmma", "conv"),
-        "to fp8": ("_cast_both", "AbsMax"),
+        "to fp8": ("_cast_", "AbsMax"),
         "gate": ("_swiglu",),
-        "cross-entropy": ("_slope",),
+        "cross-entropy": ("_slope", "_cross_entropy"),
         "optimizer": ("copy_copy__div", "copy__div", "multi_tensor", "FusedSgd"),
     }
     for key, ms, _ in rows:
@@ -156,43 +206,61 @@ def where(step: Callable[[], Any]) -> Dict[str, Any]:
     return {"by_kind_ms": kinds, "top": [[key[:90], ms, count] for key, ms, count in rows[:10]]}
 
 
-CASES: Dict[str, tuple[int, Callable[[], Dict[str, Any]]]] = {
-    "ceilings": (30, ceilings),
-    "checks": (90, lambda: __import__("gpu_checks").all_checks()),
-    "resnet ours": (110, lambda: resnet_case(our_resnet(), look=True)),
-    **{f"resnet {name}": (90, lambda make=make: resnet_case(make())) for name, make in RESNET_PEERS.items()},
-    **{f"llama 2 {name}": (70, lambda make=make: llama_case(make(), 2)) for name, make in LLAMA_PEERS.items()},
-    "llama 2 ours": (70, lambda: llama_case(our_llama(2, "bf16-master"), 2)),
-    "llama 8 ours": (80, lambda: llama_case(our_llama(8, "bf16-master"), 8, look=True)),
-    "llama 2 ours fp8": (70, lambda: llama_case(our_llama(2, "fp8"), 2)),
-    "llama 8 ours fp8": (80, lambda: llama_case(our_llama(8, "fp8"), 8, look=True)),
+Case = Callable[[float], Dict[str, Any]]  # seconds to sustain -> figures
+OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at most
+    "llama 2 ours": (50, lambda s: llama_case(our_llama(2, "bf16-master"), 2, s)),
+    "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
+    "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
+    "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
+    "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }
+CASES: Dict[str, tuple[int, Case]] = {
+    "ceilings": (30, lambda _: ceilings()),
+    "checks": (90, lambda _: __import__("gpu_checks").all_checks()),
+    **{f"resnet {name}": (90, lambda _, make=make: resnet_case(make())) for name, make in RESNET_PEERS.items()},
+    **{f"llama 2 {name}": (70, lambda _, make=make: llama_case(make(), 2)) for name, make in LLAMA_PEERS.items()},
+    **OURS,
+}
+BEFORE = " before"  # the same case with the package of --against
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="gpu.json", help="file for the figures")
-    parser.add_argument("--only", default="", help="cases whose name contains one of these words, comma between")
+    parser.add_argument("--only", default="*", help="names of cases, comma between; * stands for anything")
+    parser.add_argument("--seconds", type=float, default=60, help="how long each of our cases is sustained")
+    parser.add_argument("--against", metavar="SRC", help="another source tree of this package to compare ours with")
+    parser.add_argument("--against-seconds", type=float, default=0, help="how long that one is; 0: as long")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        print("RESULT " + json.dumps(CASES[args.case][1]()), flush=True)
+        print("RESULT " + json.dumps(CASES[args.case][1](args.seconds)), flush=True)
         return 0
-    wanted = [name for name in CASES if not args.only or any(word in name for word in args.only.split(","))]
+    wanted: List[str] = []
+    for name in CASES:
+        if any(fnmatch.fnmatch(name, word.strip()) for word in args.only.split(",")):
+            wanted += [name + BEFORE, name] if args.against and name in OURS else [name]
     results: Dict[str, Any] = {}
     began = time.perf_counter()
     for name in wanted:
-        results[name] = run_case(name)
+        old = name.endswith(BEFORE)
+        seconds = args.against_seconds or args.seconds if old else args.seconds
+        results[name] = run_case(name.removesuffix(BEFORE), seconds, args.against if old else "")
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)
-    print(f"\n{'case':32} {'median ms':>10} {'per second':>12} {'TFLOP/s':>8} {'GiB':>6} {'first step s':>13}")
+    print(
+        f"\n{'case':32} {'ms':>8} {'per second':>11} {'TFLOP/s':>8} {'GiB':>6} {'first step s':>12} {'W':>5} {'mJ each':>8}"
+    )
     for name, row in results.items():
         if "ms" in row:
             rate = row.get("tokens_per_s") or row.get("images_per_s") or 0
+            each = row.get("mj_per_token") or row.get("mj_per_image") or 0
             print(
-                f"{name:32} {row['ms']:10.1f} {rate:12,.0f} {row.get('tflops', 0):8.0f} {row['memory_gib']:6.1f} "
-                f"{row['first_step_s']:13.1f}"
+                f"{name:32} {row['ms']:8.1f} {rate:11,.0f} {row.get('tflops', 0):8.0f} {row['memory_gib']:6.1f} "
+                f"{row['first_step_s']:12.1f} {row.get('watts', 0):5.0f} {each:8.2f}"
             )
+            if name + BEFORE in results and "ms" in results[name + BEFORE]:
+                print(" " * 8 + f"{results[name + BEFORE]['ms'] / row['ms']:.3f} x before")
         else:
             print(f"{name:32} {json.dumps(row)[-700:]}")
         if "by_kind_ms" in row:
@@ -202,20 +270,24 @@ def main() -> int:
     return 1 if any("error" in row for row in results.values()) else 0
 
 
-def run_case(name: str) -> Dict[str, Any]:
+def run_case(name: str, seconds: float, source: str) -> Dict[str, Any]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if source:
+        environment["PYTHONPATH"] = source
+    limit = CASES[name][0] + (seconds if name in OURS else 0)
     began = time.perf_counter()
     try:
         done = subprocess.run(
-            [sys.executable, os.path.abspath(__file__), "--case", name],
+            [sys.executable, os.path.abspath(__file__), "--case", name, "--seconds", str(seconds)],
             env=environment,
             capture_output=True,
             text=True,
-            timeout=CASES[name][0],
+            timeout=limit,
         )
     except subprocess.TimeoutExpired:
-        print(f"{name}: no answer in {CASES[name][0]} s", flush=True)
-        return {"error": f"no answer in {CASES[name][0]} s"}
+        print(f"{name}: no answer in {limit:.0f} s", flush=True)
+        return {"error": f"no answer in {limit:.0f} s"}
     lines: List[str] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         print(f"{name}: {done.stderr[-1500:]}", flush=True)

@@ -1,59 +1,279 @@
-"""A job of 4,096 nodes on paper: order, script, one node's plan, and the peers that a lead sends. Seconds and memory.
+"""A large job's lead, for real: one guard with its agent as the lead, and thousands of members that speak the real protocol.
 
-PYTHONPATH=src python bench/scale.py
+PYTHONPATH=src:. python bench/scale.py [MEMBERS ...]      default: 1250 4096
+
+Members are connections of one process: each proves that it knows the token, says hello with the network of a full-size DGX
+or LUMI node, answers pings, receives the world and its start, beats, and ends with its ranks when the lead says so. One rank
+fails, all others are ended by the lead. The lead's own node starts eight real processes.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import json
+import os
 import resource
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
 
-from drumbeat.agent.lead import for_nodes
-from drumbeat.agent.place import placed
-from drumbeat.backends.slurm import render
-from drumbeat.facts.identity import read
-from drumbeat.facts.model import Facts, Gpu, Peer, Peers
-from drumbeat.order import dump_order, load_order
-from drumbeat.plan.argv import Tools, processes
-from drumbeat.plan.binding import binding
-from drumbeat.plan.environment import environment
-from drumbeat.record import from_plain
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import Here, resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.agent.guard import guard
+from drumbeat.agent.lead_side import raise_open_files
+from drumbeat.agent.member_side import beat_interval
+from drumbeat.agent.wire import channel as channel_module
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.messages import (
+    Beat,
+    Done,
+    End,
+    Hello,
+    Ping,
+    Pong,
+    Prepare,
+    RankEnded,
+    Refuse,
+    Start,
+    Stop,
+    Welcome,
+    encode,
+)
+from drumbeat.agent.world import network_of
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.facts.gather import gather
+from drumbeat.facts.model import Facts
+from drumbeat.facts.replay import FolderHost
+from drumbeat.finding import ERROR, Finding
+from drumbeat.order import Order, dump_order, load_order
+from drumbeat.record import to_json
 
-NODES = 4096
+RANKS = 8
+WORK = 10.0  # seconds of beats between the last start and the failure
+DEADLINE = 15.0  # the guard's
 
 
-class Step:
-    """The environment of node 4,095 of a step."""
+def order_for(members: int, folder: str) -> Order:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return Order(
+        run_id="scale", name="scale", created=time.time(), command=("sleep", "600"), nodes=members, ranks_per_node=RANKS,
+        launcher="ranks", launcher_why="a measurement", workdir="/", folder=folder, site="localhost", backend="local",
+        hosts=tuple(f"nid{100000 + number}" for number in range(members)), master="127.0.0.1", muster_ports=(port,),
+        checks={"preflight": "off", "affinity": "off", "transport": "off"},
+    )  # fmt: skip
 
-    environ = {
-        "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": str(NODES - 1), "SLURM_LOCALID": "0",
-        "SLURM_STEP_NODELIST": f"nid[{100000}-{100000 + NODES - 1}]", "SLURM_STEP_NUM_NODES": str(NODES),
-        "SLURM_STEP_TASKS_PER_NODE": f"1(x{NODES})",
-    }  # fmt: skip
+
+# -- the lead's process ------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    begin = time.perf_counter()
-    job = job_from_text(f"nodes: {NODES}\ncommand: python train.py\ntime: 1h\naccount: p\ncontainer: /p/rocm.sif\n")
-    here = Here("uan01", "/project/code", {"HOME": "/home/ada"}, 8, None, "ada", time.time(), "scale")
-    order = resolve(job, load_site("lumi", {}), here)
-    text = render(order).text
-    order = placed(load_order(dump_order(order)), read(Step(), []), Step.environ)
-    at_desk = time.perf_counter()
-    facts = Facts("nid100000", gpus=tuple(Gpu(number, "amd") for number in range(8)))
-    peers = Peers(tuple(Peer(n, order.hosts[n], "10.0.0.1", facts, 0.0, 8) for n in range(NODES)), "10.0.0.1", 61000)
-    sent = json.dumps(for_nodes(peers))
-    received = from_plain(Peers, json.loads(sent))
-    environment(order, facts, received, NODES - 1)
-    binding(order, facts, NODES - 1)
-    processes(order, received, NODES - 1, Tools())
-    done = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"script {len(text)} bytes; order, script and node list {at_desk - begin:.2f} s")
-    print(f"peers {len(sent) / 1e6:.1f} MB; sent, read and planned {done - at_desk:.2f} s; peak {peak:.0f} MB")
+def lead(order_file: str, results: str) -> int:
+    """Runs the real guard and agent; on the side it notes how long each turn of the agent's loop was busy."""
+    with open(order_file, encoding="utf-8") as file:
+        order = load_order(file.read())
+    bundle = str(cached_bundle(os.environ))
+
+    def agent(beat_fd: int) -> int:
+        from drumbeat.agent.loop import Agent
+
+        bytes_of = {"sent": 0, "received": 0}
+        close = channel_module.Channel.close
+
+        def closing(self: Channel) -> None:
+            if not self.closed:
+                bytes_of["sent"] += self.sent
+                bytes_of["received"] += self.received
+            close(self)
+
+        channel_module.Channel.close = closing  # type: ignore[method-assign]
+        made = Agent(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None)
+        turns: List[Tuple[float, float]] = []  # how long each turn was busy: by the clock, and in CPU time
+        select, woken = made.selector.select, [time.monotonic(), time.process_time()]
+
+        def timed(timeout: float) -> Any:
+            turns.append((time.monotonic() - woken[0], time.process_time() - woken[1]))
+            found = select(timeout)
+            woken[:] = time.monotonic(), time.process_time()
+            return found
+
+        made.selector.select = timed  # type: ignore[assignment,method-assign]
+        code = made.run()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        for connection in made.side.connections.values():  # type: ignore[union-attr]
+            bytes_of["sent"] += connection.channel.sent
+            bytes_of["received"] += connection.channel.received
+        measured = {
+            "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss / 1024, "stall": max(wall for wall, _ in turns[1:]),
+            "busy": max(cpu for _, cpu in turns[1:]), "turns": len(turns), **bytes_of,
+        }  # fmt: skip
+        Path(results).write_text(json.dumps(measured))
+        return code
+
+    return guard(agent, DEADLINE)
+
+
+# -- the members' process ----------------------------------------------------------------------------------------------
+
+
+class Members:
+    def __init__(self, order: Order, token: str, facts: List[Facts]) -> None:
+        self.order, self.token = order, token
+        self.networks = [network_of(each) for each in facts]
+        self.hosts = [each.host for each in facts]
+        self.selector = selectors.DefaultSelector()
+        self.channels: Dict[int, Channel] = {}
+        self.greeted: set[int] = set()
+        self.started: Dict[int, float] = {}
+        self.ended: set[int] = set()
+        self.every = beat_interval(order)
+        self.beats: Dict[int, float] = {}  # member -> when its next beat is due
+        self.world_bytes = 0
+        self.hello_bytes = 0
+
+    def connect(self) -> None:
+        address = ("127.0.0.1", self.order.muster_ports[0])
+        for number in range(1, self.order.nodes):
+            while True:
+                try:
+                    sock = socket.create_connection(address, timeout=30)
+                    break
+                except ConnectionRefusedError:  # the lead is not up yet
+                    time.sleep(0.05)
+            self.channels[number] = Channel(sock, self.token, lead=False)
+            self.selector.register(sock, selectors.EVENT_READ, number)
+            if number % 64 == 0:
+                self.serve(0.0)
+
+    def serve(self, timeout: float) -> None:
+        for key, _ in self.selector.select(timeout):
+            self._receive(key.data)
+        now = time.monotonic()
+        for number in [number for number, due in self.beats.items() if due <= now]:
+            self.beats[number] = now + self.every
+            if not self.channels[number].closed:
+                self.channels[number].send(Beat(7, time.time()))
+
+    def _receive(self, number: int) -> None:
+        channel = self.channels[number]
+        sock = channel.sock
+        messages = channel.receive()
+        if channel.opened and number not in self.greeted:
+            self.greeted.add(number)
+            kind = number % len(self.networks)
+            hello = Hello(number, self.order.hosts[number], "127.0.0.1", self.order.terms(), RANKS, self.networks[kind])
+            self.hello_bytes = max(self.hello_bytes, len(encode(hello)))
+            channel.send(hello)
+        for message in messages:
+            self._obey(number, channel, message)
+        if channel.closed:
+            self.selector.unregister(sock)
+            self.ended.add(number)
+
+    def _obey(self, number: int, channel: Channel, message: Any) -> None:
+        if isinstance(message, Ping):
+            channel.send(Pong(time.time()))
+        elif isinstance(message, Welcome):
+            self.beats[number] = time.monotonic() + self.every
+        elif isinstance(message, Refuse):
+            raise SystemExit(f"member {number} was refused: {message.why}")
+        elif isinstance(message, Prepare):
+            self.world_bytes = len(encode(message))
+        elif isinstance(message, Start):
+            self.started[number] = time.monotonic()
+        elif isinstance(message, Stop):
+            for rank in range(number * RANKS, (number + 1) * RANKS):
+                channel.send(RankEnded(0, rank, None, 15, time.time(), True, Finding("stopped", "info", "ended")))
+            channel.send(Done(0))
+        elif isinstance(message, End):
+            channel.close()
+            self.ended.add(number)
+
+    def fail(self, number: int) -> None:
+        """The first failure, and one that follows from it on every other member."""
+        channel = self.channels[number]
+        cause = Finding("exception", ERROR, "RuntimeError: boom", rank=number * RANKS, node=number)
+        channel.send(RankEnded(0, number * RANKS, 1, None, time.time(), False, cause))
+
+
+def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="drumbeat-scale-") as base:
+        folder = os.path.join(base, "run")
+        os.makedirs(os.path.join(folder, "nodes"))
+        order = order_for(members, folder)
+        Path(folder, "order.json").write_text(dump_order(order))
+        Path(folder, "run.json").write_text(json.dumps({"schema": "1.0", "run_id": order.run_id}))
+        Path(folder, "stop").write_text("")
+        token = secrets.token_hex(16)
+        argv = [sys.executable, __file__, "--lead", os.path.join(folder, "order.json"), os.path.join(base, "results")]
+        begin = time.monotonic()
+        process = subprocess.Popen(argv, env={**os.environ, "DRUMBEAT_TOKEN": token})
+        them = Members(order, token, facts)
+        them.connect()
+        connected = time.monotonic()
+        while len(them.started) < members - 1:
+            them.serve(0.2)
+            assert process.poll() is None, "the lead is gone"
+        last_start = time.monotonic()
+        while time.monotonic() < last_start + WORK:
+            them.serve(0.1)
+        failed = time.monotonic()
+        them.fail(1)
+        while len(them.ended) < members - 1 and process.poll() is None:
+            them.serve(0.2)
+        code = process.wait(60)
+        events = [json.loads(line) for line in Path(folder, "events.jsonl").read_text().splitlines()]
+        mustered = next(event["seconds"] for event in events if event["kind"] == "mustered")
+        return {
+            **json.loads(Path(base, "results").read_text()), "code": code, "muster": mustered,
+            "connect": connected - begin, "last start": last_start - begin, "end": time.monotonic() - failed,
+            "hello": them.hello_bytes, "world": them.world_bytes,
+            "summary": os.path.getsize(os.path.join(folder, "summary.json")),
+            "peers": os.path.getsize(os.path.join(folder, "peers.json")),
+        }  # fmt: skip
+
+
+def full_size_facts() -> List[Facts]:
+    """A DGX with InfiniBand and a LUMI node with Slingshot."""
+    from tests.trees.archetypes import build
+
+    made = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as base:
+        for name in ("dgx-h100", "lumi-g"):
+            build(name, Path(base, name), 0)
+            made.append(gather(FolderHost(os.path.join(base, name))))
+    return [_at_least(facts, 20_000) for facts in made]
+
+
+def _at_least(facts: Facts, size: int) -> Facts:
+    """The test trees leave out what no reader needs; a real node's facts are larger."""
+    missing = size - len(to_json(facts, indent=None))
+    return dataclasses.replace(facts, unknown=(*facts.unknown, "x" * max(0, missing)))
+
+
+def main(counts: List[int]) -> None:
+    raise_open_files()
+    facts = full_size_facts()
+    print("facts", [len(to_json(each, indent=None)) for each in facts], "bytes; cores", os.cpu_count())
+    for members in counts:
+        found = measure(members, facts)
+        per_node = {name: found[name] / members / 1024 for name in ("sent", "received")}
+        print(
+            f"{members} members, {members * RANKS} ranks: exit code {found['code']}; muster {found['muster']:.1f} s, last start "
+            f"{found['last start']:.1f} s after the command, all ended {found['end']:.1f} s after the failure\n"
+            f"  lead: {found['cpu']:.1f} s CPU, {found['rss']:.0f} MiB, longest turn of its loop {found['stall']:.2f} s "
+            f"({found['busy']:.2f} s CPU)\n"
+            f"  per node: {per_node['sent']:.1f} KiB sent to it, {per_node['received']:.1f} KiB received; hello "
+            f"{found['hello']} B, world {found['world']} B\n"
+            f"  summary.json {found['summary']} B, peers.json {found['peers']} B",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--lead"]:
+        sys.exit(lead(sys.argv[2], sys.argv[3]))
+    main([int(word) for word in sys.argv[1:]] or [1250, 4096])

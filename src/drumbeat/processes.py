@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import time
 from contextlib import contextmanager
@@ -70,33 +71,65 @@ def rank_in_environment(pid: int) -> Optional[int]:
     return int(value) if value.isdigit() else None
 
 
-def sweep(keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None) -> int:
-    """Kill direct children and reap until there are none but `keep`; how many were reaped.
+def sweep(
+    keep: Container[int] = (), seconds: float = 10.0, reaped: Optional[Callable[[int, int], None]] = None
+) -> List[str]:
+    """Kill direct children and reap until there are none but `keep`.
 
     Each killed child's own children become ours, so an empty answer of waitpid is the proof that nobody is left. A
-    process in uninterruptible sleep cannot be killed by anybody: after `seconds` we say so by raising.
+    process in uninterruptible sleep cannot be killed by anybody: what is still there after `seconds` is returned, in words.
     """
     deadline = time.monotonic() + seconds
-    count = 0
     while True:
-        alive = [pid for pid in children() if pid not in keep]
+        alive = kill_children(keep)
         if not alive:
-            return count
-        for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            return []
         for pid in alive:
             done, status = _wait(pid, deadline)
-            if done:
-                count += 1
-                if reaped:
-                    reaped(pid, status)
+            if done and reaped:
+                reaped(pid, status)
         if time.monotonic() > deadline:
-            left = [pid for pid in children() if pid not in keep]
-            if left:
-                raise TimeoutError(f"processes {left} do not die (uninterruptible?)")
+            return [describe(pid) for pid in children() if pid not in keep]
+
+
+def kill_children(keep: Container[int] = ()) -> List[int]:
+    """Send SIGKILL to every direct child but `keep`; those that are there, reaped or not."""
+    alive = [pid for pid in children() if pid not in keep]
+    for pid in alive:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return alive
+
+
+_STATES = {
+    "D": "in uninterruptible sleep",
+    "T": "stopped",
+    "t": "traced",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "a zombie",
+}
+
+
+def describe(pid: int) -> str:
+    """A process in words: its name, its state, and where in the kernel it waits. Reads nothing that could block."""
+    fields = _stat(str(pid))
+    if fields is None:
+        return f"process {pid} (gone)"
+    state = fields[0].decode()
+    name, waits = _line(f"/proc/{pid}/comm"), _line(f"/proc/{pid}/wchan")
+    place = f" in {waits}" if waits not in ("", "0") else ""
+    return f"process {pid} ({name or 'unknown'}): {_STATES.get(state, state)} (state {state}){place}"
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(200).strip()
+    except OSError:
+        return ""
 
 
 def _wait(pid: int, deadline: float) -> tuple[bool, int]:
@@ -110,6 +143,45 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
         if time.monotonic() > deadline:
             return False, 0
         time.sleep(0.002)
+
+
+def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
+    """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
+
+    For whatever can block in the kernel: only the child hangs then. `meanwhile` is called about ten times per second.
+    """
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(read_fd)
+            data = work()
+            while data:
+                data = data[os.write(write_fd, data) :]
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write_fd)
+    deadline = time.monotonic() + seconds
+    answer, whole = b"", False
+    poll = select.poll()  # not select(): the lead of a large job has more open files than that takes
+    poll.register(read_fd, select.POLLIN)
+    while not whole and time.monotonic() < deadline:
+        meanwhile()
+        if poll.poll(100):
+            data = os.read(read_fd, 1 << 16)
+            answer, whole = answer + data, not data
+    os.close(read_fd)
+    if not whole:
+        os.kill(child, signal.SIGKILL)
+    status = 1
+    while time.monotonic() < deadline + 1.0:  # a child that cannot be killed is left to the next sweep
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.002)
+    return answer if whole and status == 0 else None
 
 
 @contextmanager

@@ -1,16 +1,16 @@
 """The lead's decisions, with a false clock: no process, no socket."""
 
+import dataclasses
 import signal
 
 import pytest
 
-from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Outcome, decide
+from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Member, Outcome, Requeue, Restart, decide
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
-from drumbeat.facts.model import Facts, Gpu
+from drumbeat.agent.wire.messages import Done, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
-from drumbeat.record import to_plain
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
 
@@ -22,33 +22,33 @@ def order(**changes):
     return Order(**{**plain, **changes})
 
 
-def hello(node, order, gpus=0, **changes):
-    facts = Facts(f"h{node}", gpus=tuple(Gpu(i, "amd") for i in range(gpus)))
-    said = {
-        "node": node,
-        "host": f"h{node}",
-        "address": f"10.0.0.{node}",
-        "terms": order.terms(),
-        "facts": to_plain(facts),
-    }
-    return {**said, **changes}
+def hello(member, order, **changes):
+    plain = {"member": member, "host": f"h{member}", "address": f"10.0.0.{member}", "terms": order.terms()}
+    return Hello(**{"ranks": order.ranks_per_node or 1, **plain, **changes})
 
 
-def mustered(**changes):
-    asked = order(**changes)
+def lead_of(asked):
     ports = iter(range(61000, 62000))
-    lead = Lead(asked, lambda: next(ports), started=0.0)
+    return Lead(asked, lambda world: ("127.0.0.1", next(ports)), started=0.0)
+
+
+def mustered(offsets=(0.0, 0.0, 0.0), **changes):
+    asked = order(**changes)
+    lead = lead_of(asked)
     acts = []
-    for node in range(asked.nodes):
-        assert lead.refuse(hello(node, asked)) == ""
-        acts += lead.hello(hello(node, asked), 1.0)
+    for member in range(asked.nodes):
+        assert lead.refuse(hello(member, asked)) == ""
+        acts += lead.hello(hello(member, asked), offsets[member % 3], 1.0)
     return lead, acts
 
 
-def ended(rank, code=0, number=None, t=5.0, by_us=False, finding=None):
-    finding = to_plain(Finding(finding, ERROR, finding)) if finding else None
-    exit_code = None if number else code
-    return {"rank": rank, "exit_code": exit_code, "signal": number, "t": t, "by_us": by_us, "finding": finding}
+def ended(rank, code=0, number=None, t=5.0, by_us=False, finding=None, attempt=0):
+    finding = Finding(finding, ERROR, finding) if finding else None
+    return RankEnded(attempt, rank, None if number else code, number, t, by_us, finding)
+
+
+def done(lead, member, now, **changes):
+    return lead.member_done(member, Done(lead.attempts[-1].number, **changes), now)
 
 
 def kinds(acts):
@@ -60,61 +60,74 @@ def finish(acts):
 
 
 def told(acts):
-    return [(act.node, act.message["do"]) for act in acts if isinstance(act, Tell)]
+    """(member, name of the message), in the order of members."""
+    tells = [act for act in acts if isinstance(act, Tell)]
+    return sorted((member, type(act.message).__name__.lower()) for act in tells for member in act.members)
 
 
 def test_starts_when_all_have_come():
     lead, acts = mustered()
     assert kinds(acts) == ["node-joined", "node-joined", "mustered", "attempt-started"]
-    assert told(acts) == [(0, "start"), (1, "start")] and lead.all_peers().world_size == 4
+    assert told(acts) == [(0, "prepare"), (0, "start"), (1, "prepare"), (1, "start")]
+    (world,) = [act.message.world for act in acts if isinstance(act, Tell) and isinstance(act.message, Prepare)]
+    assert world.ranks == ((2, 2),) and lead.attempts[-1].assignment == (0, 1)
 
 
-def test_one_rank_a_gpu_where_nobody_says_how_many():
+def test_each_member_says_how_many_ranks_it_has():
     asked = order(ranks_per_node=0)
-    lead = Lead(asked, lambda: 61000, 0.0)
-    lead.hello(hello(0, asked, gpus=8), 1.0)
-    lead.hello(hello(1, asked, gpus=4), 1.0)
-    assert [peer.ranks for peer in lead.all_peers().nodes] == [8, 4]
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked, ranks=8), 0.0, 1.0)
+    acts = lead.hello(hello(1, asked, ranks=4), 0.0, 1.0)
+    (world,) = [act.message.world for act in acts if isinstance(act, Tell) and isinstance(act.message, Prepare)]
+    assert world.ranks == ((8, 1), (4, 1))
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"node": 2}, "not one of 0 to 1"),
-        ({"node": -1}, "not one of"),
-        ({"node": None}, "not one of"),
-        ({"node": 0}, "taken by h0, and h1 claims it too"),
+        ({"member": 2}, "not one of 0 to 1"),
+        ({"member": -1}, "not one of"),
+        ({"member": None}, "not one of"),
+        ({"member": 0}, "taken by h0, and h1 claims it too"),
         ({"terms": {**order().terms(), "nodes": 3}}, "nodes is 3 there, 2 here"),
         ({"terms": {**order().terms(), "command": ["y"]}}, "command is y there, x here"),
     ],
 )
 def test_refuses_by_name(change, words):
     asked = order()
-    lead = Lead(asked, lambda: 61000, 0.0)
-    lead.hello(hello(0, asked), 0.5)
-    assert words in lead.refuse({**hello(1, asked), **change})
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 0.5)
+    stranger = dataclasses.replace(hello(1, asked), **change)
+    assert words in lead.refuse(stranger)
+    acts = lead.refused(stranger, lead.refuse(stranger))
+    assert finish(acts) == [EXIT_MUSTER], "the muster cannot succeed any more"
+    assert lead.history[-1].finding.host == "h1" and words in lead.history[-1].finding.cause
 
 
 def test_nobody_joins_a_run_that_has_started():
     lead, _ = mustered()
-    assert "already started" in lead.refuse(hello(1, lead.order))
+    late = hello(1, lead.order)
+    assert "already started" in lead.refuse(late) and lead.refused(late, "already started") == []
 
 
 def test_muster_timeout_names_who_is_missing():
-    asked = order()
-    lead = Lead(asked, lambda: 61000, 0.0)
-    lead.hello(hello(0, asked), 1.0)
-    assert lead.tick(299.0) == []
+    asked = order(hosts=("h0", "h1"))
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 1.0)
+    assert lead.tick(9.0) == []
+    (waiting,) = lead.tick(11.0)
+    assert waiting.kind == "waiting" and waiting.data["missing"] == "h1" and waiting.data["here"] == 1
+    assert lead.tick(12.0) == []
     acts = lead.tick(301.0)
-    assert finish(acts) == [EXIT_MUSTER] and "[1]" in lead.history[-1].finding.title
+    assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.title.startswith("h1 did not come")
 
 
 def test_preflight_stops_only_for_an_error_and_only_if_it_may():
-    broken = to_plain(Finding("memlock-low", ERROR, "too little"))
+    broken = Finding("memlock-low", ERROR, "too little")
     for level, ended_at_once in (("stop", True), ("warn", False)):
         asked = order(nodes=1, checks={"preflight": level})
-        lead = Lead(asked, lambda: 61000, 0.0)
-        acts = lead.hello(hello(0, asked, findings=[broken]), 1.0)
+        lead = lead_of(asked)
+        acts = lead.hello(hello(0, asked, findings=(broken,)), 0.0, 1.0)
         assert bool(finish(acts)) is ended_at_once and "finding" in kinds(acts)
         if ended_at_once:
             assert finish(acts) == [EXIT_PREFLIGHT] and lead.history[-1].finding.code == "memlock-low"
@@ -124,16 +137,16 @@ def test_a_watcher_may_stop_the_job():
     lead, _ = mustered()
     acts = lead.watcher_stop(Finding("wrong-network", ERROR, "TCP, not RDMA"), 10.0)
     assert told(acts) == [(0, "stop"), (1, "stop")]
-    lead.node_done(0, {}, 11.0)
-    assert finish(lead.node_done(1, {}, 11.0)) == [1] and lead.history[-1].finding.code == "wrong-network"
+    done(lead, 0, 11.0)
+    assert finish(done(lead, 1, 11.0)) == [1] and lead.history[-1].finding.code == "wrong-network"
 
 
 def test_all_done_is_finished():
     lead, _ = mustered()
     for rank in range(4):
         assert lead.rank_ended(rank // 2, ended(rank), 10.0) == []
-    assert lead.node_done(0, {}, 11.0) == []
-    acts = lead.node_done(1, {}, 11.0)
+    assert done(lead, 0, 11.0) == []
+    acts = done(lead, 1, 11.0)
     assert finish(acts) == [0] and lead.history[-1].outcome == FINISHED
 
 
@@ -145,8 +158,8 @@ def test_failure_waits_for_others_then_stops_all():
     assert told(acts) == [(0, "stop"), (1, "stop")]
     assert lead.tick(12.0) == [], "once"
     lead.rank_ended(0, ended(0, number=15, by_us=True), 12.0)
-    lead.node_done(0, {}, 12.0)
-    acts = lead.node_done(1, {}, 12.0)
+    done(lead, 0, 12.0)
+    acts = done(lead, 1, 12.0)
     assert finish(acts) == [5] and lead.history[-1].finding.code == "exception"
 
 
@@ -154,23 +167,22 @@ def test_an_earlier_end_may_be_the_consequence():
     lead, _ = mustered()
     lead.rank_ended(0, ended(0, 1, t=5.0, finding="peer-lost"), 10.0)
     lead.rank_ended(1, ended(2, number=11, t=5.3, finding="segfault"), 10.3)
-    first = lead.first_failure(lead.attempts[-1])
+    first = lead.attempts[-1].cause()
     assert first.rank == 2 and first.code == 139
 
 
 def test_clock_offsets_decide_what_was_first():
-    lead, _ = mustered()
-    lead.peers[1] = lead.peers[1].__class__(**{**lead.peers[1].__dict__, "clock_offset": -3.0})
+    lead, _ = mustered(offsets=(0.0, -3.0, 0.0))
     lead.rank_ended(0, ended(0, 1, t=5.0, finding="exception"), 10.0)
     lead.rank_ended(1, ended(2, 2, t=7.5, finding="exception"), 10.0)  # 4.5 on the lead's clock
-    assert lead.first_failure(lead.attempts[-1]).rank == 2
+    assert lead.attempts[-1].cause().rank == 2
 
 
 def test_a_lost_node_ends_the_run_and_is_named():
     lead, _ = mustered(restarts=5)
-    acts = lead.node_lost(1, "its connection broke", 10.0)
+    acts = lead.member_lost(1, "its connection broke", 10.0)
     assert kinds(acts) == ["node-lost", "stopping"] and told(acts) == [(0, "stop")]
-    acts = lead.node_done(0, {}, 11.0)
+    acts = done(lead, 0, 11.0)
     assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.node == 1
 
 
@@ -178,42 +190,42 @@ def test_restart_gets_a_new_port_and_its_own_number():
     lead, _ = mustered(restarts=1, nodes=1)
     lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
     lead.tick(11.0)
-    acts = lead.node_done(0, {}, 12.0)
-    starts = [act.message for act in acts if isinstance(act, Tell)]
-    assert starts[0]["attempt"] == 1 and starts[0]["peers"]["master_port"] == 61001
+    acts = done(lead, 0, 12.0)
+    prepare, start = (act.message for act in acts if isinstance(act, Tell))
+    assert start == Start(1, 0) and prepare.world.master_port == 61001
     assert lead.phase == "running"
 
 
 def test_a_stop_lets_the_ranks_save():
     lead, _ = mustered()
     acts = lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked"))
-    assert [act.message["grace"] for act in acts if isinstance(act, Tell)] == [60.0, 60.0]
+    assert [(act.members, act.message.grace) for act in acts if isinstance(act, Tell)] == [((0, 1), 60.0)]
     acts = lead.stop(StopRequest(NOW, signal.SIGQUIT, "asked again"))
-    assert [act.message["grace"] for act in acts if isinstance(act, Tell)] == [0.0, 0.0]
+    assert [(act.members, act.message.grace) for act in acts if isinstance(act, Tell)] == [((0, 1), 0.0)]
     for rank in range(4):
         lead.rank_ended(rank // 2, ended(rank, EXIT_REQUEUE, by_us=True), 13.0)
-    lead.node_done(0, {}, 13.0)
-    assert finish(lead.node_done(1, {}, 13.0)) == [EXIT_REQUEUE]
+    done(lead, 0, 13.0)
+    assert finish(done(lead, 1, 13.0)) == [EXIT_REQUEUE]
 
 
 def test_preemption_signal_is_passed_as_it_is():
     lead, _ = mustered()
     acts = lead.stop(StopRequest(SIGNAL, signal.SIGUSR2, "preempted"))
-    assert {act.message["signal"] for act in acts if isinstance(act, Tell)} == {signal.SIGUSR2}
+    assert {act.message.signal for act in acts if isinstance(act, Tell)} == {signal.SIGUSR2}
 
 
 def test_time_limit():
     lead, _ = mustered(time_limit=100.0)
     assert lead.tick(99.0) == []
     assert told(lead.tick(101.0)) == [(0, "stop"), (1, "stop")]
-    lead.node_done(0, {}, 102.0)
-    assert finish(lead.node_done(1, {}, 102.0)) == [EXIT_TIME_LIMIT]
+    done(lead, 0, 102.0)
+    assert finish(done(lead, 1, 102.0)) == [EXIT_TIME_LIMIT]
     assert lead.history[-1].outcome == TIME_LIMIT
 
 
 def test_time_limit_while_nodes_are_missing():
-    lead = Lead(order(time_limit=100.0), lambda: 61000, 0.0)
-    lead.hello(hello(0, lead.order), 1.0)
+    lead = lead_of(order(time_limit=100.0))
+    lead.hello(hello(0, lead.order), 0.0, 1.0)
     assert finish(lead.tick(101.0)) == [EXIT_TIME_LIMIT] and lead.history[-1].outcome == TIME_LIMIT
 
 
@@ -222,12 +234,39 @@ def test_ranks_that_end_well_at_the_limit_have_finished():
     lead.tick(101.0)
     for rank in range(4):
         lead.rank_ended(rank // 2, ended(rank, by_us=True), 101.5)
-    lead.node_done(0, {}, 102.0)
-    assert finish(lead.node_done(1, {}, 102.0)) == [0] and lead.history[-1].outcome == FINISHED
+    done(lead, 0, 102.0)
+    assert finish(done(lead, 1, 102.0)) == [0] and lead.history[-1].outcome == FINISHED
 
 
-FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"))
-PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"))
+def test_a_stuck_process_is_named_and_nothing_starts_beside_it():
+    lead, _ = mustered(restarts=5)
+    lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
+    lead.tick(11.0)
+    done(lead, 0, 12.0)
+    acts = done(lead, 1, 22.0, stuck="process 7 (python): in uninterruptible sleep (state D)")
+    assert finish(acts) == [1] and lead.history[-1].finding.code == "exception", "the cause stays the cause"
+    (finding,) = [act.data["finding"] for act in acts if isinstance(act, Record) and act.kind == "finding"]
+    assert (
+        finding["code"] == "process-stuck" and finding["host"] == "h1" and "state D" in finding["evidence"][0]["text"]
+    )
+
+
+def test_messages_of_an_earlier_attempt_are_passed_over():
+    lead, _ = mustered(restarts=1, nodes=1)
+    lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
+    lead.tick(11.0)
+    done(lead, 0, 12.0)
+    assert lead.rank_ended(0, ended(1, 9, attempt=0), 13.0) == [] and lead.attempts[-1].ends == []
+    assert lead.member_done(0, Done(0), 13.0) == []
+
+
+FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"), (0, 1))
+PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"), (0, 1))
+GATE = Outcome(FAILED, 1, Finding("transport-mismatch", ERROR, "x"), (0, 1))
+
+
+def members(*lost, count=2, stuck=()):
+    return {number: Member(number, f"h{number}", lost=number in lost, stuck=number in stuck) for number in range(count)}
 
 
 @pytest.mark.parametrize(
@@ -241,10 +280,27 @@ PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"))
         ([PORT, PORT, PORT, PORT], 0, "stop"),
         ([FAULT, PORT, FAULT], 1, "stop"),
         ([FAULT, PORT, FAULT], 2, "restart"),
-        ([Outcome(FAILED, 69, FAULT.finding, lost_nodes=1)], 3, "stop"),
-        ([Outcome(FAILED, 127, FAULT.finding)], 3, "stop"),
+        ([GATE], 3, "stop"),
+        ([Outcome(FAILED, 127, FAULT.finding, (0, 1))], 3, "stop"),
         ([Outcome(STOPPED, 130)], 3, "stop"),
     ],
 )
 def test_decide(history, restarts, action):
-    assert decide(history, restarts).action == action
+    assert decide(history, members(), restarts).action == action
+
+
+def test_decide_by_members():
+    assert decide([FAULT], members(1), 3) == Requeue("a node is lost, and this job cannot run with fewer", ("h1",))
+    assert decide([FAULT], members(stuck=(1,)), 3).action == "stop"
+    assert decide([FAULT], members(), 3) == Restart("restart 1 of 3", (0, 1))
+    replaced = decide([FAULT], members(0, count=4), 3)
+    assert isinstance(replaced, Restart) and replaced.assignment == (2, 1), (
+        "who has a role keeps it, a spare takes the other"
+    )
+
+
+def test_a_lost_spare_disturbs_nobody():
+    lead, _ = mustered()
+    lead.members[2] = Member(2, "h2")
+    assert kinds(lead.member_lost(2, "gone", 5.0)) == ["node-lost"] and lead.phase == "running"
+    assert [act for act in lead.stop(StopRequest(SIGNAL)) if isinstance(act, Tell)][0].members == (0, 1)

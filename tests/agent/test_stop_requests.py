@@ -19,8 +19,9 @@ from drumbeat.agent.stop_requests import (
     StopRequest,
     StopRequests,
 )
+from drumbeat.agent.wire.messages import Stop
 from drumbeat.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
-from tests.agent.test_lead import ended, mustered
+from tests.agent.test_lead import done, ended, mustered
 
 ONCE = {
     "TERM of node 0": StopRequest(SIGNAL, signal.SIGTERM),
@@ -36,9 +37,9 @@ ONCE = {
 def stops(acts):
     """(signal, grace) of each message that stops ranks, for one node."""
     return [
-        (act.message["signal"], act.message["grace"])
+        (act.message.signal, act.message.grace)
         for act in acts
-        if isinstance(act, Tell) and act.message["do"] == "stop" and act.node == 0
+        if isinstance(act, Tell) and isinstance(act.message, Stop) and 0 in act.members
     ]
 
 
@@ -67,12 +68,12 @@ def check_end(order):
         if name == "rank 0 says 75":
             acts += lead.rank_ended(0, ended(0, EXIT_REQUEUE, by_us=lead.phase == "stopping"), 10.0)
         elif name == "node 1 is lost":
-            acts += lead.node_lost(1, "gone", 10.0)
+            acts += lead.member_lost(1, "gone", 10.0)
         else:
             acts += lead.stop(ONCE[name])
     assert len(stops(acts)) <= 1, "one stop signal for each rank"
-    acts += lead.node_done(0, {}, 12.0)
-    acts += lead.node_done(1, {}, 12.0) if "node 1 is lost" not in order else []
+    acts += done(lead, 0, 12.0)
+    acts += done(lead, 1, 12.0) if "node 1 is lost" not in order else []
     (code,) = [act.exit_code for act in acts if isinstance(act, Finish)]
     asked = [name for name in order if name in ONCE]
     assert asked, "of four, at least two are requests"
@@ -106,6 +107,6 @@ def test_a_request_while_a_failure_ends_the_ranks():
     lead.rank_ended(1, ended(3, 5, finding="exception"), 10.0)
     assert len(stops(lead.tick(10.8))) == 1
     assert stops(lead.stop(StopRequest(SIGNAL))) == [], "they have had their signal"
-    lead.node_done(0, {}, 12.0)
-    acts = lead.node_done(1, {}, 12.0)
+    done(lead, 0, 12.0)
+    acts = done(lead, 1, 12.0)
     assert [act.exit_code for act in acts if isinstance(act, Finish)] == [143], "and no restart"

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent.wire.channel import Channel, WireError, free_port, listen
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.messages import FilePart, Refuse, StopAsked, WireError, decode
+from drumbeat.agent.wire.ports import free_port, listen
 
 
 def pair(token_lead="a" * 32, token_node="a" * 32):
@@ -29,9 +31,9 @@ def test_both_sides_prove_themselves_then_talk():
     lead, node = pair()
     settle(lead, node)
     assert lead.opened and node.opened
-    node.send({"say": "hello", "text": "ä\n"})
-    lead.send({"do": "welcome"})
-    assert settle(lead, node) == [[{"say": "hello", "text": "ä\n"}], [{"do": "welcome"}]]
+    node.send(StopAsked(15))
+    lead.send(Refuse("ä\n"))
+    assert settle(lead, node) == [[StopAsked(15)], [Refuse("ä\n")]]
 
 
 def test_another_token_is_refused_by_both():
@@ -46,7 +48,7 @@ def test_another_token_is_refused_by_both():
 
 def test_a_message_before_the_proof_is_not_one():
     lead, node = pair()
-    node._put({"say": "hello", "node": 1})
+    node._put({"is": "StopAsked", "signal": 15})
     with pytest.raises(WireError):
         settle(lead)
 
@@ -54,14 +56,44 @@ def test_a_message_before_the_proof_is_not_one():
 def test_a_large_message_comes_whole():
     lead, node = pair()
     settle(lead, node)
-    node.send({"say": "x" * 3_000_000})
-    got = []
-    for _ in range(1000):
-        node.flush()
-        got += lead.receive()
-        if got:
+    node.send(Refuse("x" * 3_000_000))
+    assert take(node, lead, 1) == [Refuse("x" * 3_000_000)]
+
+
+def take(sender, receiver, count):
+    messages = []
+    for _ in range(100_000):
+        sender.flush()
+        messages += receiver.receive()
+        if len(messages) >= count:
             break
-    assert got == [{"say": "x" * 3_000_000}]
+    return messages
+
+
+def test_the_limit_is_for_a_message_not_for_what_waits():
+    """Twelve messages of 1.4 MB lie in the socket and the buffers before the other side reads the first."""
+    lead, node = pair()
+    settle(lead, node)
+    parts = [FilePart(f"rank-{number}.out", "x" * 1_400_000, True) for number in range(12)]
+    for part in parts:
+        node.send(part)
+    assert take(node, lead, 12) == parts
+
+
+def test_one_message_that_is_too_long():
+    lead, node = pair()
+    settle(lead, node)
+    node.send(Refuse("x" * 9_000_000))
+    with pytest.raises(WireError, match="too long"):
+        take(node, lead, 1)
+
+
+@pytest.mark.parametrize(
+    "plain", [{}, {"is": "Nothing"}, {"is": "StopAsked"}, {"is": "StopAsked", "signal": "x"}, {"is": ["Ping"]}]
+)
+def test_a_message_that_is_none_of_ours(plain):
+    with pytest.raises(WireError):
+        decode(plain)
 
 
 @pytest.mark.parametrize(

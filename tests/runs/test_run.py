@@ -163,10 +163,10 @@ def test_taken_muster_ports_move_to_the_next(drumbeat, monkeypatch):
     from tests.runs.own_order import start_with_timing
 
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", 61100))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process, _ = start_with_timing(drumbeat, (PY, "-c", "print(1)"), dict(os.environ))
+        port = taken.getsockname()[1]
+        process, _ = start_with_timing(drumbeat, (PY, "-c", "print(1)"), dict(os.environ), first_port=port)
         assert process.wait(30) == 0, process.stdout.read()
 
 

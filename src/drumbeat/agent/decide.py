@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Sequence
+from typing import Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.finding import Finding
 
@@ -14,40 +14,100 @@ _SAME_AGAIN = ("transport-mismatch", "wrong-interface", "rdma-not-used")  # what
 
 
 @dataclass(frozen=True)
+class Member:
+    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says."""
+
+    number: int  # its place in the scheduler's order
+    host: str
+    address: str = ""
+    ranks: int = 1
+    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
+    lost: bool = False
+    stuck: bool = False  # processes of an attempt could not be ended there
+    name: str = ""  # as the scheduler calls the machine, where that is known
+
+
+Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """How one attempt ended."""
+    """How one attempt ended, and who took part."""
 
     outcome: str
     exit_code: int
     finding: Optional[Finding] = None
-    lost_nodes: int = 0
+    assignment: Assignment = ()
 
 
 @dataclass(frozen=True)
-class Decision:
-    action: str  # stop, restart
+class Stop:
     why: str
+    action: str = "stop"
 
 
-def decide(history: Sequence[Outcome], restarts: int) -> Decision:
+@dataclass(frozen=True)
+class Restart:
+    why: str
+    assignment: Assignment
+    action: str = "restart"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Only the scheduler can give the run another node."""
+
+    why: str
+    exclude: Tuple[str, ...]  # machines, as the scheduler calls them
+    action: str = "requeue"
+
+
+Decision = Union[Stop, Restart, Requeue]
+
+
+def decide(history: Sequence[Outcome], members: Mapping[int, Member], restarts: int) -> Decision:
     """`history` holds every attempt so far, the last one last."""
     last = history[-1]
     if last.outcome != FAILED:
-        return Decision("stop", f"the attempt ended: {last.outcome}")
-    if last.lost_nodes:
-        return Decision("stop", "a node is lost, and this job cannot run with fewer")
+        return Stop(f"the attempt ended: {last.outcome}")
+    assignment = reassign(last.assignment, members)
+    if assignment is None:
+        lost = [members[number] for number in last.assignment if members[number].lost]
+        if lost:
+            return Requeue(
+                "a node is lost, and this job cannot run with fewer",
+                tuple(member.name or member.host for member in lost),
+            )
+        return Stop("processes of the last attempt could not be ended, and would disturb the next")
     if _is_free(last):
         if sum(map(_is_free, history)) <= _FREE_RETRIES:
-            return Decision("restart", "the rendezvous port was taken meanwhile; another one costs no restart")
-        return Decision("stop", f"{_FREE_RETRIES} other rendezvous ports were taken too")
+            return Restart("the rendezvous port was taken meanwhile; another one costs no restart", assignment)
+        return Stop(f"{_FREE_RETRIES} other rendezvous ports were taken too")
     if last.finding and last.finding.code in _SAME_AGAIN:
-        return Decision("stop", f"{last.finding.code}: another start would run the same way")
+        return Stop(f"{last.finding.code}: another start would run the same way")
     if last.exit_code in (126, 127):
-        return Decision("stop", "the command cannot be started; starting it again would not help")
+        return Stop("the command cannot be started; starting it again would not help")
     spent = sum(1 for outcome in history if not _is_free(outcome))
     if spent <= restarts:
-        return Decision("restart", f"restart {spent} of {restarts}")
-    return Decision("stop", f"all {restarts} restarts are spent" if restarts else "the job asks for no restart")
+        return Restart(f"restart {spent} of {restarts}", assignment)
+    return Stop(f"all {restarts} restarts are spent" if restarts else "the job asks for no restart")
+
+
+def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
+    """Who keeps a role keeps its node rank; one that is lost or stuck is replaced by a member without a role."""
+    spares = [member.number for member in members.values() if member.number not in before and _fit(member)]
+    assignment = []
+    for number in before:
+        if not _fit(members[number]):
+            if not spares:
+                return None
+            number = spares.pop(0)
+        assignment.append(number)
+    return tuple(assignment)
+
+
+def _fit(member: Member) -> bool:
+    return not member.lost and not member.stuck
 
 
 def _is_free(outcome: Outcome) -> bool:

@@ -33,7 +33,8 @@ def guard(agent: Callable[[int], int], deadline: float) -> int:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     let_stops_in()
     status = _watch(child, beat_read, deadline)
-    sweep()
+    for stuck in sweep():
+        print(f"drumbeat: cannot be ended: {stuck}", file=sys.stderr)
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 

@@ -20,10 +20,9 @@ def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> Non
     last, allowed = lead.history[-1], lead.order.resources.requeues
     asked = lead.requests
     after = after_end(
-        last.outcome == REQUEUE, len(lead.lost), bool(asked.outcome), asked.cancelled, requeues(folder), allowed
+        last.outcome == REQUEUE, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed
     )
-    lost = [lead.order.hosts[node] for node in lead.lost if node < len(lead.order.hosts)]
-    write_verdict(folder, last.exit_code, after.step, lost, after.counts)
+    write_verdict(folder, last.exit_code, after.step, lead.exclude, after.counts)
     queued = os.path.exists(folder.script)
     write_summary(folder, summary_of(lead, first_step, time.time(), time.monotonic(), queued))
 
@@ -33,10 +32,10 @@ def summary_of(lead: Lead, first_step: Optional[float], wall: float, now: float,
     last = lead.history[-1]
     total = wall - lead.order.created
     times = Times(total, max(0.0, total - (now - lead.started)), lead.mustered_after, first_step, queued)
-    affected = lead.affected(lead.attempts[-1], last.finding) if lead.attempts else ()
+    affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
     members = [
-        Member(peer.node, peer.host, peer.address, peer.clock_offset, peer.ranks)
-        for _, peer in sorted(lead.peers.items())
+        Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
+        for _, member in sorted(lead.members.items())
     ]
     return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), times)
 
@@ -56,13 +55,14 @@ def _progress(lead: Lead) -> Progress:
     total = Progress()
     if not lead.attempts:
         return total
-    done = lead.attempts[-1].done
-    for number in sorted(done):
-        part = done[number].get("progress")
+    attempt = lead.attempts[-1]
+    for node, number in enumerate(attempt.assignment):
+        part = attempt.done.get(number)
         if part:
-            node = Progress.from_plain(part)
-            total.merge(node, lead.peers[number].clock_offset)
-            if number == 0:
-                total.accuracy, total.target_reached, total.spent = node.accuracy, node.target_reached, node.spent
-                total.reported_rate, total.reported_unit = node.reported_rate, node.reported_unit
+            progress = Progress.from_plain(part)
+            total.merge(progress, lead.members[number].clock_offset)
+            if node == 0:
+                total.accuracy, total.target_reached = progress.accuracy, progress.target_reached
+                total.spent = progress.spent
+                total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
     return total

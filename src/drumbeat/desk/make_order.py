@@ -30,7 +30,7 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
     backend = backends.get(place.backend) if place.backend else None
     hostname = place.machines[0].host if place.machines else socket.gethostname()
     cluster = place.machines[0].identity.cluster if place.machines else place.identity.cluster
-    if cluster is None and place.kind == LOGIN and backend:
+    if job.site is None and cluster is None and place.kind == LOGIN and backend:
         cluster = backend.cluster(environ)
     site = find_site(job.site, environ, hostname, cluster, job.where("site"))
     if job.site is None and site.name == DEFAULT and backend and backend.default_site and not place.machines:

@@ -100,7 +100,9 @@ def status(run: Run) -> Status:
     if tasks:
         return _array_status(run, tasks)
     end = end_of(read_summary(run))
-    if not desk_pid(run) and may_come_back(end, next_step(run.folder) == REQUEUE):
+    submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
+    comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
+    if not desk_pid(run) and (end is None or comes_back):
         asked = ask_scheduler(handle)
         if asked:
             return settled(handle, asked, end)

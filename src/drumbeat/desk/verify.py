@@ -8,11 +8,10 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.desk.run import run_job
-from drumbeat.facts.model import Peers
+from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import Verdict
-from drumbeat.record import from_plain, to_plain
+from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.spec.job import Job
@@ -52,12 +51,21 @@ def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Op
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
     run = Run.open(folder.path)
-    results, peers, order = run.results(RESULTS), read_json(folder.peers), run.order()
-    if results is None or peers is None or order is None:
+    results, peers, order = run.results(RESULTS), _peers(run), run.order()
+    if results is None or order is None or not peers.nodes:
         return None, None
     results = _with_nics(run, results)
-    judgement = judge(results, from_plain(Peers, peers), order.floors, order.emulated)
+    judgement = judge(results, peers, order.floors, order.emulated)
     return results, dataclasses.replace(judgement, verdicts=(*_transport(run), *judgement.verdicts))
+
+
+def _peers(run: Run) -> Peers:
+    """The members, each with the facts that it wrote itself."""
+    nodes = [
+        Peer(member.node, member.host, member.address, run.facts(member.node) or Facts(member.host), ranks=member.ranks)
+        for member in run.members()
+    ]
+    return Peers(tuple(nodes), "", 0)
 
 
 def _with_nics(run: Run, results: Dict[str, Any]) -> Dict[str, Any]:

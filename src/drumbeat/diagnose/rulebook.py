@@ -58,6 +58,7 @@ class Rule:
     blames: str = "self"  # or other: who prints the line is not the one to look at
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
+    explains: str = ""  # network: why another one was taken; gpudirect: why it goes without
     reference: str = ""
     needs: str = ""  # what a log cannot show: then there is no pattern
     examples: Tuple[str, ...] = ()

@@ -49,17 +49,17 @@ def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
 def _fabric(order: Order, facts: Facts, peers: Peers, nics: ComputeNics) -> Tuple[str, str]:
     if order.emulated:
         return "loopback", "the nodes are processes of one machine"
-    own = _own_fabric(facts, nics)
+    own = own_fabric(facts, nics)
     if own[0] in ("ethernet", "unknown"):
         # A node without the fast network that its peers have is a broken node, not an Ethernet cluster.
         for peer in peers.nodes:
-            theirs = _own_fabric(peer.facts, compute_nics(peer.facts))
+            theirs = own_fabric(peer.facts, compute_nics(peer.facts))
             if theirs[0] not in ("ethernet", "unknown"):
                 return theirs[0], f"node {peer.node} ({peer.host}) has it: {theirs[1]}"
     return own
 
 
-def _own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
+def own_fabric(facts: Facts, nics: ComputeNics) -> Tuple[str, str]:
     if facts.cxi:
         return "slingshot", f"{len(facts.cxi)} CXI device{'s' if len(facts.cxi) > 1 else ''}"
     if nics.devices:

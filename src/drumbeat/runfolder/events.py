@@ -47,6 +47,15 @@ class NodeJoined(Event):
 
 
 @dataclass(frozen=True)
+class Waiting(Event):
+    """The muster takes long: who has not come yet."""
+
+    missing: str  # host names as a node list, or node ranks
+    seconds: float  # since the lead began to wait
+    here: int  # nodes that have come
+
+
+@dataclass(frozen=True)
 class Mustered(Event):
     seconds: float
     master_addr: str
@@ -166,6 +175,7 @@ class AgentEnded(Event):
 TYPES: Dict[str, Type[Event]] = {
     "run-started": RunStarted,
     "node-joined": NodeJoined,
+    "waiting": Waiting,
     "mustered": Mustered,
     "attempt-started": AttemptStarted,
     "first-step": FirstStep,

@@ -13,7 +13,7 @@ RUN/
   array/N/             one job of an array: a run folder   lead
   stop                 a line for each wish to stop        whoever wishes; only the lead reads it
   events.jsonl         the run's events                    lead
-  peers.json           every node, as mustered             lead, replaced
+  peers.json           who took part, and as which node    lead, replaced
   summary.json         how it went                         lead, replaced
   nodes/K/facts.json         what node K has               agent K
   nodes/K/environment.json   every variable, with reason   agent K

@@ -54,6 +54,7 @@ class Precision:
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
             if blocks:
                 float8.join_feeds(model)
+                float8.convert_head(model)
 
     def computing(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
         """The context of the forward pass."""

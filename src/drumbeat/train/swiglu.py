@@ -25,36 +25,40 @@ class GatedFeed(nn.Module):
 def swiglu(pairs: Tensor, part: int) -> Tensor:
     """(..., groups x (gate, up) x part) -> (..., groups x part)"""
     if pairs.is_cuda and part % 128 == 0:
-        return gate_forward(pairs.contiguous(), part, False)[0]
+        return gate_forward(pairs.contiguous(), part)
+    return gate_product(pairs, part)
+
+
+def gate_product(pairs: Tensor, part: int) -> Tensor:
+    """The product in plain torch."""
     gate, up = _apart(pairs, part)
     return (F.silu(gate) * up).flatten(-2)
 
 
+def gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
+    """The gradient by gates and ups in plain torch."""
+    gate, up = _apart(pairs, part)
+    grad, sigmoid = d_out.unflatten(-1, (-1, part)), torch.sigmoid(gate)
+    d_gate, d_up = grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
+    return torch.stack((d_gate, d_up), dim=-2).flatten(-3)
+
+
 @torch.library.custom_op("drumbeat::gate_forward", mutates_args=())
-def gate_forward(pairs: Tensor, part: int, with_peak: bool) -> Tuple[Tensor, Tensor]:
-    """The product and, for who wants it, its largest value: 8-bit products scale by that."""
+def gate_forward(pairs: Tensor, part: int) -> Tensor:
     if pairs.is_cuda:
         from drumbeat.train.kernels import swiglu as kernel
 
-        out, peaks = kernel.forward(pairs, part)
-        return out, peaks.amax() if with_peak else _nothing(pairs)
-    gate, up = _apart(pairs.float(), part)
-    out = (F.silu(gate) * up).flatten(-2)
-    return out.to(pairs.dtype), out.abs().amax()
+        return kernel.forward(pairs, part)
+    return gate_product(pairs.float(), part).to(pairs.dtype)
 
 
 @torch.library.custom_op("drumbeat::gate_backward", mutates_args=())
-def gate_backward(pairs: Tensor, d_out: Tensor, part: int, with_peak: bool) -> Tuple[Tensor, Tensor]:
-    """The gradient by gates and ups and, for who wants it, its largest value."""
+def gate_backward(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
     if pairs.is_cuda:
         from drumbeat.train.kernels import swiglu as kernel
 
-        d_pairs, peaks = kernel.backward(pairs, d_out, part)
-        return d_pairs, peaks.amax() if with_peak else _nothing(pairs)
-    gate, up = _apart(pairs.float(), part)
-    slope, bend = d_out.float().unflatten(-1, (-1, part)), torch.sigmoid(gate)
-    d_pairs = torch.stack((slope * up * bend * (1 + gate * (1 - bend)), slope * gate * bend), dim=-2).flatten(-3)
-    return d_pairs.to(pairs.dtype), d_pairs.abs().amax()
+        return kernel.backward(pairs, d_out, part)
+    return gate_gradient(pairs.float(), d_out.float(), part).to(pairs.dtype)
 
 
 def _apart(pairs: Tensor, part: int) -> Tuple[Tensor, Tensor]:
@@ -62,27 +66,23 @@ def _apart(pairs: Tensor, part: int) -> Tuple[Tensor, Tensor]:
     return gate, up
 
 
-def _nothing(like: Tensor) -> Tensor:
-    return like.new_empty((), dtype=torch.float32)
-
-
 @gate_forward.register_fake
-def _(pairs: Tensor, part: int, with_peak: bool) -> Tuple[Tensor, Tensor]:
-    return pairs.new_empty((*pairs.shape[:-1], pairs.shape[-1] // 2)), _nothing(pairs)
+def _(pairs: Tensor, part: int) -> Tensor:
+    return pairs.new_empty((*pairs.shape[:-1], pairs.shape[-1] // 2))
 
 
 @gate_backward.register_fake
-def _(pairs: Tensor, d_out: Tensor, part: int, with_peak: bool) -> Tuple[Tensor, Tensor]:
-    return torch.empty_like(pairs), _nothing(pairs)
+def _(pairs: Tensor, d_out: Tensor, part: int) -> Tensor:
+    return torch.empty_like(pairs)
 
 
-def _keep(ctx: Any, inputs: Tuple[Tensor, int, bool], output: Tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: Tuple[Tensor, int], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.part = inputs[1]
 
 
-def _gradient(ctx: Any, d_out: Tensor, d_peak: Tensor) -> Tuple[Tensor, None, None]:
-    return gate_backward(ctx.saved_tensors[0], d_out, ctx.part, False)[0], None, None
+def _gradient(ctx: Any, d_out: Tensor) -> Tuple[Tensor, None]:
+    return gate_backward(ctx.saved_tensors[0], d_out, ctx.part), None
 
 
 gate_forward.register_autograd(_gradient, setup_context=_keep)

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.refusal import Refusal
 
 
@@ -32,6 +33,8 @@ def join(timeout_s: float = 600.0) -> World:
     if not 0 <= rank < size:
         raise Refusal(f"RANK is {rank} and WORLD_SIZE is {size}", "the launcher must set both, or neither")
     device = _device(local_rank, local_size)
+    if device.type != "cpu":
+        keep_kernels()  # where it cannot, torch takes its own place
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     if size > 1 and not dist.is_initialized():

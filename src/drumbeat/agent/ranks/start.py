@@ -10,6 +10,8 @@ from typing import Mapping, Optional, Sequence
 from drumbeat.processes import die_with_parent, plain_signals
 from drumbeat.signals import EXIT_NOT_FOUND
 
+NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
+
 
 def start(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None
@@ -51,7 +53,11 @@ def _become(
         die_with_parent(agent)
         if cpus:
             _bind(cpus)
-        os.chdir(workdir)
+        try:
+            os.chdir(workdir)
+        except OSError as error:
+            os.write(2, f"{NO_WORKDIR} {workdir}: {error.strerror}\n".encode())
+            return
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):

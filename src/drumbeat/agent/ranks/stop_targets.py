@@ -145,16 +145,16 @@ class Stopping:
     """Processes that were sent the stop signal, and have their grace."""
 
     def __init__(self) -> None:
-        self._sent: Dict[int, str] = {}  # pid -> when it started
+        self.sent: Dict[int, str] = {}  # pid -> when it started
 
     def send(self, mains: Sequence[int], number: int) -> None:
         """Signal what trains at or below each main process; a process that has had its signal gets no other."""
         table = read_processes(number)
         for main in mains:
             for process in stop_targets(table, main):
-                if self._sent.get(process.pid) == process.started:
+                if self.sent.get(process.pid) == process.started:
                     continue
-                self._sent[process.pid] = process.started
+                self.sent[process.pid] = process.started
                 try:
                     os.kill(process.pid, number)
                 except ProcessLookupError:
@@ -162,4 +162,4 @@ class Stopping:
 
     def alive(self) -> List[int]:
         """Those that have not ended yet."""
-        return [pid for pid, started in self._sent.items() if start_time(pid) == started]
+        return [pid for pid, started in self.sent.items() if start_time(pid) == started]

@@ -11,27 +11,39 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Dict, Optional
+from typing import Optional
 
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.stop_targets import Stopping
-from drumbeat.agent.wire.channel import Channel, WireError
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.messages import (
+    EndTask,
+    KillRank,
+    Message,
+    RankExited,
+    RankStarted,
+    SignalRank,
+    StartRank,
+    TaskHello,
+    WireError,
+)
 from drumbeat.processes import become_subreaper, sweep
 from drumbeat.signals import EXIT_MUSTER, STOPS
 
 
-def run_task(meeting: str, local_id: int, token: str, seconds: float, view: Dict[str, Any]) -> int:
-    """`view` says what this task sees: its cores and its GPUs."""
+def run_task(meeting: str, token: str, seconds: float, view: TaskHello) -> int:
+    """`view` says which task this is, and what it sees: its cores and its GPUs."""
     become_subreaper()
     for number in STOPS:  # the scheduler signals every task; one of them decides
         signal.signal(number, lambda number, frame: None)
     channel = _dial(meeting, token, seconds)
     if channel is None:
-        print(f"drumbeat: task {local_id}: no agent on this node within {seconds:g} s", file=sys.stderr)
+        print(f"drumbeat: task {view.local_id}: no agent on this node within {seconds:g} s", file=sys.stderr)
         return EXIT_MUSTER
-    channel.send({"say": "task", "local_id": local_id, "pid": os.getpid(), **view})
+    channel.send(view)
     code = _Task(channel).serve()
-    sweep()
+    for stuck in sweep():
+        print(f"drumbeat: cannot be ended: {stuck}", file=sys.stderr)
     return code
 
 
@@ -60,22 +72,19 @@ class _Task:
                 return EXIT_MUSTER
         return self.code
 
-    def _obey(self, message: Dict[str, Any]) -> None:
-        do = message.get("do")
-        if do == "start":
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, StartRank):
             env = {name: value for name, value in os.environ.items() if name != "DRUMBEAT_TOKEN"}
-            env.update(message["env"])
+            env.update(message.env)
             self.stopping = Stopping()
-            self.rank_pid = start(
-                message["argv"], env, message["workdir"], message["out"], message["err"], message["cpus"]
-            )
-            self.channel.send({"say": "started", "pid": self.rank_pid})
-        elif do == "signal" and self.rank_pid:
-            self.stopping.send([self.rank_pid], int(message["number"]))
-        elif do == "kill":
+            self.rank_pid = start(message.argv, env, message.workdir, message.out, message.err, message.cpus)
+            self.channel.send(RankStarted(self.rank_pid))
+        elif isinstance(message, SignalRank) and self.rank_pid:
+            self.stopping.send([self.rank_pid], message.number)
+        elif isinstance(message, KillRank):
             sweep(reaped=self._ended)
             self._report()
-        elif do == "end":
+        elif isinstance(message, EndTask):
             self.code = 0  # the lead's own exit code is the job's
 
     def _reap(self) -> None:
@@ -95,7 +104,7 @@ class _Task:
     def _report(self) -> None:
         """A shell may be gone while what it ran still saves: the rank has ended when that has."""
         if self.ended is not None and not self.channel.closed and not self.stopping.alive():
-            self.channel.send({"say": "exited", "status": self.ended, "t": time.time()})
+            self.channel.send(RankExited(self.ended))
             self.ended = None
 
 

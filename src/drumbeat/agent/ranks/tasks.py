@@ -1,7 +1,4 @@
-"""The agent's side of `launcher: tasks`: the other tasks of its node, each guarding one rank.
-
-A rank that another task guards has a negative handle, minus its local id; one that the agent itself started has its pid.
-"""
+"""The agent's side of `launcher: tasks`: the other tasks of its node, each guarding one rank."""
 
 from __future__ import annotations
 
@@ -11,16 +8,26 @@ import signal
 import socket
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Callable, Dict, List, Sequence
 
-from drumbeat.agent.wire.channel import Channel, WireError
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
+from drumbeat.agent.wire.messages import (
+    EndTask,
+    KillRank,
+    Message,
+    RankExited,
+    SignalRank,
+    StartRank,
+    TaskHello,
+    WireError,
+)
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import bound_by_user
 from drumbeat.plan.task_masks import task_binding
 from drumbeat.plan.visibility import NAMES
-from drumbeat.record import from_plain, to_plain
 
 
 class Tasks:
@@ -28,23 +35,35 @@ class Tasks:
 
     def __init__(self) -> None:
         self.lines: Dict[int, Channel] = {}  # local id -> its connection
-        self.views: Dict[int, Mapping[str, Any]] = {}  # local id, our own 0 too -> what that task sees
+        self.views: Dict[int, TaskHello] = {}  # local id, our own 0 too -> what that task sees
 
-    def gather(self, meeting: str, token: str, count: int, seconds: float, beat: Callable[[], None]) -> None:
-        """Wait for tasks 1 to count - 1 of this node."""
-        self.views[0] = own_view()
+    def gather(
+        self,
+        meeting: str,
+        token: str,
+        count: int,
+        seconds: float,
+        beat: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Wait for tasks 1 to count - 1 of this node; `tell` says after a while which of them are missing."""
+        self.views[0] = own_view(0)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(meeting)
         listener.listen(256)
         listener.setblocking(False)
         waiting: List[Channel] = []
-        deadline = time.monotonic() + seconds
+        begin = time.monotonic()
+        deadline, notice = begin + seconds, begin + FIRST_NOTICE
         with selectors.DefaultSelector() as selector, listener:
             selector.register(listener, selectors.EVENT_READ)
             while len(self.lines) < count - 1:
+                missing = sorted(set(range(1, count)) - set(self.lines))
                 if time.monotonic() > deadline:
-                    missing = sorted(set(range(1, count)) - set(self.lines))
                     raise WireError(f"tasks with local id {missing} did not come within {seconds:g} s")
+                if time.monotonic() > notice:
+                    notice = time.monotonic() + NOTICE_EVERY
+                    tell(f"waiting for the tasks with local id {missing} of this node")
                 for key, _ in selector.select(0.2):
                     if key.fileobj is listener:
                         channel = Channel(listener.accept()[0], token, lead=True)
@@ -64,9 +83,8 @@ class Tasks:
             messages = []
             channel.close()
         for message in messages:
-            local_id = int(message.get("local_id", 0))
-            if message.get("say") == "task" and local_id > 0 and local_id not in self.lines:
-                self.lines[local_id], self.views[local_id] = channel, message
+            if isinstance(message, TaskHello) and message.local_id > 0 and message.local_id not in self.lines:
+                self.lines[message.local_id], self.views[message.local_id] = channel, message
                 selector.unregister(channel.sock)
                 return
         if channel.closed:
@@ -74,40 +92,31 @@ class Tasks:
 
     # -- what the node does with them --------------------------------------------------------------------------------
 
-    def start(
-        self, local_id: int, argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str,
-        cpus: Sequence[int],
-    ) -> int:  # fmt: skip
-        self._send(
-            local_id,
-            {"do": "start", "argv": list(argv), "env": dict(env), "workdir": workdir, "out": out, "err": err,
-             "cpus": list(cpus)},
-        )  # fmt: skip
-        return -local_id
+    def start(self, local_id: int, rank: StartRank) -> None:
+        self._send(local_id, rank)
 
-    def signal(self, handle: int, number: int) -> None:
-        self._send(-handle, {"do": "signal", "number": int(number)})
+    def signal(self, local_id: int, number: int) -> None:
+        self._send(local_id, SignalRank(int(number)))
 
-    def ended(self, local_id: int) -> List[int]:
-        """Exit statuses that this task has reported. Where its guard is gone, the rank is too."""
+    def receive(self, local_id: int) -> List[Message]:
+        """What this task reports. Where its guard is gone, the rank is too."""
         channel = self.lines[local_id]
         try:
             messages = channel.receive()
         except WireError:
             messages = []
             channel.close()
-        statuses = [int(message["status"]) for message in messages if message.get("say") == "exited"]
-        return [*statuses, int(signal.SIGKILL)] if channel.closed else statuses
+        return [*messages, RankExited(int(signal.SIGKILL))] if channel.closed else messages
 
     def kill(self) -> None:
         for local_id in self.lines:
-            self._send(local_id, {"do": "kill"})
+            self._send(local_id, KillRank())
 
     def end(self) -> None:
         for local_id in self.lines:
-            self._send(local_id, {"do": "end"})
+            self._send(local_id, EndTask())
 
-    def _send(self, local_id: int, message: Dict[str, Any]) -> None:
+    def _send(self, local_id: int, message: Message) -> None:
         channel = self.lines.get(local_id)
         if channel is not None and not channel.closed:
             channel.send(message)
@@ -118,11 +127,10 @@ class Tasks:
         """This node's facts as all its tasks see it together: one task may have only its own cores and GPUs."""
         if not self.views:
             return own
-        cpus = sorted({cpu for view in self.views.values() for cpu in view.get("cpus") or ()})
+        cpus = sorted({cpu for view in self.views.values() for cpu in view.cpus})
         gpus: Dict[str, Gpu] = {}
         for local_id in sorted(self.views):
-            for plain in self.views[local_id].get("gpus") or ():
-                gpu = from_plain(Gpu, plain)
+            for gpu in self.views[local_id].gpus:
                 gpus.setdefault(gpu.pci or f"{local_id}/{gpu.index}", gpu)
         everything = own.gpus
         if len(gpus) > len(own.gpus):
@@ -131,33 +139,32 @@ class Tasks:
 
     def bound(self, right: Binding, facts: Facts) -> Binding:
         """`right` is the binding within all cores of the tasks; a user's own masks stay."""
-        masks = {local_id: view.get("cpus") or () for local_id, view in self.views.items()}
+        masks = {local_id: view.cpus for local_id, view in self.views.items()}
         return task_binding(right, masks, facts, bound_by_user(facts.environment))
 
     def findings(self, node: int, host: str) -> List[Finding]:
         return per_task_gpus([self.views[each] for each in sorted(self.views)], node, host)
 
 
-def own_view() -> Dict[str, Any]:
+def own_view(local_id: int) -> TaskHello:
     """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
     from drumbeat.facts import gpus
     from drumbeat.facts.host import LiveHost
 
-    found = gpus.read(LiveHost())
-    return {
-        "cpus": sorted(os.sched_getaffinity(0)),
-        "pci": [gpu.pci for gpu in found if gpu.pci],
-        "gpus": to_plain(found),
-        "visible": {name: os.environ[name] for name in NAMES if os.environ.get(name)},
-    }
+    return TaskHello(
+        local_id,
+        tuple(sorted(os.sched_getaffinity(0))),
+        tuple(gpus.read(LiveHost())),
+        {name: os.environ[name] for name in NAMES if os.environ.get(name)},
+    )
 
 
-def per_task_gpus(views: Sequence[Mapping[str, Any]], node: int, host: str) -> List[Finding]:
+def per_task_gpus(views: Sequence[TaskHello], node: int, host: str) -> List[Finding]:
     """A cgroup of its own for each task hides the other GPUs: the tasks name the same device, and mean different ones."""
     if len(views) < 2:
         return []
-    named = [tuple(sorted((view.get("visible") or {}).items())) for view in views]
-    devices = [tuple(view.get("pci") or ()) for view in views]
+    named = [tuple(sorted(view.visible.items())) for view in views]
+    devices = [tuple(gpu.pci for gpu in view.gpus if gpu.pci) for view in views]
     hidden = len(set(devices)) > 1
     if not hidden and len(set(named)) == 1:
         return []

@@ -13,8 +13,8 @@ class Saw:
     """Something that happened on this node, as watchers see it.
 
     kinds: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
-    number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `exited` (rank,
-    exit_code, signal), `tick` (time passed), `ended` (no rank is left).
+    number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank ->
+    what /proc says of it), `exited` (rank, exit_code, signal), `tick` (time passed), `ended` (no rank is left).
     """
 
     kind: str

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
-from drumbeat.record import to_plain
+from drumbeat.agent.wire.messages import Found, Judged, Message
+
+Record = Callable[[str, Dict[str, Any]], Any]  # writes an event of this node
+Tell = Callable[[Message], None]  # sends a message to the lead
 
 
 class Sensor(Protocol):
@@ -20,8 +23,8 @@ class Watching:
         self,
         watchers: Sequence[Watcher],
         sensors: Sequence[Sensor],
-        record: Callable[[str, Dict[str, Any]], Any],
-        tell: Callable[[Dict[str, Any]], None],
+        record: Record,
+        tell: Tell,
     ) -> None:
         self.watchers, self.sensors, self.record, self.tell = watchers, sensors, record, tell
 
@@ -48,6 +51,6 @@ class Watching:
                 if isinstance(action, Emit):
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":
-                        self.tell({"say": "verdict", "verdict": to_plain(action.data["verdict"])})
+                        self.tell(Judged(action.data["verdict"]))
                 elif isinstance(action, (Warn, Stop)):  # the lead writes it down, for all nodes in one file
-                    self.tell({"say": "finding", "finding": to_plain(action.finding), "stop": isinstance(action, Stop)})
+                    self.tell(Found(action.finding, isinstance(action, Stop)))

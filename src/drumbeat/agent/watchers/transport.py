@@ -181,8 +181,8 @@ class Gate:
     def _cause(self, path: Path) -> Tuple[str, str]:
         """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""
         if self._reader is not None:
-            kind = "B" if path.answer in (RDMA, OFI) else "A"  # rules: A the wrong network, B without GPUDirect
-            codes = [rule.code for rule in self._reader.rules.rules if rule.id.startswith(kind)]
+            question = "gpudirect" if path.answer in (RDMA, OFI) else "network"
+            codes = [rule.code for rule in self._reader.rules.rules if rule.explains == question]
             for note in self._reader.report().failure.notes:
                 if note.code in codes and note.fix:
                     return f"{note.title}: {note.cause}", note.fix

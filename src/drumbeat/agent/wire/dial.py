@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
 from typing import Callable, Iterator, Optional
 
-from drumbeat.agent.wire.channel import Channel, WireError
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.messages import WireError
+from drumbeat.processes import in_child
 
+FIRST_NOTICE = 10.0  # seconds after which the user is told that we wait
+NOTICE_EVERY = 30.0
 _ANSWER_WITHIN = 3.0  # seconds for a port's owner to prove that it is our lead
 
 
-def dial(host: str, ports: tuple[int, ...], token: str, seconds: float, beat: Callable[[], None]) -> Channel:
-    """An opened channel to the lead. `beat` is called while we wait, so that the guard does not lose patience."""
-    deadline = time.monotonic() + seconds
+def dial(
+    host: str, ports: tuple[int, ...], token: str, seconds: float, beat: Callable[[], None], tell: Callable[[str], None]
+) -> Channel:
+    """An opened channel to the lead. `beat` is called while we wait, so that the guard does not lose patience; `tell` says
+    after a while what we wait for."""
+    begin = time.monotonic()
+    deadline, notice = begin + seconds, begin + FIRST_NOTICE
     stranger = ""
     while time.monotonic() < deadline:
         address = resolve(host, beat)
+        if time.monotonic() > notice:
+            notice = time.monotonic() + NOTICE_EVERY
+            tell(f"waiting for the lead at {host}{'' if address else ', a name that does not resolve here'}{stranger}")
         for port in ports if address else ():
             assert address is not None
             try:
@@ -42,24 +52,11 @@ def resolve(host: str, beat: Callable[[], None]) -> Optional[str]:
             return host
         except OSError:
             pass
-    read_fd, write_fd = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write_fd, str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).encode())
-        finally:
-            os._exit(0)
-    os.close(write_fd)
-    answer = b""
-    for _ in _pauses(5.0):
-        beat()
-        if select.select([read_fd], [], [], 0.1)[0]:
-            answer = os.read(read_fd, 256)
-            break
-    os.close(read_fd)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    return answer.decode() or None
+
+    def ask() -> bytes:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]).encode()
+
+    return (in_child(ask, 5.0, beat) or b"").decode() or None
 
 
 def _try(address: str, port: int, token: str, beat: Callable[[], None]) -> Optional[Channel]:

@@ -5,37 +5,44 @@ from __future__ import annotations
 import base64
 import os
 import re
-from typing import Any, Dict, Iterator
+from typing import Iterator
 
+from drumbeat.agent.wire.messages import FilePart
 from drumbeat.runfolder.layout import NodeFolder
 
 _FILE_BYTES = 1 << 20  # of one file: its end, where failures are explained
 _NODE_BYTES = 64 << 20
+_PART_BYTES = 256 << 10
 _NAME = re.compile(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
 
 
-def files_of(folder: NodeFolder) -> Iterator[Dict[str, Any]]:
-    """Messages that carry a node's files."""
+def files_of(folder: NodeFolder) -> Iterator[FilePart]:
+    """A node's files in pieces; each piece is read when it is asked for."""
     left = _NODE_BYTES
     for base, _, names in os.walk(folder.path):
         for name in sorted(names):
             path = os.path.join(base, name)
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - _FILE_BYTES))
-                data = file.read(min(_FILE_BYTES, left))
-            left -= len(data)
-            if size > len(data):
-                data = f"[the first {size - len(data)} bytes stayed on the node]\n".encode() + data
-            yield {"say": "file", "name": os.path.relpath(path, folder.path), "data": base64.b64encode(data).decode()}
+            size = os.path.getsize(path)
+            count = min(size, _FILE_BYTES, left)
+            left -= count
+            note = f"[the first {size - count} bytes stayed on the node]\n".encode() if size > count else b""
+            yield from _parts(path, os.path.relpath(path, folder.path), size - count, note)
 
 
-def take(folder: NodeFolder, message: Dict[str, Any]) -> None:
-    """Write what another node sent. Its name is checked: nothing is written outside that node's folder."""
-    name = str(message.get("name", ""))
-    if not _NAME.fullmatch(name) or ".." in name:
+def _parts(path: str, name: str, start: int, note: bytes) -> Iterator[FilePart]:
+    with open(path, "rb") as file:
+        file.seek(start)
+        data, first = note + file.read(_PART_BYTES), True
+        while data or first:
+            yield FilePart(name, base64.b64encode(data).decode(), first)
+            data, first = file.read(_PART_BYTES), False
+
+
+def take(folder: NodeFolder, part: FilePart) -> None:
+    """Write what a member sent. The name is checked: nothing is written outside that member's folder."""
+    if not _NAME.fullmatch(part.name) or ".." in part.name:
         return
-    path = folder.at(name)
+    path = folder.at(part.name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(base64.b64decode(str(message.get("data", ""))))
+    with open(path, "wb" if part.first else "ab") as file:
+        file.write(base64.b64decode(part.data))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
+Box = Tuple[float, float, float, float]  # left, top, right, bottom
 REPLY = struct.Struct("<BI")  # 0: pixels, 1: what is wrong; how many bytes follow
 
 
@@ -31,16 +32,21 @@ def decoded(path: str, size: int, draw: Any) -> Pixels:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # a broken PNG's is a SyntaxError
         raise ValueError(str(error)) from None
     width, height = image.size
+    box, flip = chosen_box(width, height, draw)
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    return np.ascontiguousarray(pixels[:, ::-1]) if flip else pixels
+
+
+def chosen_box(width: int, height: int, draw: Any) -> Tuple[Box, bool]:
+    """Which part of an image is taken, and whether it is mirrored."""
     if draw is None:
         edge = min(width, height) * 0.875  # the usual 224 of 256
-        box = ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2)
-        return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        return ((width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2), False
     random = np.random.default_rng(draw)
-    pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=_random_box(width, height, random)))
-    return np.ascontiguousarray(pixels[:, ::-1]) if random.random() < 0.5 else pixels
+    return _random_box(width, height, random), bool(random.random() < 0.5)
 
 
-def _random_box(width: int, height: int, random: np.random.Generator) -> Tuple[float, float, float, float]:
+def _random_box(width: int, height: int, random: np.random.Generator) -> Box:
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))

@@ -29,10 +29,10 @@ class Decoders:
     """
 
     def __init__(self, workers: int = 0, local_ranks: int = 1) -> None:
-        """0: as many as this rank has cores, at most 8."""
+        """0: as many as this rank has cores."""
         if importlib.util.find_spec("PIL") is None:
             raise Refusal("reading image files needs Pillow", "pip install pillow")
-        self.workers = workers or min(8, max(1, len(os.sched_getaffinity(0)) // local_ranks))
+        self.workers = workers or max(1, len(os.sched_getaffinity(0)) // local_ranks)
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="drumbeat-decoder")
         self._own = threading.local()
 

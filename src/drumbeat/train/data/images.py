@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from drumbeat.train.data.decode import Pixels
 from drumbeat.train.data.decoders import Decoders
+from drumbeat.train.data.device_decode import DeviceDecoder
 from drumbeat.train.refusal import Refusal
 
 # Mean and spread of ImageNet's channels, and of CIFAR-100's.
@@ -40,7 +41,7 @@ class ImageFolder:
         size: int = 224,
         train: bool = True,
         seed: int = 0,
-        decoders: Optional[Decoders] = None,
+        decoders: Optional[Union[Decoders, DeviceDecoder]] = None,
         classes: Optional[List[str]] = None,
     ) -> None:
         self._decoders = decoders or Decoders()
@@ -68,7 +69,7 @@ class ImageFolder:
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
         draws = [(self.seed, epoch, index) if self.train else None for index, epoch in zip(indices, epochs)]
         pixels = self._decoders.decode(self.size, [(self.files[i][0], draw) for i, draw in zip(indices, draws)])
-        return torch.from_numpy(pixels), torch.tensor([self.files[i][1] for i in indices])
+        return torch.as_tensor(pixels), torch.tensor([self.files[i][1] for i in indices])
 
     def finish(self, pixels: Tensor) -> Tensor:
         return normalised(pixels, IMAGENET)

@@ -78,8 +78,13 @@ class Stream:
             self._ahead = _ahead_of(self, self.sample, self.prefetch) if self.prefetch else self._from(self.sample)
         batches = next(self._ahead)
         self.sample += self.batch
-        moved = [(x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)) for x, y in batches]
+        moved = [(self._moved(x), self._moved(y)) for x, y in batches]
         return moved if self.finish is None else [(self.finish(x), y) for x, y in moved]
+
+    def _moved(self, x: Tensor) -> Tensor:
+        if x.is_cuda:  # decoded there, on another stream: its memory must not be given away while this one reads it
+            x.record_stream(torch.cuda.current_stream(x.device))
+        return x.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         """Let the reading thread end; the next batch starts a new one."""
@@ -98,7 +103,7 @@ class Stream:
         epochs, indices = places(numbers, len(self.samples), self.seed, self.shuffle)
         inputs, targets = self.samples.read(indices.tolist(), epochs.tolist())
         if self.device.type != "cpu":
-            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+            inputs, targets = (x if x.is_cuda else x.pin_memory() for x in (inputs, targets))
         return list(zip(inputs.chunk(self.accumulate), targets.chunk(self.accumulate)))
 
 

@@ -39,21 +39,24 @@ class TokenWindows:
         return kept if self.part == "validation" else self.windows - kept
 
     def read(self, indices: list[int], epochs: list[int]) -> Tuple[Tensor, Tensor]:
-        rows = np.stack([self._window(self._number(i) * self.length) for i in indices])
-        if self.vocabulary is not None and (rows.min() < 0 or rows.max() >= self.vocabulary):
-            wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
-            raise Refusal(
-                f"the data holds token {wrong}, and the model's vocabulary has {self.vocabulary:,}",
-                "another model, another tokenizer, or (for a .bin file) another token_type",
-            )
+        rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
+        for row, index in zip(rows, indices):
+            self._fill(row, self._number(index) * self.length)
+        if self.vocabulary is not None:
+            low, high = int(rows.min()), int(rows.max())
+            if low < 0 or high >= self.vocabulary:
+                raise Refusal(
+                    f"the data holds token {low if low < 0 else high}, and the model's vocabulary has {self.vocabulary:,}",
+                    "another model, another tokenizer, or (for a .bin file) another token_type",
+                )
         tokens = torch.from_numpy(rows)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def _number(self, index: int) -> int:
         return index * 10 + 9 if self.part == "validation" else index + index // 9
 
-    def _window(self, start: int) -> npt.NDArray[np.int64]:
-        out = np.empty(self.length + 1, dtype=np.int64)
+    def _fill(self, out: npt.NDArray[np.int64], start: int) -> None:
+        """The tokens from `start` on, across the ends of files."""
         filled = 0
         at = int(np.searchsorted(self.starts, start, side="right")) - 1
         while filled < len(out):
@@ -62,7 +65,6 @@ class TokenWindows:
             out[filled : filled + len(piece)] = piece
             filled += len(piece)
             at += 1
-        return out
 
 
 def byte_text(folder: str, length: int, part: str = "train", limit: Optional[int] = None) -> TokenWindows:

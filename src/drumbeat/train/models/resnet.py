@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumbeat.train.norm_pool import norm_relu_pool
+
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
@@ -79,7 +81,7 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images to logits. A pipeline stage lacks the first convolution, the last layer, or both."""
         if self.conv1 is not None:
-            x = F.max_pool2d(F.relu(self.bn1(self.stem(x))), 3, stride=2, padding=1)
+            x = norm_relu_pool(self.bn1, self.stem(x))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return x if self.fc is None else self.fc(x.mean(dim=(2, 3)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Tuple
 
 from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
-from drumbeat.train.data.decoders import Decoders
+from drumbeat.train.data.device_decode import decoders_for
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
@@ -20,35 +20,36 @@ from drumbeat.train.mfu import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
-from drumbeat.train.world import join
+from drumbeat.train.world import World, join
 
 
 @dataclass(frozen=True)
 class ResNetSettings(Settings):
     depth: int = option(50, "18 or 50")
     data: str = option("synthetic", "synthetic, or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
-    size: int = option(224, "pixels a side")
+    size: int = option(224, "pixels per side")
     classes: int = option(1000, "classes of the synthetic data; folders count their own")
     epochs: int = option(0, "passes over the data; 0: as many as `steps` give")
     steps: int = option(0, "optimizer steps; with `epochs` too, what ends first; neither: 100")
-    batch: int = option(256, "images a step, on all ranks together")
-    lr: float = option(0.1, "first learning rate, for 256 images a step: it grows with the batch")
+    batch: int = option(256, "images per step, on all ranks together")
+    lr: float = option(0.1, "first learning rate, for 256 images per step: it grows with the batch")
     decay: float = option(1e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
-    workers: int = option(0, "processes a rank that decode images; 0: one a core, at most 8")
+    workers: int = option(0, "processes per rank that decode images; 0: one per core")
+    decode: str = option("auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, or auto: gpu where it can")
     validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
 
 
 SettingsClass = ResNetSettings
 
 
-def samples(settings: ResNetSettings, local_ranks: int) -> Tuple[Images, Images, int]:
+def samples(settings: ResNetSettings, world: World) -> Tuple[Images, Images, int]:
     """Training images, validation images, classes."""
     if settings.data == "synthetic":
         made = [SyntheticImages(n, settings.size, settings.classes, seed) for n, seed in ((100_000, 0), (512, 0))]
         return made[0], made[1], settings.classes
     folder = os.path.expanduser(settings.data)
-    decoders = Decoders(settings.workers, local_ranks)
+    decoders = decoders_for(settings.decode, settings.workers, world)
     train_set = ImageFolder(os.path.join(folder, "train"), settings.size, True, settings.seed, decoders)
     kept = ImageFolder(os.path.join(folder, "val"), settings.size, False, settings.seed, decoders, train_set.classes)
     return train_set, kept, len(train_set.classes)
@@ -59,7 +60,7 @@ def run(settings: ResNetSettings) -> Result:
         raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
     world = join()
     meshes = meshes_for(settings, world)
-    images, kept, classes = samples(settings, world.local_size)
+    images, kept, classes = samples(settings, world)
     an_epoch = max(1, len(images) // settings.batch)
     steps = steps_of(settings.steps, settings.epochs, an_epoch) or 100
     settings = resolved(replace(settings, steps=steps), world, meshes)

@@ -1,0 +1,62 @@
+"""One attempt as the lead sees it: who took part, how each rank ended, which failure was the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+from drumbeat.agent.decide import Assignment
+from drumbeat.finding import Finding
+from drumbeat.runfolder.summary import Affected, group
+
+CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    rank: int
+    member: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    at: float  # on the lead's clock
+    finding: Optional[Finding]
+    by_us: bool
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    @property
+    def code(self) -> int:
+        """As a shell would say it."""
+        return 128 + self.signal if self.signal else int(self.exit_code or 0)
+
+    @property
+    def what(self) -> str:
+        if self.by_us:
+            return "ended by drumbeat"
+        return self.finding.title if self.finding else f"ended with {self.code}"
+
+
+@dataclass
+class Attempt:
+    number: int
+    started: float
+    port: int
+    assignment: Assignment
+    ends: List[RankEnd] = field(default_factory=list)
+    done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
+    first_failure: Optional[float] = None
+    finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+
+    def cause(self) -> Optional[RankEnd]:
+        """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
+        failed = [end for end in self.ends if end.failed and not end.by_us]
+        causes = [end for end in failed if not (end.finding and end.finding.code == CONSEQUENCE)]
+        return min(causes or failed, key=lambda end: end.at, default=None)
+
+    def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
+        """Ranks that ended because of the first failure, in groups."""
+        if finding is None:
+            return ()
+        return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)

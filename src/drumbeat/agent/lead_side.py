@@ -1,0 +1,361 @@
+"""The lead's side of the muster: connections of the members, and what the lead decides, carried out."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type
+
+from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
+from drumbeat.agent.summary import write_end
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.dial import resolve
+from drumbeat.agent.wire.files import take
+from drumbeat.agent.wire.messages import (
+    Beat,
+    Done,
+    FilePart,
+    FirstStep,
+    Found,
+    Hello,
+    Judged,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    RankEnded,
+    Refuse,
+    StopAsked,
+    Welcome,
+    WireError,
+    encode,
+)
+from drumbeat.agent.wire.ports import free_port, listen
+from drumbeat.agent.world import World, peers_of
+from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.processes import in_child
+from drumbeat.record import to_plain
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.stop_file import StopFile
+from drumbeat.runfolder.write import EventLog, replace
+
+if TYPE_CHECKING:
+    from drumbeat.agent.loop import Agent
+
+_LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
+_LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is silent
+_TRIPS = 3  # round trips by which a member's clock is compared with ours
+_SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
+_LEAVE = 120.0  # seconds for all members' files
+
+
+@dataclass
+class Connection:
+    channel: Channel
+    member: Optional[int] = None  # once it may join
+    hello: Optional[Hello] = None
+    heard: float = 0.0
+    pinged: float = 0.0
+    trips: List[Tuple[float, float]] = field(default_factory=list)  # how long each took, and the clock offset by it
+
+
+class LeadSide:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.folder = RunFolder(agent.order.folder)
+        self.listener: Optional[socket.socket] = None
+        self.connections: Dict[socket.socket, Connection] = {}
+        self.by_member: Dict[int, Connection] = {}
+        self.stop_file = StopFile(self.folder.stop)
+        self.last_look = 0.0
+        self.unsent: Set[int] = set()  # members whose connections were full
+        self.first_step: Optional[float] = None
+        self.master_addr = "127.0.0.1"
+        self.events: EventLog
+        self.lead: Lead
+        self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
+            Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
+            FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
+        }  # fmt: skip
+
+    def open(self) -> None:
+        agent, order = self.agent, self.agent.order
+        raise_open_files()
+        agent.open_folder(self.folder)
+        self.stop_file.skip()
+        earlier = Run.open(self.folder.path).attempt_ends()
+        self.events = EventLog(self.folder.events, 0)
+        self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
+        started = {
+            "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
+            "launcher": order.launcher, "launcher_why": order.launcher_why,
+        }  # fmt: skip
+        self.events.write("run-started", started)
+        if order.nodes > 1:
+            # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
+            self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
+            agent.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            self.master_addr = resolve(order.master, agent.wait_politely) or self.master_addr
+        self._do(self.lead.hello(agent.hello(self.master_addr), 0.0, time.monotonic()))
+
+    def tell(self, message: Message) -> None:
+        """This node's own messages go to the lead like any other's."""
+        self._from_member(0, message)
+
+    def beat(self) -> None:
+        if self.agent.node and hasattr(self, "lead"):
+            self.lead.beat(0, self.agent.node.progress_beat())
+
+    def tick(self, now: float) -> None:
+        self._do(self.lead.tick(now))
+        self.unsent = {number for number in self.unsent if self._flush(number)}
+        if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
+            self.last_look = now
+            self._check_silence(now)
+            self._look_for_stop()
+
+    def leave(self) -> None:
+        """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
+        does it; the guard goes on hearing from us."""
+        if self.connections:
+            in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self.listener
+        for _ in range(256):  # others wait for their turn, too
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections[sock] = Connection(Channel(sock, self.agent.token, lead=True))
+            self.agent.selector.register(sock, selectors.EVENT_READ, lambda sock=sock: self._receive(sock))
+
+    def _receive(self, sock: socket.socket) -> None:
+        connection = self.connections[sock]
+        channel = connection.channel
+        try:
+            messages = channel.receive()
+            for message in messages:
+                self._on_message(connection, message)
+        except WireError:
+            channel.close()
+        if channel.closed:
+            self._drop(sock, "its agent's connection broke")
+
+    def _drop(self, sock: socket.socket, why: str) -> None:
+        connection = self.connections.pop(sock, None)
+        if connection is None:
+            return
+        self.agent.selector.unregister(sock)
+        connection.channel.close()
+        if connection.member is not None:
+            del self.by_member[connection.member]
+            self._do(self.lead.member_lost(connection.member, why, time.monotonic()))
+
+    def _on_message(self, connection: Connection, message: Message) -> None:
+        connection.heard = time.monotonic()
+        if connection.member is not None:
+            self._from_member(connection.member, message)
+        elif isinstance(message, Hello) and connection.hello is None:
+            if not self._refuse(connection, message):
+                connection.hello = message
+                self._ping(connection)
+        elif isinstance(message, Pong) and connection.hello is not None:
+            self._pong(connection, message)
+
+    def _refuse(self, connection: Connection, hello: Hello) -> bool:
+        why = self.lead.refuse(hello)
+        if why:
+            connection.channel.send(Refuse(why))
+            print(f"drumbeat: refused a node: {why}", file=sys.stderr, flush=True)
+            self._do(self.lead.refused(hello, why))
+        return bool(why)
+
+    def _ping(self, connection: Connection) -> None:
+        connection.pinged = time.time()
+        connection.channel.send(Ping())
+
+    def _pong(self, connection: Connection, pong: Pong) -> None:
+        """The shortest of several round trips tells the clock offset best."""
+        now, hello = time.time(), connection.hello
+        assert hello
+        connection.trips.append((now - connection.pinged, (connection.pinged + now) / 2 - pong.t))
+        if len(connection.trips) < _TRIPS:
+            self._ping(connection)
+            return
+        if self._refuse(connection, hello):  # another one may have come before it
+            return
+        assert hello.member is not None
+        connection.member = hello.member
+        self.by_member[hello.member] = connection
+        if not self.agent.order.emulated:
+            self.master_addr = connection.channel.sock.getsockname()[0]  # proved: a member has reached us by it
+        connection.channel.send(Welcome(self.agent.order.run_id, self.folder.path, socket.gethostname()))
+        self._do(self.lead.hello(hello, round(min(connection.trips)[1], 6), time.monotonic()))
+
+    def _check_silence(self, now: float) -> None:
+        limit = self.agent.order.timing.lost_node
+        for sock, connection in list(self.connections.items()):
+            if connection.member is not None and now - connection.heard > limit:
+                self._drop(sock, f"its agent has been silent for {limit:g} s")
+
+    # -- messages of members -----------------------------------------------------------------------------------------
+
+    def _from_member(self, member: int, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise WireError(f"a member does not send {type(message).__name__}")
+        handler(member, message)
+
+    def _beat(self, member: int, message: Beat) -> None:
+        self.lead.beat(member, message)
+
+    def _rank_ended(self, member: int, message: RankEnded) -> None:
+        self._do(self.lead.rank_ended(member, message, time.monotonic()))
+
+    def _done(self, member: int, message: Done) -> None:
+        self._do(self.lead.member_done(member, message, time.monotonic()))
+
+    def _stop_asked(self, member: int, message: StopAsked) -> None:
+        number = message.signal
+        why = f"node {member} was asked to stop by {signal.Signals(number).name}"
+        self._do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
+
+    def _first_step(self, member: int, message: FirstStep) -> None:
+        if self.first_step is None:
+            self.first_step = message.t + self.lead.members[member].clock_offset
+            self._do([Record("first-step", {"seconds": round(self.first_step - self.agent.order.created, 3)})])
+
+    def _judged(self, member: int, message: Judged) -> None:
+        self._do([Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})])
+
+    def _found(self, member: int, message: Found) -> None:
+        self._do([Record("finding", {"finding": to_plain(message.finding)})])
+        if message.stop:
+            self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
+
+    def _file(self, member: int, message: FilePart) -> None:
+        take(self.folder.node(member), message)
+
+    # -- the lead's decisions, carried out ---------------------------------------------------------------------------
+
+    def _do(self, acts: List[Act]) -> None:
+        for act in acts:
+            if isinstance(act, Record):
+                self._record(act)
+            elif isinstance(act, Tell):
+                self._tell(act)
+            elif isinstance(act, Finish):
+                write_end(self.folder, self.lead, self.first_step)
+                self.agent.exit_code = act.exit_code
+
+    def _record(self, record: Record) -> None:
+        lead = self.lead
+        self.events.attempt = lead.attempts[-1].number if lead.attempts else lead.first_attempt
+        self.events.write(record.kind, record.data)
+        if record.kind == "attempt-started":
+            replace(self.folder.peers, json.dumps(self._peers()) + "\n")
+
+    def _tell(self, tell: Tell) -> None:
+        data = b""
+        for number in tell.members:
+            if number == 0:
+                continue
+            connection = self.by_member.get(number)
+            if connection is not None and not connection.channel.closed:
+                data = data or encode(tell.message)
+                connection.channel.queue(data)
+                if isinstance(tell.message, Prepare):
+                    continue  # each member's Start comes next
+                connection.channel.flush()
+                if connection.channel.wants_write:
+                    self.unsent.add(number)
+        if 0 in tell.members:
+            self.agent.obey(tell.message)
+
+    def _flush(self, member: int) -> bool:
+        """Send what a member has not taken yet; whether there is still some left."""
+        connection = self.by_member.get(member)
+        if connection is None:
+            return False
+        connection.channel.flush()
+        return connection.channel.wants_write
+
+    def _peers(self) -> Dict[str, object]:
+        """Who took part, and as which node; what each of them has, it writes itself."""
+        attempt = self.lead.attempts[-1]
+        nodes = [
+            {"node": node, "member": number, "host": member.host, "address": member.address,
+             "clock_offset": member.clock_offset, "ranks": member.ranks}
+            for node, number in enumerate(attempt.assignment)
+            for member in [self.lead.members[number]]
+        ]  # fmt: skip
+        return {"nodes": nodes, "master_addr": self.master_addr, "master_port": attempt.port, "schema": "1.0"}
+
+    def _pick_port(self, world: World) -> Tuple[str, int]:
+        """Where the ranks meet: as planned, on the first of its ports that is free now."""
+        agent = self.agent
+        peers = peers_of(world, agent.order, 0, self.master_addr, agent.facts)
+        planned = rendezvous(agent.order, peers)
+        self.master_addr = planned.address or self.master_addr
+        exported = os.environ.get("MASTER_PORT", "")
+        if exported.isdigit() and not self.lead.attempts:
+            return self.master_addr, int(exported)  # the user's own choice wins, until it turns out to be taken
+        used = {attempt.port for attempt in self.lead.attempts}
+        return self.master_addr, free_port(self.master_addr, [port for port in planned.ports if port not in used])
+
+    # -- stopping and going ------------------------------------------------------------------------------------------
+
+    def _look_for_stop(self) -> None:
+        for name, why in self.stop_file.look():
+            number = signal.SIGINT if name == "INT" else signal.SIGTERM
+            self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
+
+    def _gather(self) -> bytes:
+        """In a child: take what members still send, until all have gone or nothing comes any more."""
+        deadline = time.monotonic() + _LEAVE
+        quiet = time.monotonic() + _SILENCE
+        with selectors.DefaultSelector() as selector:
+            for sock in self.connections:
+                selector.register(sock, selectors.EVENT_READ)
+            while selector.get_map() and time.monotonic() < min(deadline, quiet):
+                for key, _ in selector.select(0.1):
+                    quiet = time.monotonic() + _SILENCE
+                    if not self._take(key.fileobj):  # type: ignore[arg-type]
+                        selector.unregister(key.fileobj)
+                for connection in self.connections.values():
+                    connection.channel.flush()
+        return b"done"
+
+    def _take(self, sock: socket.socket) -> bool:
+        """Write the files that have come by one connection; False when it is closed."""
+        connection = self.connections[sock]
+        try:
+            for message in connection.channel.receive():
+                if isinstance(message, FilePart) and connection.member is not None:
+                    self._file(connection.member, message)
+        except WireError:
+            connection.channel.close()
+        return not connection.channel.closed
+
+
+def raise_open_files() -> None:
+    """One connection per member: as many open files as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass

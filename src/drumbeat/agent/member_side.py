@@ -1,0 +1,139 @@
+"""A member's side of the muster: it finds the lead, follows it, and at the end sends its files where nothing is shared."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import time
+from typing import TYPE_CHECKING, Optional
+
+from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.dial import dial
+from drumbeat.agent.wire.files import files_of
+from drumbeat.agent.wire.messages import Message, Ping, Pong, Refuse, StopAsked, Welcome, WireError
+from drumbeat.order import Order, dump_order
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.signals import EXIT_MUSTER
+
+if TYPE_CHECKING:
+    from drumbeat.agent.loop import Agent
+
+_LEAVE = 60.0  # seconds for a member's files to reach the lead
+_WORD = 5.0  # seconds for the last messages, where there are no files to send
+
+
+def beat_interval(order: Order) -> float:
+    """Seconds between two beats of a member: in a large job fewer, so that the lead hears at most some 250 per second."""
+    longest = order.timing.lost_node / 3
+    return max(0.9 * order.timing.heartbeat, min(longest, order.nodes / 250))
+
+
+class MemberSide:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.up: Optional[Channel] = None
+        self.shared_folder = True
+        self.last_beat = 0.0
+        self.beat_every = beat_interval(agent.order)
+
+    def open(self) -> None:
+        agent, order = self.agent, self.agent.order
+        self.up = dial(
+            order.master, order.muster_ports, agent.token, order.timing.muster, agent.wait_politely, agent.complain
+        )
+        agent.selector.register(self.up.sock, selectors.EVENT_READ, self._receive)
+        mine = self.up.sock.getsockname()[0]
+        self.up.send(agent.hello(order.hosts[agent.number] if order.emulated else mine))
+
+    def tell(self, message: Message) -> None:
+        if self._is_open and self.up:
+            self.up.send(message)
+        elif isinstance(message, StopAsked):
+            self.agent.end_now(128 + message.signal)
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if self.up is not None and self._is_open and self.agent.node and now - self.last_beat >= self.beat_every:
+            self.last_beat = now
+            self.up.send(self.agent.node.progress_beat())
+
+    def tick(self, now: float) -> None:
+        if self.up is not None:
+            self.up.flush()
+            if self.up.closed and self.agent.exit_code is None:
+                self.agent.complain("the connection to the lead is lost; ending")
+                self.agent.exit_code = EXIT_MUSTER
+
+    def leave(self) -> None:
+        """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""
+        if self.up is None or self.up.closed:
+            return
+        node = self.agent.node
+        with_files = not self.shared_folder and node is not None
+        deadline = time.monotonic() + (_LEAVE if with_files else _WORD)
+        for part in files_of(node.folder) if node is not None and with_files else ():
+            self.up.send(part)
+            if not self._drain(deadline):
+                break
+        self._drain(deadline)
+        self.up.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_open(self) -> bool:
+        return self.up is not None and self.up.opened and not self.up.closed
+
+    def _drain(self, deadline: float) -> bool:
+        assert self.up
+        with selectors.DefaultSelector() as selector:
+            while self.up.wants_write and time.monotonic() < deadline:
+                if not selector.get_map():
+                    selector.register(self.up.sock, selectors.EVENT_WRITE)
+                selector.select(0.2)
+                self.up.flush()
+                self.agent.beat()
+        return not self.up.closed and not self.up.wants_write
+
+    def _receive(self) -> None:
+        assert self.up
+        sock = self.up.sock
+        try:
+            messages = self.up.receive()
+        except WireError as error:
+            self.agent.complain(f"the lead: {error}")
+            messages = []
+            self.up.close()
+        for message in messages:
+            self._from_lead(message)
+        if self.up.closed:
+            self.agent.selector.unregister(sock)
+
+    def _from_lead(self, message: Message) -> None:
+        if isinstance(message, Ping):
+            self.tell(Pong(time.time()))
+        elif isinstance(message, Refuse):
+            self.agent.complain(f"the lead refuses: {message.why}")
+            self.agent.exit_code = EXIT_MUSTER
+        elif isinstance(message, Welcome):
+            self._welcome(message)
+        else:
+            self.agent.obey(message)
+
+    def _welcome(self, message: Welcome) -> None:
+        """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
+        theirs = RunFolder(message.folder)
+        # Joined nodes made orders of their own; the lead's run id is the run's.
+        self.agent.order = dataclasses.replace(self.agent.order, run_id=message.run_id)
+        run = read_json(theirs.run_json)
+        self.shared_folder = run is not None and run.get("run_id") == message.run_id
+        if not self.shared_folder:
+            order = self.agent.order
+            theirs = RunFolder(order.folder)
+            os.makedirs(theirs.path, exist_ok=True)
+            replace(theirs.order, dump_order(order))
+            replace_json(theirs.run_json, {"schema": SCHEMA, "run_id": message.run_id, "lead": message.host})
+        self.agent.open_folder(theirs)

@@ -1,0 +1,64 @@
+"""The muster, as far as it needs no state: who may join, who is missing, and what to say when it fails."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from drumbeat.agent.decide import Member
+from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
+from drumbeat.agent.wire.messages import Hello
+from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.hostlist import fold
+from drumbeat.order import Order
+from drumbeat.ranges import ranges
+
+
+def refusal(order: Order, members: Mapping[int, Member], hello: Hello) -> str:
+    """Why this member may not join; '' if it may."""
+    number, host = hello.member, hello.host
+    if number is None or not 0 <= number < order.nodes:
+        return f"node rank {number} is not one of 0 to {order.nodes - 1}: --nodes or NNODES is wrong somewhere"
+    if number in members:
+        return f"node rank {number} is taken by {members[number].host}, and {host} claims it too: give each its own"
+    ours = order.terms()
+    differing = [key for key in ours if ours[key] != hello.terms.get(key)]
+    if differing:
+        words = "; ".join(
+            f"{key} is {_short(hello.terms.get(key))} there, {_short(ours[key])} here" for key in differing
+        )
+        return f"{host} was asked for another job than the lead: {words}"
+    return ""
+
+
+def refused(hello: Hello, why: str) -> Finding:
+    return Finding(
+        "node-refused", ERROR, f"node {hello.member} ({hello.host}) cannot take part", why,
+        "start all nodes with the same command and options, each with a node rank of its own",
+        (Evidence(why),), node=hello.member, host=hello.host,
+    )  # fmt: skip
+
+
+def missing(order: Order, members: Mapping[int, Member]) -> str:
+    """The nodes that have not come yet, by host name where the order knows it."""
+    absent = [number for number in range(order.nodes) if number not in members]
+    if len(order.hosts) == order.nodes and not order.emulated:
+        return fold([order.hosts[number] for number in absent])
+    text = ranges(absent)
+    return f"node {text}" if text.isdigit() else f"nodes {text}"
+
+
+def timed_out(order: Order, members: Mapping[int, Member]) -> Finding:
+    here = fold([member.host for _, member in sorted(members.items())]) if members else "none"
+    absent = missing(order, members)
+    return Finding(
+        "muster-timeout", ERROR, f"{absent} did not come within {order.timing.muster:g} s", f"only {here} came",
+        "look at the other nodes' output; check that they reach the lead's address and port",
+    )  # fmt: skip
+
+
+def _short(value: Any) -> str:
+    text = " ".join(value) if isinstance(value, list) and all(isinstance(word, str) for word in value) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = ["FIRST_NOTICE", "NOTICE_EVERY", "missing", "refusal", "refused", "timed_out"]

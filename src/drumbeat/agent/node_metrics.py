@@ -1,0 +1,57 @@
+"""What this node's ranks report: shipped from the node's own disk to the run folder, and added up to its progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, List, Optional
+
+from drumbeat.agent.ranks.merged_logs import Shipping
+from drumbeat.printed.reader import PrintedMetrics
+from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.read import Tail, decode
+from drumbeat.runfolder.records import parse_metric
+
+
+class NodeMetrics:
+    """`local` is a folder on the node's own disk: ranks make many small writes."""
+
+    def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
+        self.folder, self.shipping = folder, shipping
+        self.progress = Progress()
+        self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
+        self._reported = Tail(self.path)
+        self._printed: Optional[PrintedMetrics] = None
+        self._steps_reported = False
+
+    def read_printed(self, folder: str) -> None:
+        """Scripts that know nothing of us still print how they get on: read that from the logs in this folder too."""
+        self._printed = PrintedMetrics(folder)
+
+    def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
+        """Carry on what has come, in few writes; the records that could be used."""
+        if self.shipping and os.path.isdir(self.folder.attempt(attempt)):
+            self.shipping.ship(attempt, final)
+        lines = self._reported.lines(final) + self._printed_records(final)
+        if lines:
+            with open(self.folder.metrics, "a", encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in lines))
+        records = []
+        for line in lines:
+            record = decode(line) or {}
+            metric = parse_metric(record, self.folder.node)
+            if metric:  # any script may write this file: what cannot be used is left to the readers to count
+                self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
+                self.progress.add(metric)
+                records.append(record)
+        return records
+
+    def _printed_records(self, final: bool) -> List[str]:
+        if self._printed is None:
+            return []
+        records = self._printed.read(final)
+        if self._steps_reported:  # a program that reports its steps itself is not counted twice
+            records = [record for record in records if record["kind"] != "step"]
+        return [json.dumps({"t": time.time(), **record}) for record in records]

@@ -1,0 +1,59 @@
+"""Why one rank ended, from its exit status, the end of its standard error, and what the kernel counted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+from drumbeat.agent.ranks.launchers import Direct, End
+from drumbeat.agent.ranks.log_tail import tail
+from drumbeat.agent.ranks.start import NO_WORKDIR
+from drumbeat.agent.watchers.oom import oom_kills
+from drumbeat.diagnose.exits import explain_exit
+from drumbeat.facts.host import LiveHost
+from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.order import Order
+from drumbeat.runfolder.layout import NodeFolder
+
+
+class Explainer:
+    """For one attempt. `kept` is the log in which a reader of the run folder finds the rank's lines, where they are merged."""
+
+    def __init__(self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, kept: str = "") -> None:
+        self.order, self.logs, self.launcher, self.attempt, self.kept = order, logs, launcher, attempt, kept
+        self._oom_kills = oom_kills(LiveHost())  # before the ranks start
+
+    def explain(self, end: End, by_us: bool, run_folder: str) -> Finding:
+        log, out = (self._written(end.rank, stream) for stream in ("err", "out"))
+        lines, printed = tail(log), tail(out)
+        missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
+        if missing:
+            found = self._no_workdir(missing)
+        else:
+            ended_by_us = by_us and end.signal == signal.SIGKILL
+            command, no_memory = self.order.command, self._no_memory(end)
+            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed)
+        if any(each.text in line for each in found.evidence for line in printed):
+            log = out
+        file = os.path.relpath(self.kept or log, run_folder)
+        return replace(found, evidence=tuple(replace(each, file=each.file or file) for each in found.evidence))
+
+    def _written(self, rank: int, stream: str) -> str:
+        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        log = self.logs.log(self.attempt, rank, stream)
+        return log if os.path.exists(log) and os.path.getsize(log) else self.launcher.log(self.attempt, rank, stream)
+
+    def _no_workdir(self, line: str) -> Finding:
+        return Finding(
+            "workdir-missing", ERROR, f"the working directory {self.order.workdir} cannot be used on this node",
+            line[len(NO_WORKDIR) :].strip() or "it does not exist there",
+            "use a folder on storage that all nodes share (workdir: in the job file), and bind it into the container",
+            (Evidence(line),),
+        )  # fmt: skip
+
+    def _no_memory(self, end: End) -> bool:
+        """Whether the kernel has killed for lack of memory since the start: only then is a SIGKILL its doing."""
+        if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
+            return False
+        return (oom_kills(LiveHost()) or 0) > self._oom_kills

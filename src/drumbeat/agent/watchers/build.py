@@ -1,0 +1,51 @@
+"""The watchers of one attempt on one node, with their sensors: built in one place, from the order and the facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Sequence
+
+from drumbeat.agent.watchers.affinity import Placement, RankLooks
+from drumbeat.agent.watchers.contract import Watcher
+from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
+from drumbeat.agent.watchers.transport_sensors import OpenGate
+from drumbeat.facts.model import Facts
+from drumbeat.order import EnvVar, Order
+from drumbeat.plan.binding import Binding
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the watchers of an attempt are told about it."""
+
+    node: int
+    first_rank: int
+    facts: Facts  # as all tasks of the node see it together
+    bound: Binding
+    right: Binding  # the binding that the GPUs ask for
+    variables: Sequence[EnvVar]
+    ranks: int  # that this node must have; 0 where the command itself starts them
+    local: str  # a folder on the node's own disk
+
+
+def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
+    """The transport gate, where the job wants one: it must be opened before the ranks' variables are final."""
+    return [gate()] if order.checks.get("transport", "off") != "off" else []
+
+
+def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record: Record, tell: Tell) -> Watching:
+    watchers: List[Watcher] = []
+    sensors: List[Sensor] = []
+    for gate in gates:
+        watchers.append(gate.watcher)
+        sensors += gate.sensors
+    level = order.checks.get("affinity", "warn")
+    if level != "off":
+        seats = Placement(
+            scene.facts, scene.bound, scene.right, scene.variables, scene.first_rank, level, scene.node, scene.ranks
+        )
+        looks = RankLooks(order.run_id, scene.node, scene.facts, scene.local, lambda: not seats.done)
+        seats.on_first_step = looks.look_soon
+        watchers.append(seats)
+        sensors.append(looks)
+    return Watching(watchers, sensors, record, tell)

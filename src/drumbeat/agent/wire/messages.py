@@ -1,0 +1,215 @@
+"""The messages between agents, and between an agent and the tasks of its node: frozen records with one table.
+
+On the wire a message is one line of JSON: its fields, and under `is` the name of its type.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional, Tuple, Type, Union
+
+from drumbeat.agent.world import Network, World
+from drumbeat.facts.model import Gpu
+from drumbeat.finding import Finding, Verdict
+from drumbeat.record import RecordError, from_plain, to_plain
+
+
+class WireError(Exception):
+    """The other side is not one of us, or does not keep to the protocol."""
+
+
+# -- a member to the lead ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    member: Optional[int]
+    host: str
+    address: str  # by which the others reach it
+    terms: Dict[str, Any]  # what all members must agree on
+    ranks: int = 1
+    network: Network = field(default_factory=Network)
+    findings: Tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pong:
+    t: float
+
+
+@dataclass(frozen=True)
+class Beat:
+    """I am here, and this is how far my ranks are."""
+
+    step: Optional[int] = None
+    t: Optional[float] = None  # of that step's report, on the member's clock
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    attempt: int
+    rank: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    t: float
+    by_us: bool
+    finding: Optional[Finding] = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """No process of this attempt is left on this member."""
+
+    attempt: int
+    progress: Dict[str, Any] = field(default_factory=dict)
+    stuck: str = ""  # processes that could not be ended, in words
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    signal: int
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    t: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Found:
+    finding: Finding
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A piece of one of the member's files; pieces of a file come in order."""
+
+    name: str
+    data: str  # base64
+    first: bool
+
+
+# -- the lead to a member ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ping:
+    pass
+
+
+@dataclass(frozen=True)
+class Refuse:
+    why: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    run_id: str
+    folder: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """The world of the next attempt: the same message for every member."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin an attempt in the world that was sent before, as this node rank."""
+
+    attempt: int
+    node_rank: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    signal: int
+    grace: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    exit_code: int
+
+
+# -- between an agent and the tasks of its node ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskHello:
+    local_id: int
+    cpus: Tuple[int, ...] = ()
+    gpus: Tuple[Gpu, ...] = ()  # that this task sees
+    visible: Dict[str, str] = field(default_factory=dict)  # variables that limit them
+
+
+@dataclass(frozen=True)
+class StartRank:
+    argv: Tuple[str, ...]
+    env: Dict[str, str]
+    workdir: str
+    out: str
+    err: str
+    cpus: Tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SignalRank:
+    number: int
+
+
+@dataclass(frozen=True)
+class KillRank:
+    pass
+
+
+@dataclass(frozen=True)
+class EndTask:
+    pass
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankExited:
+    status: int  # as waitpid gives it
+
+
+Message = Union[
+    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, FilePart,
+    Ping, Refuse, Welcome, Prepare, Start, Stop, End,
+    TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
+]  # fmt: skip
+
+_TYPES: Dict[str, Type[Any]] = {cls.__name__: cls for cls in Message.__args__}  # type: ignore[attr-defined]
+
+
+def encode(message: Message) -> bytes:
+    plain = {"is": type(message).__name__, **to_plain(message)}
+    return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(plain: Dict[str, Any]) -> Message:
+    """WireError for a message that is none of ours, or of another version's shape."""
+    cls = _TYPES.get(str(plain.get("is")))
+    if cls is None:
+        raise WireError(f"a message of unknown type {plain.get('is')!r}")
+    try:
+        message: Message = from_plain(cls, plain)
+    except RecordError as error:
+        raise WireError(f"a message that does not fit: {error}") from None
+    return message

@@ -1,0 +1,42 @@
+"""Ports: the lead listens on the first candidate that is free; the ranks meet on one that nobody holds now."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import List, Optional, Sequence, Tuple
+
+from drumbeat.agent.wire.messages import WireError
+
+
+def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
+    """Listen on the first candidate port that is free; a taken one costs nothing but the try."""
+    last: Optional[OSError] = None
+    for port in ports:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            sock.listen(4096)
+        except OSError as error:
+            last = error
+            sock.close()
+            continue
+        sock.setblocking(False)
+        return sock
+    raise WireError(f"none of the ports {', '.join(map(str, ports))} is free on {address}: {last}")
+
+
+def free_port(address: str, wanted: Sequence[int]) -> int:
+    """The first wanted port that nobody holds now; if all are held, any above the range the kernel gives away."""
+    start = 61000 + secrets.randbelow(4000)
+    candidates: List[int] = [*wanted, *range(start, 65536), *range(61000, start)]
+    for port in candidates:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+            try:
+                sock.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise WireError(f"no free port from 61000 to 65535 on {address}")

@@ -1,0 +1,122 @@
+"""JPEG files decoded and cropped on the GPU that trains: by torchvision's nvJPEG, which uses the chip's own decoders.
+
+A thread of the rank reads the files and hands them over; the work runs on a stream of its own, beside training. What
+the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumbeat.train.data.decode import chosen_box
+from drumbeat.train.data.decoders import Decoders, Draw
+from drumbeat.train.refusal import Refusal
+from drumbeat.train.world import World
+
+_JPEG = b"\xff\xd8\xff"
+
+
+def unavailable(device: torch.device) -> Optional[str]:
+    """None, or why images cannot be decoded on this device."""
+    if device.type != "cuda" or torch.version.hip:
+        return "it takes an NVIDIA GPU"
+    try:
+        from torchvision.io import decode_jpeg
+
+        from drumbeat.train.kernels import crop  # noqa: F401 - Triton must be there
+
+        decode_jpeg([_smallest()], device=device)
+    except (ImportError, RuntimeError, OSError) as error:
+        return str(error).splitlines()[0] or type(error).__name__
+    return None
+
+
+def decoders_for(where: str, workers: int, world: World) -> Union[Decoders, DeviceDecoder]:
+    """`where`: gpu, cpu, or auto, the GPU where it can."""
+    if where not in ("auto", "gpu", "cpu"):
+        raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu")
+    processes = Decoders(workers, world.local_size)
+    reason = "" if where == "cpu" else unavailable(world.device)
+    if where == "gpu" and reason:
+        raise Refusal(f"decode=gpu: {reason}", "use decode=cpu")
+    return processes if where == "cpu" or reason else DeviceDecoder(world.device, processes)
+
+
+class DeviceDecoder:
+    """Takes the place of `Decoders`; `others` decodes what the GPU cannot."""
+
+    def __init__(self, device: torch.device, others: Decoders) -> None:
+        self.device, self.others = device, others
+        self._files = ThreadPoolExecutor(4, thread_name_prefix="drumbeat-files")
+        self._stream: Optional[torch.cuda.Stream] = None
+
+    def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
+        """(count, size, size, 3) bytes on the device, complete when this returns."""
+        files = list(self._files.map(_read, (path for path, _ in images)))
+        here = [i for i, file in enumerate(files) if bytes(file[:3]) == _JPEG]
+        with self._beside_training():
+            try:
+                cropped = self._cropped(size, [files[i] for i in here], [images[i][1] for i in here])
+            except RuntimeError:  # one of them; the processes find out which, and name it if it is broken
+                here, cropped = [], None
+            if cropped is not None and len(here) == len(images):
+                return cropped
+            return self._mixed(size, images, here, cropped)
+
+    @contextmanager
+    def _beside_training(self) -> Iterator[None]:
+        if self.device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+    def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        from drumbeat.train.kernels.crop import crop_and_resize
+
+        if not files:
+            return None
+        whole = decode_jpeg(files, mode=ImageReadMode.RGB, device=self.device)
+        boxes, flips = zip(*(chosen_box(image.shape[2], image.shape[1], draw) for image, draw in zip(whole, draws)))
+        return crop_and_resize(whole, list(boxes), list(flips), size)
+
+    def _mixed(
+        self, size: int, images: Sequence[Tuple[str, Draw]], here: List[int], cropped: Optional[Tensor]
+    ) -> Tensor:
+        out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=self.device)
+        rest = [i for i in range(len(images)) if i not in set(here)]
+        if cropped is not None:
+            out[torch.tensor(here, device=self.device)] = cropped
+        if rest:
+            pixels = torch.from_numpy(self.others.decode(size, [images[i] for i in rest]))
+            out[torch.tensor(rest, device=self.device)] = pixels.to(self.device)
+        return out
+
+
+def _read(path: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.fromfile(path, dtype=np.uint8))
+    except OSError as error:
+        raise Refusal(f"{path}: cannot be read: {error.strerror}", "replace it or take it away") from None
+
+
+def _smallest() -> Tensor:
+    """A JPEG image of 16 x 16 grey pixels, to see whether there is a decoder."""
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (128, 128, 128)).save(file, "JPEG")
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)

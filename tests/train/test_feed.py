@@ -1,0 +1,85 @@
+"""Decoding on the GPU, as far as a CPU can show it: which files go where, and what happens to broken ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+Image = pytest.importorskip("PIL.Image", reason="reading images needs Pillow")
+
+from drumbeat.train.data.decode import chosen_box, decoded  # noqa: E402
+from drumbeat.train.data.decoders import Decoders, Draw  # noqa: E402
+from drumbeat.train.data.device_decode import DeviceDecoder, decoders_for  # noqa: E402
+from drumbeat.train.data.images import ImageFolder  # noqa: E402
+from drumbeat.train.refusal import Refusal  # noqa: E402
+from drumbeat.train.world import World  # noqa: E402
+
+SIZE = 8
+
+
+@pytest.fixture()
+def files(tmp_path: Path) -> List[Path]:
+    """Two JPEG files with a PNG between them, in one class."""
+    random = np.random.default_rng(0)
+    paths = []
+    for i, ending in enumerate(("jpg", "png", "jpg")):
+        coarse = Image.fromarray((random.random((5, 7, 3)) * 255).astype(np.uint8)).resize((40, 30))
+        paths.append(tmp_path / "class" / f"{i}.{ending}")
+        paths[-1].parent.mkdir(exist_ok=True)
+        coarse.save(paths[-1])
+    return paths
+
+
+class PlayedGpu(DeviceDecoder):
+    """Decodes with Pillow what the GPU would, and fails as it does: one broken file fails the batch."""
+
+    def __init__(self, files: List[Path]) -> None:
+        super().__init__(torch.device("cpu"), Decoders(1))
+        self.paths, self.taken = files, 0
+
+    def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
+        known = {path.read_bytes(): str(path) for path in self.paths}
+        self.taken = len(files)
+        try:
+            made = [decoded(known[bytes(file.numpy())], size, draw) for file, draw in zip(files, draws)]
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+        return torch.from_numpy(np.stack(made))
+
+
+def test_what_the_gpu_cannot_decode_goes_to_the_processes_and_the_order_stays(files: List[Path]) -> None:
+    gpu = PlayedGpu(files)
+    wanted = [(str(path), (0, 1, i)) for i, path in enumerate(files)]
+    want = np.stack([decoded(path, SIZE, draw) for path, draw in wanted])
+    assert torch.equal(gpu.decode(SIZE, wanted), torch.from_numpy(want)) and gpu.taken == 2, "the PNG is not its own"
+
+
+def test_a_broken_file_is_named_by_the_processes(files: List[Path]) -> None:
+    files[2].write_bytes(files[2].read_bytes()[:60])
+    images = ImageFolder(str(files[0].parent.parent), SIZE, decoders=PlayedGpu(files))
+    assert images.read([0, 1], [0, 0])[0].shape == (2, SIZE, SIZE, 3)
+    with pytest.raises(Refusal, match="2.jpg: cannot be read as an image"):
+        images.read([0, 1, 2], [0, 0, 0])
+    files[1].unlink()
+    with pytest.raises(Refusal, match="1.png: cannot be read"):
+        images.read([0, 1], [0, 0])
+
+
+def test_where_images_are_decoded() -> None:
+    here = World(0, 1, 0, 1, torch.device("cpu"))
+    assert isinstance(decoders_for("auto", 1, here), Decoders) and isinstance(decoders_for("cpu", 1, here), Decoders)
+    with pytest.raises(Refusal, match="NVIDIA GPU; use decode=cpu"):
+        decoders_for("gpu", 1, here)
+    with pytest.raises(Refusal, match="known: auto, gpu, cpu"):
+        decoders_for("tpu", 1, here)
+
+
+def test_a_crop_follows_from_its_draw_alone() -> None:
+    boxes: List[Tuple[object, bool]] = [chosen_box(500, 375, (0, epoch, 7)) for epoch in (0, 0, 1)]
+    assert boxes[0] == boxes[1] != boxes[2]
+    assert chosen_box(500, 400, None) == ((75.0, 25.0, 425.0, 375.0), False), "validation: the middle"
