@@ -37,8 +37,8 @@ _VOCABULARY = re.compile(
     r"|MIN|NUM|USE|NO)(_|$)"
 )
 
-_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w{0,80})(\s?[=:]\s?[\"']?)([^\s\"'$<>{}]+)")
-_GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,80})([=\s]+[\"']?)([^\s\"'$<>{}-][^\s\"'$<>{}]*)")
+_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[\"']?)([^\s\"'$<>{}]+)")
+_GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,80})([= \t]+[\"']?)([^\s\"'$<>{}-][^\s\"'$<>{}]*)")
 _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+|\bbearer\s+)([\w.~+/=-]{8,})"
 )

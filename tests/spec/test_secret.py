@@ -72,7 +72,7 @@ def test_secrets_in_text_are_hidden(text, shown):
     [
         "export HF_TOKEN=$(cat f)", "tokens: 12345678", "SyntaxError: unexpected token: 1234567", "tokens_per_s=1234567.8",
         "Missing key(s) in state_dict: transformer.h.0", "KeyError: 'model.layers.0.weight'", "ssh://git@host/x",
-        "Loading checkpoint key: model.layers.0", "https://user@host/path",
+        "Loading checkpoint key: model.layers.0", "https://user@host/path", "x --hub-token\nenvironment: 3", "DB_PASS:\nfoo: 1",
     ],
 )  # fmt: skip
 def test_other_text_stays(text):

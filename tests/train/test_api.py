@@ -261,6 +261,15 @@ def test_master_weights_share_the_groups_of_the_given_optimizer() -> None:
         train.setup(model, torch.optim.SGD(model.parameters()), precision="bf16-master")
 
 
+def test_blocks_are_found_and_may_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: List[Any] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **how: compiled.append((type(module), how)))
+    layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 8), "layers": layers})
+    train.setup(model, torch.optim.AdamW(model.parameters()), compile=True)
+    assert compiled == [(nn.Linear, {"fullgraph": False})] * 2
+
+
 def test_importing_train_needs_no_torch_and_using_it_says_what_is_missing() -> None:
     """A Python without torch, played by a finder that does not find it."""
     code = """

@@ -168,7 +168,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
                 title=entry["title"],
                 cause=entry["reason"],
                 fix=entry["fix"],
-                source=entry.get("source", "PyTorch release notes"),
+                source="release notes of the package",
                 find=("cannot import name", "No module named", "has no attribute"),
                 pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
                 over=("P8", "M11"),

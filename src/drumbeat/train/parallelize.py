@@ -65,11 +65,15 @@ def parallelize(
     tensor_plan: Optional[Dict[str, ParallelStyle]] = None,
     recompute: str = "none",
     compile: bool = False,
+    whole_graphs: bool = True,
     sharding: Optional[Sharding] = None,
     hook: str = "all-reduce",
 ) -> nn.Module:
     """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
-    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`."""
+    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
+
+    `whole_graphs`: a block that torch.compile cannot take in one piece is an error instead of a slow block.
+    """
     layout = meshes.layout
     sharded = shards(meshes)
     precision.check(device, sharded, layout.tp > 1)
@@ -87,7 +91,7 @@ def parallelize(
     repeated = block_list(model, blocks)
     if compile:
         for _, block in repeated or [("", model)]:
-            block.compile(fullgraph=bool(repeated))
+            block.compile(fullgraph=whole_graphs and bool(repeated))
     if sharded:
         if hook != "all-reduce":
             raise Refusal(f"communication hook {hook}: hooks belong to DDP, and this layout shards", "use layout ddp")

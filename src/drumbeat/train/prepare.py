@@ -67,6 +67,7 @@ def setup(
         tensor_plan={name: _style(name, style) for name, style in (plan or {}).items()} or None,
         recompute=recompute,
         compile=compile,
+        whole_graphs=False,
         sharding=Sharding(offload=offload),
         hook=hook,
     )
