@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
@@ -21,7 +23,7 @@ def add_arguments(parser: Any) -> None:
         "--render", action="store_true", help="the batch script or manifest, byte for byte as submit would send it"
     )
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
-    group.add_argument("--json", action="store_true", help="for programs")
+    add_json(group)
     parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
 
 
@@ -135,8 +137,8 @@ def _headline(order: Any) -> List[str]:
     kind = "emulated node" if order.emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
-    lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {order.launcher_why}"]
-    lines.append(f"command   {shlex.join(order.command)}")
+    launcher = f"launcher {order.launcher} ({order.launcher_why})"
+    lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
     replaced = replaced_flags(order.command)
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())

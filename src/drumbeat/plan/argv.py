@@ -55,19 +55,13 @@ def choose_launcher(command: Sequence[str], wanted: str) -> Tuple[str, str]:
     own_ranks = starts_its_own_ranks(command)
     if own_ranks:
         return "once", f"{own_ranks}: started once per node"
-    return "ranks", "the default: the agent starts the ranks itself, no torch needed"
+    return "ranks", "default"
 
 
 def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
     """Flags of the user's launch command that the muster's answer takes the place of."""
     found = find_launcher(command)
     return dict(found.replaced) if found else {}
-
-
-def agreed_command(command: Sequence[str]) -> Tuple[str, ...]:
-    """What all nodes of one job must have in common of their commands: `--node_rank` and its like may differ."""
-    found = find_launcher(command)
-    return found.agreed if found else tuple(command)
 
 
 def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Process]:
