@@ -217,7 +217,7 @@ def test_many_ranks_on_a_laptop_are_no_mismatch():
     bound = binding(job, facts, 0)
     seen = [RankSeen(rank, rank, (0, 1)) for rank in range(8)]
     answer = verdict(rows(facts, bound, bound, seen), facts, bound)
-    assert (answer.answer, answer.findings) == ("not pinned", ()) and "8 ranks on 2 usable cores" in answer.summary
+    assert (answer.answer, answer.findings) == ("not pinned", ()) and "8 ranks share 2 cores" in answer.summary
 
 
 def test_ranks_in_a_corner_of_a_large_machine():

@@ -59,7 +59,7 @@ def test_failure_ends_every_process_within_five_seconds(drumbeat, tmp_path):
     assert ended_at - failed_at < 5.0
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
     assert summary["failure"]["rank"] == 1 and summary["exit_code"] == 7
-    assert [each["ranks"] for each in summary["consequences"]] == ["0,2-3"]
+    assert sum(each["count"] for each in summary["consequences"]) == 3
 
 
 @pytest.mark.parametrize("victim,node", [("agent", 0), ("agent", 1), ("guard", 0), ("guard", 1)])

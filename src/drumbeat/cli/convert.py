@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument("script", metavar="SCRIPT", help="a batch script; - is standard input")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_json(parser)
     parser.epilog = "Exit code: 0, or 1 when no line was found that starts a training."
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
@@ -18,7 +20,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_json(parser)
     parser.epilog = "Exit code: 0 when nothing is worse than a warning, 1 when something would break a job."
 
 

@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="PLACE", help="a folder laid out like another machine's /, or a capture")
-    parser.add_argument("--json", action="store_true", help="the Facts record")
+    add_json(parser)
     parser.add_argument("--capture", metavar="FILE.tar.gz", help="pack what was read, for --root elsewhere; no secrets")
 
 

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, Dict, List, Sequence
 
+from drumbeat.cli.options import add_json
+
 MAX_BYTES = 1_000_000
 
 
@@ -13,7 +15,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a script, or a Markdown or reStructuredText page; - is standard input"
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     parser.add_argument("--fix", action="store_true", help="mend what is safe to mend; the old file stays as FILE.orig")
     parser.epilog = (
         "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
@@ -21,7 +23,7 @@ def add_arguments(parser: Any) -> None:
         "--render", action="store_true", help="the batch script or manifest, byte for byte as submit would send it"
     )
     group.add_argument("--save", metavar="ORDER.json", help="keep this order: submit ORDER.json sends exactly this")
-    group.add_argument("--json", action="store_true", help="for programs")
+    add_json(group)
     parser.epilog = "Exit code: 0, or 1 when the plan holds an error: something that would break the job."
 
 
@@ -133,7 +135,8 @@ def _headline(order: Any) -> str:
 
     kind = "emulated nodes" if order.emulated else "nodes"
     size = f"{order.nodes} {kind} x {order.ranks_per_node} ranks"
-    lines = [f"{order.name} on {order.site}: {size}, {order.launcher_why}", f"command   {shlex.join(order.command)}"]
+    launcher = f"launcher {order.launcher} ({order.launcher_why})"
+    lines = [f"{order.name} on {order.site}: {size}, {launcher}", f"command   {shlex.join(order.command)}"]
     replaced = replaced_flags(order.command)
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())

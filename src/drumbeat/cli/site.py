@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
@@ -18,7 +20,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--source", action="store_true", help="show: print the profile itself, to copy it")
     parser.add_argument("--base", metavar="IMAGE", help="image: the image to build on")
     parser.add_argument("--library", metavar="FILE", help="image: libbnxt_re-A.B.C.D.tar.gz, the hosts' version")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_json(parser)
 
 
 def run(args: Any) -> int:

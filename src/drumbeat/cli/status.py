@@ -36,7 +36,10 @@ def run(args: Any) -> int:
         print(json.dumps(as_plain(state), indent=2))
         return 0
     told = state.status
-    lines = [("run", found.run_id), ("state", told.state + (f": {told.detail}" if told.detail else ""))]
+    lines = [
+        ("run", found.run_id),
+        ("state", told.state + (f": {told.detail}" if told.detail not in ("", told.state) else "")),
+    ]
     if state.summary:
         lines += closing_lines(found, state.summary)
     else:

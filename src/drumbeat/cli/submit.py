@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from drumbeat.cli.options import add_json
+
 
 def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
 
     add_job_flags(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
 
 
 def run(args: Any) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from drumbeat.cli.options import add_json
+
 _NOT_OURS = ("array", "restarts")
 _HELP = {
     "batch": "the largest batch that fits, and the fastest; a step's samples stay the same",
@@ -51,7 +53,7 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--submit", action="store_true", help="one job of the scheduler runs all trials; with --dry-run: show it"
     )
-    group.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
+    add_json(group)
     parser.usage = f"{parser.prog} {{{','.join(_HELP)}}} [JOB.yaml] [options] [-- COMMAND...]"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from drumbeat.cli.options import add_json
+
 _NOT_OURS = ("command", "launcher", "restarts", "name")
 
 
@@ -11,7 +13,7 @@ def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
 
     parser.add_argument("--quick", action="store_true", help="half a minute: fewer sizes, shorter measurements")
-    parser.add_argument("--json", action="store_true", help="the whole answer as JSON on standard output")
+    add_json(parser)
     parser.add_argument(
         "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl (or rccl) where there are GPUs"
     )

@@ -55,7 +55,7 @@ def choose_launcher(command: Sequence[str], wanted: str) -> Tuple[str, str]:
     own_ranks = starts_its_own_ranks(command)
     if own_ranks:
         return "once", f"{own_ranks}: started once per node"
-    return "ranks", "the default: the agent starts the ranks itself, no torch needed"
+    return "ranks", "default"
 
 
 def replaced_flags(command: Sequence[str]) -> Dict[str, str]:

@@ -186,7 +186,7 @@ def _cpus(
     if not cores:
         return nothing, 1, "the cores this job may use are not known, so no affinity is set and one thread is safe", []
     if len(cores) < total:
-        words = f"{total} ranks on {len(cores)} usable core{'s' if len(cores) > 1 else ''}: they share, none is bound"
+        words = f"{total} ranks share {len(cores)} core{'s' if len(cores) > 1 else ''}"
         return nothing, fair, words, [] if order.emulated else [_few(facts, words)]
     numas = [group[0].numa if group and (group[0].numa or 0) >= 0 else None for group in groups]
     turns = [group[0].index if group else rank for rank, group in enumerate(groups)]

@@ -37,7 +37,7 @@ def _answer(table: Sequence[Row], bound: Binding, findings: Sequence[Finding], g
         names = ", ".join(_name(row) for row in unknown[:_SHOWN])
         return "unknown", f"{good}; {names}: {'; '.join(reasons[:2])}" if unknown else reasons[0]
     if _count(table, RIGHT) < len(table):
-        return "not pinned", f"{len(table)} ranks: {bound.threads_why}"
+        return "not pinned", bound.threads_why
     return "as planned", good
 
 

@@ -207,11 +207,14 @@ KINDS: Dict[str, Tuple[str, ...]] = {
 }  # what writers must give
 
 
+_UNKNOWN = {"mono": 0.0, "seq": 0, "host": "", "node": 0, "attempt": 0}  # what readers can do without
+
+
 def parse_event(data: Mapping[str, Any]) -> Optional[Event]:
     """The event that a decoded line stands for; None if a field is missing or of the wrong type."""
     record = TYPES.get(str(data.get("kind")), Event)
     try:
-        event = from_plain(record, data)
+        event = from_plain(record, {**_UNKNOWN, **data})
     except (RecordError, AssertionError, OverflowError):
         return None
     whole = all(math.isfinite(value) for value in vars(event).values() if isinstance(value, float))

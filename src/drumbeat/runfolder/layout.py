@@ -1,28 +1,29 @@
 """The layout of a run folder, and nothing else: where each file stands and who writes it.
 
 RUN/
-  run.json             what this is, schema, handle        desk, once
+  run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle
   order.json           the Order                           desk, once
   job.yaml             the job file as it was given        desk, once
   code.json            commit and dirty state              desk, once
   drumbeat.pyz         what every node runs                desk, once
-  job.sh               the batch script, where there is one desk, once
+  job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
-  verdict              the end, for whatever started the agents  lead, replaced
+  verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
-  array/N/             one job of an array: a run folder   lead
-  stop                 a line for each wish to stop        whoever wishes; only the lead reads it
+  stop                 a line for each request to stop     whoever asks; only the lead reads it
+  array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           who took part, and as which node    lead, replaced
-  summary.json         how it went                         lead, replaced
+  summary.json         how it went                         lead, replaced; the desk, if the lead was killed
   nodes/K/facts.json         what node K has               agent K
-  nodes/K/environment.json   every variable, with reason   agent K
+  nodes/K/environment.json   every variable, with reason   agent K, replaced
   nodes/K/events.jsonl       its events                    agent K
   nodes/K/metrics.jsonl      what its ranks reported       agent K
   nodes/K/telemetry.jsonl    GPUs, cores, network          agent K's monitor
-  nodes/K/agent.log          what went wrong in the agent  agent K
+  nodes/K/agent.log          what the monitor complained of   agent K's monitor
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
   nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
+  nodes/K/attempt-N/torchrun.out, torchrun.err             torchrun, where it is the launcher
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
   nodes/K/attempt-N/profile/rank-R.pt.trace.json   drumbeat train with profile=   rank R
   nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Dict, List
+from typing import Dict
 
 SCHEMA = "1.0"
 
@@ -100,13 +101,6 @@ class RunFolder:
     def node(self, node: int) -> NodeFolder:
         return NodeFolder(self.at("nodes", str(node)), node)
 
-    def nodes(self) -> List[NodeFolder]:
-        try:
-            names = os.listdir(self.at("nodes"))
-        except OSError:
-            return []
-        return [self.node(number) for number in sorted(int(name) for name in names if name.isdigit())]
-
 
 @dataclass(frozen=True)
 class NodeFolder:
@@ -150,13 +144,6 @@ class NodeFolder:
     def merged(self, attempt: int) -> str:
         """All ranks of the node in one file, where the job is large."""
         return self.at(f"attempt-{attempt}", "ranks.log")
-
-    def attempts(self) -> List[int]:
-        try:
-            names = os.listdir(self.path)
-        except OSError:
-            return []
-        return sorted(int(name[8:]) for name in names if name.startswith("attempt-") and name[8:].isdigit())
 
     def ranks(self, attempt: int) -> Dict[int, str]:
         """Rank -> its path without the stream's ending."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
     from drumbeat.runfolder.follow import Follower
 
-_RECENT = 8 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
+_RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
 _HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
 

@@ -1,0 +1,299 @@
+"""What list, status, logs, cancel and the console say of runs, from their folders alone."""
+
+import json
+import os
+import socket
+import time
+
+import pytest
+
+from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.decide import FAILED, Member, Outcome
+from drumbeat.agent.lead import Lead
+from drumbeat.agent.summary import summary_of
+from drumbeat.desk.closing import closing_lines
+from drumbeat.desk.console import Console
+from drumbeat.desk.lost_lead import summary_without_lead
+from drumbeat.desk.runs import all_runs, find_run, find_running
+from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.hostlist import expand, fold
+from drumbeat.problem import Problem
+from drumbeat.processes import start_time
+from drumbeat.ranges import named_ranks, ranges
+from drumbeat.runfolder.events import Mustered, NodeJoined
+from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary, Throughput, write_summary
+from tests.runfolder.folders import events, log, make_run, metrics, order
+
+
+def index(home, *runs):
+    """As if they had been started from this home."""
+    links = home / ".local/state/drumbeat/runs"
+    links.mkdir(parents=True, exist_ok=True)
+    for path in runs:
+        (links / path.name).symlink_to(path)
+
+
+def desk():
+    """The record of a desk process that lives: our own."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": start_time(os.getpid())}
+
+
+def lines(text):
+    return dict(line.split(None, 1) for line in text.splitlines() if line[:1].strip())
+
+
+def test_ranges_and_node_lists():
+    assert ranges([9, 0, 1, 2, 3, 2]) == "0-3,9" and ranges([]) == "" and ranges(range(0, 20, 2), 2) == "0,2,..."
+    assert named_ranks([3]) == "rank 3" and named_ranks(range(10_000)) == "ranks 0-9999"
+    for hosts in (
+        ["n1", "n2", "n3", "n9", "login", "n10"], ["a09", "a10", "a11", "a1", "a2"], ["nid005026", "nid005027"], ["x"],
+        ["n9", "n10", "n11"], ["10.0.0.1", "10.0.0.2"], ["n3", "n2", "n1"], ["vm", "vm", "vm1", "vm"], ["01", "02"],
+    ):  # fmt: skip
+        assert expand(fold(hosts)) == hosts, fold(hosts)
+    assert fold(f"nid{n:06d}" for n in range(5026, 6276)) == "nid[005026-006275]"
+
+
+def test_a_failure_of_ten_thousand_ranks(tmp_path):
+    """One rank fails, a third are ended by us, the others lose their peers, each with a message of its own."""
+    run = make_run(tmp_path / "run", nodes=1250)
+    lead = Lead(order(tmp_path / "run", nodes=1250, ranks_per_node=8), lambda world: ("h", 1), 0.0)
+    lead.members = {n: Member(n, f"x{n // 8}c{n % 8}s0b{n % 2}n0", "10.0.0.1", 8) for n in range(1250)}
+    cause = Finding(
+        "exception", ERROR, "RuntimeError: boom " + "long " * 500, "raised at t.py:6", "look at it",
+        tuple(Evidence("a line of the log " * 400, "nodes/0/attempt-0/ranks.log") for _ in range(300)), 0, "x0c0s0b0n0", 7,
+    )  # fmt: skip
+    attempt = Attempt(0, 0.0, 1, tuple(range(1250)))
+    for rank in range(10_000):
+        other = Finding("peer-lost", ERROR, f"Connection closed by peer [10.0.0.{rank}]:{rank}", rank=rank)
+        found = cause if rank == 7 else other if rank % 2 else Finding("peer-lost", ERROR, "Connection reset by peer")
+        attempt.ends.append(RankEnd(rank, rank // 8, 1, None, 1.0, found, rank % 3 == 0))
+    attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
+    lead.attempts, lead.history = [attempt] * 40, [Outcome(FAILED, 1, cause)] * 40
+    summary = summary_of(lead, None, 1100.0, 100.0)
+    write_summary(run.folder, summary)
+    assert os.path.getsize(run.folder.summary) < 64_000
+    read = run.summary()
+    assert read == summary and read.ranks == 10_000 and sum(each.count for each in read.consequences) == 9_999
+    for printed in ((), (0,)):
+        said = closing_lines(run, read, printed)
+        assert len(said) <= 12 and max(len(text) for _, text in said) <= 300
+        then = dict(said)["then"]
+        assert then.startswith("ranks 0,3,6,9,12,15,18,21,... (3,334 ranks): ended by drumbeat; ranks 2,4,8")
+    assert len(attempt.affected(cause)) <= 8, "each group is one event"
+
+
+def test_the_desk_writes_the_leads_own_record_when_the_lead_was_killed(tmp_path):
+    run = make_run(tmp_path / "run")
+    started = {"run_id": "x", "nodes": 1, "ranks_per_node": 2, "launcher": "ranks", "launcher_why": ""}
+    where = {"master_addr": "h", "master_port": 1}
+    events(
+        run, ("run-started", started), ("mustered", {"seconds": 0.5, **where}),
+        ("attempt-started", {"world_size": 2, **where}), ("first-step", {"seconds": 3.0}),
+    )  # fmt: skip
+    end = {"rank": 1, "exit_code": None, "signal": 9, "seconds": 5.0, "core_dumped": False}
+    events(run, ("rank-exited", end), node=0)
+    metrics(run, *({"t": 1003.0 + step, "rank": 0, "step": step, "samples": 8} for step in range(5)))
+    summary = summary_without_lead(run, run.order(), 137, now=1020.0)
+    write_summary(run.folder, summary)
+    plain = json.loads((tmp_path / "run/summary.json").read_text())
+    assert set(plain) == set(Summary.__dataclass_fields__) and run.summary() == summary
+    assert (summary.outcome, summary.exit_code, summary.seconds) == ("failed", 137, 20.0)
+    assert "killed by SIGKILL" in summary.failure.title and [a.outcome for a in summary.attempts] == ["failed"]
+    assert summary.consequences[0].ranks == "1" and summary.throughput == Throughput(8.0, "samples/s")
+    assert abs(sum(summary.ledger.values()) - 20.0) < 0.01
+
+
+def test_an_exact_id_wins_over_a_prefix(home, tmp_path):
+    for name in ("pre", "prep-1", "prep-2"):
+        make_run(tmp_path / name, created=1000.0 + len(name))
+    index(home, *(tmp_path / name for name in ("pre", "prep-1", "prep-2")))
+    assert find_run("pre", os.environ).run_id == "pre"
+    assert find_run(None, os.environ).run_id in ("prep-1", "prep-2")
+    with pytest.raises(Problem, match="prep could be any of prep-"):
+        find_run("prep", os.environ)
+    with pytest.raises(Problem, match="no run nothing"):
+        find_run("nothing", os.environ)
+
+
+def test_cancel_takes_the_only_one_that_runs(home, tmp_path):
+    for name in ("one", "two", "three"):
+        make_run(tmp_path / name)
+    index(home, *(tmp_path / name for name in ("one", "two", "three")))
+    assert find_running(None, os.environ, lambda run: run.run_id == "two").run_id == "two"
+    assert find_running("one", os.environ, lambda run: False).run_id == "one"
+    with pytest.raises(Problem, match="2 runs are running: one, two|2 runs are running: two, one"):
+        find_running(None, os.environ, lambda run: run.run_id != "three")
+    with pytest.raises(Problem, match="no run is running"):
+        find_running(None, os.environ, lambda run: False)
+
+
+def damage(path):
+    """Run folders that something has broken, each in its own way."""
+    texts = {
+        "not-json": "{", "a-list": "[]", "created-text": '{"schema": "1.0", "run_id": "x", "created": "yesterday"}',
+        "created-huge": '{"schema": "1.0", "run_id": "x", "created": ' + "9" * 400 + "}", "no-schema": '{"run_id": "x"}',
+        "deep": "[" * 100_000, "newer": '{"schema": "9.0", "run_id": "x"}', "desk-text": '{"schema": "1.0", "desk": "x"}',
+    }  # fmt: skip
+    for name, text in texts.items():
+        (path / name).mkdir()
+        (path / name / "run.json").write_text(text)
+    (path / "empty").mkdir()
+    whole = make_run(path / "summary-broken", desk=desk())
+    for name in ("summary.json", "order.json", "peers.json", "events.jsonl"):
+        (path / "summary-broken" / name).write_text('{"schema": "1.0", "seconds": NaN, "nodes": [{"node": "x"}]}\n')
+    (path / "summary-broken/nodes/0/environment.json").write_text("[]")
+    newer = make_run(path / "summary-newer", desk=desk())
+    (path / "summary-newer/summary.json").write_text('{"schema": "9.0"}')
+    return [*texts, "empty", whole.run_id, newer.run_id]
+
+
+def test_a_damaged_run_folder_breaks_nothing(drumbeat, home, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    names = damage(broken)
+    make_run(tmp_path / "good", desk=desk(), created=2000.0)
+    log(Run.open(str(tmp_path / "good")), 0, "OSError: [Errno 122] Disk quota exceeded\n", "err")
+    index(home, tmp_path / "good", *(broken / name for name in names))
+    done = drumbeat("list")
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["RUN", "good", "summary-broken", "summary-newer"]
+    assert done.stderr.count("left out: ") == 9 and "newer drumbeat (schema 9.0" in done.stderr
+    assert len(json.loads(drumbeat("list", "--json").stdout)) == 3
+    for name in ("good", "summary-broken", "summary-newer"):
+        done = drumbeat("status", name)
+        assert done.returncode == 0 and lines(done.stdout)["state"] == "running", done.stdout + done.stderr
+    assert "quota" in drumbeat("diagnose", "good").stdout, "diagnose takes a run id too"
+    done = drumbeat("diagnose", broken / "newer")
+    assert done.returncode == 2 and "schema 9.0" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path):
+    fast = make_run(tmp_path / ("a-run-with-a-name-that-is-longer-than-most" + "-20261115-101112-abcd"))
+    write_summary(
+        fast.folder, Summary(fast.run_id, "finished", 0, 7300.0, 1, throughput=Throughput(1.234e6, "tokens/s"))
+    )
+    slow = make_run(tmp_path / "slow-20261115-101112-abcd", desk=desk(), created=time.time() - 100)
+    metrics(slow, *({"t": 10.0 + step, "rank": 0, "step": step, "steps": 1000, "samples": 4} for step in range(50)))
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning/tune.json").write_text("{}")
+    trial = make_run(tmp_path / "tuning/trial-1", created=5000.0)
+    index(
+        home,
+        *(os.path.realpath(run.path) and tmp_path / os.path.relpath(run.path, tmp_path) for run in (fast, slow, trial)),
+    )
+    shown = drumbeat("list").stdout.splitlines()
+    assert max(map(len, shown)) <= 80 and shown[0].split() == ["RUN", "STATE", "STEP", "SPEED", "TIME"]
+    assert shown[1].split()[:5] == [slow.run_id, "running", "49/1000", "4", "samples/s"] and shown[1].endswith(" s")
+    assert shown[2] == fast.run_id and shown[3].split() == ["finished", "-", "1.23M", "tokens/s", "2", "h", "01", "m"]
+    assert len(shown) == 4 and "trial-1" in drumbeat("list", "--all").stdout
+    assert find_run(None, os.environ).run_id == slow.run_id and len(all_runs(os.environ).runs) == 3
+
+
+def test_status_of_a_run_that_goes_on(drumbeat, home, tmp_path):
+    """Elapsed time, time left, step, and the ranks that have ended meanwhile."""
+    run = make_run(tmp_path / "run", desk=desk(), created=time.time() - 500)
+    index(home, tmp_path / "run")
+    for rank in range(4):
+        events(run, ("rank-started", {"rank": rank, "local_rank": rank, "pid": 1, "cpus": []}), node=0)
+    metrics(
+        run, *({"t": 10.0 + 2 * step, "rank": 0, "step": step, "steps": 109, "loss": 9.0 - step} for step in range(10))
+    )
+    assert lines(drumbeat("status").stdout)["ranks"] == "all 4 running"
+    for rank in range(3):
+        end = {"rank": rank, "exit_code": rank // 2, "signal": None, "seconds": 5.0, "core_dumped": False}
+        events(run, ("rank-exited", end), node=0)
+    path = tmp_path / "run/nodes/0/events.jsonl"
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**event, "t": event["t"] - 120}) + "\n" for event in written))
+    said = lines(drumbeat("status").stdout)
+    assert said["ranks"].startswith("3 of 4 have ended, the last one 2 m 0") and said["ranks"].endswith(
+        "ranks 0-2 (ended with 1)"
+    )
+    assert said["elapsed"].startswith("8 m 2") and "3 m 20 s left" in said["elapsed"]
+    assert said["progress"] == "step 9/109  loss 0.000  0.50 steps/s  3 m 20 s left"
+    plain = json.loads(drumbeat("status", "--json").stdout)
+    assert (
+        plain["status"]["state"] == "running" and plain["seconds_left"] == 200.0 and len(plain["ranks"]["ended"]) == 3
+    )
+
+
+CAUSES = {
+    "/runs/x/job.sh: 45: exec: apptainer: not found": "a node has no apptainer",
+    'FATAL:   "python3": executable file not found in $PATH': "the container image has no python3",
+    "FATAL:   could not open image /p/x.sif: image format not recognized": "the container image cannot be opened /p/x.sif",
+    "drumbeat: node 0: [Errno 28] No space left on device; ending": "a file system is full or its quota is used up",
+}
+
+
+@pytest.mark.parametrize("line", CAUSES, ids=lambda line: CAUSES[line].replace(" ", "-"))
+def test_the_output_of_a_schedulers_job_tells_why_it_failed(drumbeat, home, tmp_path, line):
+    """The job ended before any agent could say anything; its desk has long gone."""
+    gone = {"host": socket.gethostname(), "pid": 1 << 22, "started": "1"}
+    make_run(tmp_path / "run", desk=gone)
+    index(home, tmp_path / "run")
+    (tmp_path / "run/slurm-77.out").write_text(
+        f"drumbeat  job 77, start 0, on n1\n{line}\nsrun: error: n1: task 0: Exited\n"
+    )
+    status, logs, diagnosis = (drumbeat(*words) for words in (("status",), ("logs",), ("diagnose", "run")))
+    assert lines(status.stdout)["failed"] == CAUSES[line] and "fix" in lines(status.stdout), status.stdout
+    assert line in logs.stdout and "what its job printed" in logs.stderr
+    assert CAUSES[line] in diagnosis.stdout
+
+
+def test_logs_of_one_rank_of_one_attempt(drumbeat, home, tmp_path):
+    run = make_run(tmp_path / "run")
+    index(home, tmp_path / "run")
+    for rank in (0, 1):
+        log(run, rank, f"first {rank}\n")
+        log(run, rank, f"second {rank}\n", attempt=1)
+        log(run, rank, f"wrong {rank}", "err", attempt=1)
+    assert drumbeat("logs").stdout.splitlines() == ["[0] second 0", "[0] wrong 0", "[1] second 1", "[1] wrong 1"]
+    assert drumbeat("logs", "--rank", 1, "--attempt", 0).stdout == "first 1\n"
+    (said,) = [json.loads(line) for line in drumbeat("logs", "--rank", 0, "--attempt", 0, "--json").stdout.splitlines()]
+    assert said == {"node": 0, "attempt": 0, "rank": 0, "stream": "out", "text": "first 0"}
+    assert drumbeat("logs", "--rank", 7).returncode == 2
+
+
+def console(tmp_path, **changes):
+    make_run(tmp_path / "run", nodes=changes.get("nodes", 1))
+    return Console(order(tmp_path / "run", **changes), [0])
+
+
+def test_the_console_says_whom_it_waits_for(tmp_path, capsys):
+    said = console(tmp_path, nodes=3, hosts=("a", "b", "c"))
+    said._begun -= 60
+    said.poll(None)
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+    said._show([NodeJoined(*common, 0, "a", "10.0.0.1", 0.0), NodeJoined(*common, 2, "c", "10.0.0.3", 0.0)])
+    said._waiting_said -= 60
+    said.poll(None)
+    said.poll(None)
+    said.stopping(2, 60.0)
+    said._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
+    text = capsys.readouterr().err
+    assert text.count("waiting    ") == 2 and "0 of 3 nodes connected; still missing: node 0 (a), 1 (b), 2 (c)" in text
+    assert "2 of 3 nodes connected; still missing: node 1 (b); giving up in 4 m 00 s" in text
+    assert "SIGINT: ending; no rank had been started" in text and "to save" not in text
+    assert "connected  3 of 3 nodes in 0.2 s; MASTER_ADDR:PORT = 10.0.0.1:4711" in text
+
+
+def test_the_same_traceback_of_several_ranks_is_shown_once(tmp_path, capsys):
+    said = console(tmp_path)
+    block = ("Traceback (most recent call last):", "RuntimeError: boom")
+    said._show([Line(0, 0, rank, "err", f"[rank{rank}]: {text}") for rank in range(4) for text in block])
+    said._show([Line(0, 0, 0, "err", f"[rank0]: {text}") for text in block])
+    said._show([Line(0, 0, rank, "out", "same") for rank in range(2)])
+    text = capsys.readouterr()
+    assert text.err.splitlines() == [*(f"[0-3] {line}" for line in block), *(f"[rank0]: {line}" for line in block)]
+    assert text.out.splitlines() == ["same", "[1] same"]
+
+
+def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypatch):
+    for live, environment, coloured in ((True, "", True), (True, "1", False), (False, "", False)):
+        monkeypatch.setenv("NO_COLOR", environment)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr.isatty", lambda live=live: live)
+        console(tmp_path).say("failed", "x")
+        assert ("\x1b[31mfailed" in capsys.readouterr().err) == coloured
