@@ -166,6 +166,10 @@ class Order:
     host_paths: Tuple[HostPath, ...] = ()
     arch: str = ""  # of the nodes, as the site says; empty: not known
     modules: Tuple[str, ...] = ()  # environment modules, loaded before the agent starts
+    python: str = ""  # the agent's interpreter, 3.9 or newer; a pattern is looked up on the node; empty: python3
+    before_agent: str = ""  # shell, on each node (inside the container) before the agent starts
+    vendor: str = ""  # of the nodes' GPUs, as the site says: nvidia, amd; empty: not known
+    missing: Tuple[str, ...] = ()  # what the site needs a job to say, and this one does not
     container: Optional[Container] = None
     resources: Resources = field(default_factory=Resources)
     cache_dir: str = ""  # the project's storage, for downloads that all nodes share; empty: not known

@@ -84,11 +84,29 @@ def test_looks_become_rarer(monkeypatch, tmp_path):
     while clock[0] < 300:
         looks.poll(clock[0])
         clock[0] += 0.1
-    assert times[0] >= 1 and len(times) < 25
+    assert times[0] >= 1 and len(times) < 35 and times[-1] - times[-2] >= 14
     before = len(times)
     looks.look_soon(clock[0])
     looks.poll(clock[0])
     assert len(times) == before + 1
+
+
+def test_what_is_new_is_looked_at_again_soon(monkeypatch, tmp_path):
+    """A rank that has just opened its GPU needs a second look, however long its imports took."""
+    shown = [[(RankSeen(0, 1, (0,), (), ()), {})]]
+    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: shown[0])
+    looks, now = RankLooks("r", 0, TWO, str(tmp_path), lambda: True), 0.0
+    while now < 120:
+        looks.poll(now)
+        now += 0.1
+    shown[0] = [(RankSeen(0, 1, (0,), (0,), (0,)), {})]
+    while not looks.poll(now):
+        now += 0.1
+    seen_at = now
+    now += 0.1
+    while not looks.poll(now):
+        now += 0.1
+    assert now - seen_at < 1.2
 
 
 def test_what_proc_shows_of_a_process_with_a_gpu_open(tmp_path):

@@ -127,7 +127,9 @@ def test_a_machine_made_from_an_image_is_no_container(put):
     host = put("/.dockerenv")
     assert read_container(host).runtime == "docker"
     host = put("/proc/self/mountinfo", "21 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n")
-    assert read_container(host).runtime is None, "its root is a disk of its own"
+    assert read_container(host).runtime is None and read_container(host).inside is False, (
+        "its root is a disk of its own"
+    )
     host = put("/proc/self/mountinfo", "21 1 0:50 / / rw - overlay overlay rw,lowerdir=/var/lib/docker/x\n")
     assert read_container(host).runtime == "docker"
     host = put("/proc/self/mountinfo", "21 1 8:1 /var/lib/x / rw - ext4 /dev/sda1 rw\n")

@@ -75,9 +75,9 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
     watching.feed("started", {"pids": [1]}, 1.0)
     watching.tick(2.0)
     assert parrot.heard == [("started", 1.0), ("counters", 2.0), ("tick", 2.0)]
-    assert recorded == ["verdict", "finding", "finding"]
-    assert [message["say"] for message in told] == ["verdict", "finding", "finding"]
-    assert [message.get("stop") for message in told] == [None, False, True]
+    assert recorded == ["verdict"], "the lead writes findings down"
+    assert [type(message).__name__ for message in told] == ["Judged", "Found", "Found"]
+    assert [message.stop for message in told[1:]] == [False, True]
     watching.end(3.0)
     assert parrot.heard[-2:] == [("counters", 3.0), ("ended", 3.0)]
 

@@ -4,6 +4,7 @@ import pytest
 
 from drumbeat.diagnose.lint.engine import CHECKS, lint
 from drumbeat.diagnose.lint.python_code import CHECKS as PYTHON_CHECKS
+from drumbeat.diagnose.lint.python_program import CHECKS as PROGRAM_CHECKS
 from drumbeat.diagnose.lint.rules import RuleError, checked, rules
 from drumbeat.packaged import parse_yaml
 
@@ -31,7 +32,7 @@ def test_good_example_is_clean(name):
 
 def test_every_check_has_a_rule_and_every_rule_its_check():
     asked = {rule.check for rule in rules() if rule.check}
-    assert asked == {*CHECKS, *PYTHON_CHECKS}
+    assert asked == {*CHECKS, *PYTHON_CHECKS, *PROGRAM_CHECKS}
 
 
 @pytest.mark.parametrize(

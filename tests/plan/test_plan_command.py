@@ -26,8 +26,10 @@ def test_a_table_with_reasons(lumi, capsys):
     assert main(["plan", "--root", lumi[0], "--root", lumi[1], "--", "python", "train.py"]) == 0
     out = capsys.readouterr().out
     assert "train on lumi: 2 nodes x 8 ranks" in out
-    line = next(line for line in out.splitlines() if line.startswith("NCCL_SOCKET_IFNAME="))
-    assert "hsn0,hsn1,hsn2,hsn3" in line and " site " in line and "management network" in line
+    lines = out.splitlines()
+    why = lines[lines.index("NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3") + 1]
+    assert why.startswith("    site: ") and "management network" in why
+    assert "command   python train.py" in lines
     assert "--cpu-bind=mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000," in out
     assert "node 1 (nid005027) differs in:" in out and "miopen-cache-1" in out
     assert "left alone" not in out
@@ -118,6 +120,17 @@ def test_doctor(lumi, capsys, tmp_path):
 def test_doctor_compares_nodes(lumi, capsys):
     main(["doctor", "--root", lumi[0], "--root", lumi[1]])
     assert "all nodes:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["lumi-g", "dgx-h100", "mi300x-thor2", "rcp-pod"])
+@pytest.mark.parametrize("explain", [False, True])
+def test_a_plan_fits_80_columns(name, explain):
+    """All but what must stay whole to be copied: a variable with its value, a mask."""
+    from drumbeat.plan.text import plan_lines
+    from tests.plan.archetype import plans_of
+
+    for line in plan_lines(plans_of(name)[0], explain, 80):
+        assert len(line) <= 80 or " " not in line.strip() or "--cpu-bind" in line, line
 
 
 def test_the_command_is_shown_and_what_is_replaced_in_it(lumi, capsys):

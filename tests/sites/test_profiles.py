@@ -15,7 +15,19 @@ from drumbeat.spec.sites import built_in, detect, detect_of, load_site
 from drumbeat.spec.sitetext import new_site, site_lines
 from tests.plan.archetype import SITES, facts_of
 
-BUILT_IN = ("dgx-h100", "localhost", "lumi", "mi300x-cx7", "mi300x-thor2", "olivia", "rcp", "slurm", "workstation")
+BUILT_IN = (
+    "dgx-h100",
+    "localhost",
+    "lumi",
+    "mi300x-cx7",
+    "mi300x-thor2",
+    "mi325x",
+    "mi355x",
+    "olivia",
+    "rcp",
+    "slurm",
+    "workstation",
+)
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
 
 

@@ -193,9 +193,10 @@ class Node:
             return binding(self.order, facts, self.node_rank)
         bound = self.tasks.bound(right, facts)
         for finding in bound.findings[len(right.findings) :]:
-            self.events.write("finding", {"finding": replace(finding, node=self.node_rank)})
             if finding.severity in (WARNING, ERROR):
                 self._tell_finding(finding)
+            else:
+                self.events.write("finding", {"finding": replace(finding, node=self.node_rank)})
         return bound
 
     def _tell_finding(self, finding: Finding) -> None:

@@ -110,7 +110,7 @@ def _print(name: str, findings: Sequence[Any]) -> None:
         place = finding.evidence[0]
         print(f"{shown}:{place.line}: {finding.severity}: {finding.title}  [{finding.code}]")
         print(f"    {place.text}")
-        print(f"    why  {finding.cause} ({source[finding.code]})")
+        print(f"    why  {finding.cause}{f' ({source[finding.code]})' if source[finding.code] else ''}")
         print(f"    fix  {finding.fix}")
     if not findings:
         print(f"{shown}: nothing found")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List
 
 from drumbeat.cli.options import add_json
 
@@ -90,7 +90,7 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
     if args.json:
         _dump({"order": order, "decided here": [*order.env, *exported], "nodes": []})
         return 0
-    print(_headline(order))
+    print("\n".join(_headline(order)))
     print("\n".join(desk_lines(order, exported, args.explain, _width())))
     return 0
 
@@ -104,13 +104,13 @@ def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: L
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
         _dump({"order": order, "nodes": plans, "differences": others, "paths": paths, "path findings": missing})
         return
-    lines = [_headline(order), *plan_lines(plans[0], args.explain, _width())]
+    lines = [*_headline(order), *plan_lines(plans[0], args.explain, _width())]
     if paths:
         lines += ["", *(f"{name}: {path}" for name, path in paths.items())]
-    lines += finding_lines(missing)
+    lines += finding_lines(missing, _width())
     for plan, found in changes:
         lines += ["", f"node {plan.node} ({plan.host}) " + ("differs in:" if found else "is planned alike")]
-        lines += [*difference_lines(found), *finding_lines(plan.findings)]
+        lines += [*difference_lines(found, _width()), *finding_lines(plan.findings, _width())]
     if len(plans) < order.nodes:
         rest = order.nodes - len(plans)
         lines += ["", f"{rest} more node{'s' if rest > 1 else ''}: not looked at; each decides from its own facts"]
@@ -124,24 +124,26 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
         _dump({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
         return 0
     print(f"from {args.against} to {order.nodes} nodes x {order.ranks_per_node} ranks:")
-    print("\n".join(difference_lines(changes)) or "nothing changes")
+    print("\n".join(difference_lines(changes, _width())) or "nothing changes")
     return 0
 
 
-def _headline(order: Any) -> str:
+def _headline(order: Any) -> List[str]:
     import shlex
 
     from drumbeat.plan.argv import replaced_flags
+    from drumbeat.plan.text import wrapped
 
-    kind = "emulated nodes" if order.emulated else "nodes"
-    size = f"{order.nodes} {kind} x {order.ranks_per_node} ranks"
+    kind = "emulated node" if order.emulated else "node"
+    nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
+    ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
     launcher = f"launcher {order.launcher} ({order.launcher_why})"
-    lines = [f"{order.name} on {order.site}: {size}, {launcher}", f"command   {shlex.join(order.command)}"]
+    lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
     replaced = replaced_flags(order.command)
     if replaced:
         said = " ".join(f"{name}={value}" if value else name for name, value in replaced.items())
         lines.append(f"replaced  {said}: each node gets its own from the muster")
-    return "\n".join(lines)
+    return [part for line in lines for part in wrapped(line, _width())]
 
 
 def _dump(value: Any) -> None:
@@ -150,8 +152,8 @@ def _dump(value: Any) -> None:
     print(to_json(value))
 
 
-def _width() -> Optional[int]:
+def _width() -> int:
     import shutil
     import sys
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 80

@@ -13,7 +13,7 @@ def add_arguments(parser: Any) -> None:
         choices=("list", "show", "new", "check", "image"),
         help="list: all sites, and which one this machine is taken for. show NAME: one site with the reason of each "
         "value. new: print a profile made from this machine's facts. check FILE: is this profile right, and are its "
-        "paths there? image NAME: a recipe for an image with the hosts' own RDMA library.",
+        "paths there? image NAME: a recipe for an image with the RDMA libraries it needs.",
     )
     parser.add_argument("site", nargs="?", metavar="NAME or FILE", help="a name of the list, or a profile's path")
     parser.add_argument("--root", metavar="DIR", help="new, check: another machine, as a folder or a capture")
@@ -40,13 +40,11 @@ def _image(args: Any) -> int:
     from drumbeat.problem import Problem
     from drumbeat.spec.sites import find_site
 
-    if not args.base or not args.library:
-        raise Problem(
-            "an image is built on another one, with the hosts' version of the library",
-            "add --base docker.io/rocm/pytorch-training --library libbnxt_re-A.B.C.D.tar.gz",
-        )
+    if not args.base:
+        raise Problem("an image is built on another one", "add --base docker.io/rocm/pytorch-training")
     site = find_site(args.site, os.environ, "")
-    text = recipe(site.name, [path.pattern for path in site.paths.values()], args.base, args.library)
+    runtime = site.container.runtime if site.container else ""
+    text = recipe(site.name, [path.pattern for path in site.paths.values()], runtime, args.base, args.library)
     print(json.dumps({"dockerfile": text}) if args.json else text, end="\n" if args.json else "")
     return 0
 

@@ -1,9 +1,9 @@
-"""An image recipe for clusters whose RDMA library must be the host's own version: the build steps, as a Dockerfile."""
+"""An image recipe with the RDMA libraries that a site's NICs need, as a Dockerfile."""
 
 from __future__ import annotations
 
 import re
-from typing import Iterable, List
+from typing import Iterable, List, Optional
 
 from drumbeat.problem import Problem
 
@@ -16,19 +16,43 @@ _PACKAGES = (
 _SOURCE = re.compile(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
 
 
-def recipe(site: str, patterns: Iterable[str], base: str, source: str) -> str:
-    """`patterns` are the host paths of the site's profile; `source` is the tar file of the host's version, from
-    drivers_linux/bnxt_rocelib of Broadcom's package."""
-    if not any("libbnxt_re" in pattern for pattern in patterns):
-        raise Problem(f"no build steps are known for site {site}", "they are for sites with Broadcom's libbnxt_re")
-    if not _SOURCE.fullmatch(source):
+def recipe(site: str, patterns: Iterable[str], runtime: str, base: str, source: Optional[str] = None) -> str:
+    """`patterns` and `runtime` are the host paths and the container runtime of the site's profile; `source` is the tar file
+    of the host's libbnxt_re, from drivers_linux/bnxt_rocelib of Broadcom's package.
+
+    Only Broadcom's library must be the host's own version; NVIDIA's and Pensando's work from the distribution's rdma-core.
+    """
+    broadcom = any("libbnxt_re" in pattern for pattern in patterns)
+    if not broadcom and runtime not in ("docker", "podman"):
+        raise Problem(
+            f"no build steps are known for site {site}", "they are for sites that run docker or podman images"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,250}", base):
+        raise Problem(f"--base {base!r} is not the name of an image")
+    if not broadcom:
+        if source:
+            raise Problem(f"site {site} needs no library of its own", "leave --library out")
+        return "\n".join(_distribution_lines(site, base)) + "\n"
+    if not source or not _SOURCE.fullmatch(source):
         raise Problem(
             f"--library {source!r} is not libbnxt_re-A.B.C.D.tar.gz",
             "it is in drivers_linux/bnxt_rocelib of the Broadcom package that the hosts have installed",
         )
-    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,250}", base):
-        raise Problem(f"--base {base!r} is not the name of an image")
     return "\n".join(_lines(site, base, source)) + "\n"
+
+
+def _distribution_lines(site: str, base: str) -> List[str]:
+    return [
+        f"# An image for site {site}: {base} with rdma-core, whose providers drive ConnectX (libmlx5) and Pollara (libionic).",
+        "#   docker build -t my-image .",
+        f"FROM {base}",
+        "RUN apt-get update && apt-get install -y --no-install-recommends \\",
+        f"      {' '.join(_PACKAGES)} && \\",
+        "    rm -rf /var/lib/apt/lists/*",
+        "# without a provider libibverbs sees no device, and RCCL falls back to TCP without a word",
+        "RUN set -e; find /usr/lib -path '*libibverbs*' -name 'libmlx5*.so*' | grep -q . || \\",
+        "    { echo 'no libmlx5 provider in this image' >&2; exit 1; }",
+    ]
 
 
 def _lines(site: str, base: str, source: str) -> List[str]:

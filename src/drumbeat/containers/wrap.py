@@ -24,7 +24,7 @@ def node_lines(order: Order, agent: str) -> List[str]:
     """The body of what is started on each node: bind what is needed, then become the container with its agent."""
     used = order.container
     if used is None:
-        return [f"exec {agent}"]
+        return [f"exec {before(order)}{agent}"]
     runtime = RUNTIMES[used.runtime]
     if runtime.lines is None:  # we are inside already
         return [f"exec {inside_command(order, agent)}"]
@@ -103,4 +103,11 @@ def inside_command(order: Order, agent: str) -> str:
         f"{name}={':'.join(folders)}${{{name}:+:${name}}}; export {name}; "
         for name, folders in search_paths(order).items()
     )
-    return f"""sh -c '{puts}exec "$@"' sh {agent}""" if puts else agent
+    return f"""{before(order, puts)}{agent}"""
+
+
+def before(order: Order, puts: str = "") -> str:
+    """What stands before the agent's own words, where something must happen in the same shell first."""
+    if order.before_agent:  # bash: such lines are often `source ...`
+        return f"""bash -c {shlex.quote(f'{puts}{order.before_agent}; exec "$@"')} bash """
+    return f"""sh -c '{puts}exec "$@"' sh """ if puts else ""

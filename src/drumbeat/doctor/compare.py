@@ -123,7 +123,7 @@ def _exported(peers: Peers) -> Iterator[Finding]:
 
 
 def _same_gpu(peers: Peers) -> Iterator[Finding]:
-    """S3-04: two pods on one machine is allowed, the same GPU in both is not."""
+    """Two pods on one machine is allowed, the same GPU in both is not."""
     owner: Dict[str, Peer] = {}
     for peer in peers.nodes:
         for gpu in peer.facts.gpus:

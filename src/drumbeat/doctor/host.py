@@ -142,7 +142,7 @@ def _container(case: Case) -> Iterator[Finding]:
 
 
 def _hardware(case: Case) -> Iterator[Finding]:
-    """S1-01: thresholds below which training on several GPUs waits for the host."""
+    """Thresholds below which training on several GPUs waits for the host."""
     facts = case.facts
     if len(case.gpus) < 2:
         return
@@ -176,7 +176,7 @@ def _way_out(case: Case) -> Iterator[Finding]:
 
 
 def check_software(case: Case) -> Iterator[Finding]:
-    """S1-03: is there a ROCm or a driver, and its collective library?"""
+    """Is there a ROCm or a driver, and its collective library?"""
     facts = case.facts
     if case.here.vendor == "amd":
         rocm, rccl = facts.versions.get("rocm"), facts.versions.get("rccl")

@@ -31,7 +31,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def _fabric(case: Case) -> Iterator[Finding]:
-    """S0-01: is there a network at all, and which?"""
+    """Is there a network at all, and which?"""
     facts, here = case.facts, case.here
     if here.fabric == "unknown":
         yield bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
@@ -220,7 +220,7 @@ def _first(libraries: tuple[Library, ...], names: tuple[str, ...]) -> Optional[L
 
 
 def _broadcom(case: Case) -> Iterator[Finding]:
-    """S0-03, S0-04: two copies of the RoCE library, of which the loader takes one."""
+    """Two copies of the RoCE library, of which the loader takes one."""
     copies: List[Library] = [one for one in case.facts.libraries if one.name.startswith("libbnxt_re") and one.path]
     if len({one.digest for one in copies if one.digest}) > 1:
         yield bad(
@@ -259,7 +259,7 @@ def _gpu_direct(case: Case) -> Iterator[Finding]:
 
 
 def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
-    """S0-03: the RDMA provider in the container must be the host's, byte for byte."""
+    """The RDMA provider in the container must be the host's, byte for byte."""
     theirs = {one.name: one for one in host.facts.libraries if one.digest}
     for mine in inside.facts.libraries:
         other = theirs.get(mine.name)

@@ -25,7 +25,7 @@ def read(host: Host) -> Container:
     runtime, image = _runtime(host)
     if runtime is None:
         # A first process that is an init system is a whole machine's; anything else leaves it open.
-        inside = False if line(host, "/proc/1/comm") in _INIT else None
+        inside = False if line(host, "/proc/1/comm") in _INIT or _disk_is_root(host) else None
         return Container(inside)
     return Container(True, runtime, image, elf.architecture(host, "/bin/sh"))
 

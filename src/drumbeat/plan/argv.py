@@ -64,12 +64,6 @@ def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
     return dict(found.replaced) if found else {}
 
 
-def agreed_command(command: Sequence[str]) -> Tuple[str, ...]:
-    """What all nodes of one job must have in common of their commands: `--node_rank` and its like may differ."""
-    found = find_launcher(command)
-    return found.agreed if found else tuple(command)
-
-
 def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Process]:
     """What node `node` starts."""
     first = sum(peer.ranks for peer in peers.nodes[:node])

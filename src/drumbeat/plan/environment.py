@@ -9,6 +9,7 @@ from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
+from drumbeat.plan.exported import alt_read_is_idle
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import common_gid_index, hca_value, own_addresses
@@ -59,7 +60,7 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     proposals += [
         EnvVar(rule.name, rule.value, f"{rule.why} ({rule.reference})", "default")
         for rule in SETTINGS
-        if matches(rule.when, here, facts)
+        if matches(rule.when, here, facts) and not _idle(rule.name, facts, left)
     ]
     if here.fabric == "slingshot" and here.vendor == "amd" and here.nodes == "many":
         left.append(Left("NCCL_NET_GDR_LEVEL", "PHB is RCCL's own default from ROCm 6.2"))
@@ -73,6 +74,14 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     names = {variable.name for variable in variables}
     kept = tuple(item for item in left if item.name not in names)
     return Decision(tuple(variables), kept, tuple(findings + conflicts + _expected(order, here)))
+
+
+def _idle(name: str, facts: Facts, left: List[Left]) -> bool:
+    """Is this default without effect in the job as it was started?"""
+    if name != "FI_CXI_RDZV_PROTO" or not alt_read_is_idle(facts):
+        return False
+    left.append(Left(name, "alt_read takes effect only in a job started with --network=disable_rdzv_get"))
+    return True
 
 
 def settle(proposals: List[EnvVar]) -> Tuple[List[EnvVar], List[Finding]]:

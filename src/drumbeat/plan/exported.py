@@ -265,6 +265,11 @@ def _corruption(here: Scene, facts: Facts, final: Mapping[str, EnvVar]) -> List[
     ]
 
 
+def alt_read_is_idle(facts: Facts) -> bool:
+    """FI_CXI_RDZV_PROTO=alt_read takes effect only in a job that was started for it."""
+    return facts.identity.scheduler == "slurm" and "disable_rdzv_get" not in facts.environment.get("SLURM_NETWORK", "")
+
+
 def _slurm(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
     """What the scheduler's own variables say: masks that overlap, the network option that alt_read needs."""
     findings = []

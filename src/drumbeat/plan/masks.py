@@ -46,7 +46,10 @@ def parse(text: str) -> Optional[Tuple[int, ...]]:
 
 
 def from_slurm(value: str) -> Tuple[str, ...]:
-    """The masks in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00'), or none."""
+    """The masks or cores in SLURM_CPU_BIND ('quiet,mask_cpu:0xfe,0xfe00', 'map_cpu:49,57'), or none."""
+    cores = re.search(r"map_cpu:(\d{1,4}(?:,\d{1,4})*)", value)
+    if cores:
+        return tuple(cores.group(1).split(","))
     found = re.search(r"mask_cpu:((?:0[xX])?[0-9a-fA-F]+(?:,(?:0[xX])?[0-9a-fA-F]+)*)", value)
     if not found:
         return ()

@@ -161,7 +161,6 @@ class Job:
         "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
         "source $VENV/bin/activate",
         "",
-        flag="SHELL",
         default_text="none",
     )
     env: Dict[str, Optional[str]] = key(
@@ -328,6 +327,23 @@ class Job:
     )
     modules: Tuple[str, ...] = key(
         "words", "Environment modules, loaded on the node before anything else.", "[NRIS/GPU, NCCL]", ()
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter, 3.9 or newer, where `python3` on the nodes or in the image is older or missing. A pattern "
+        "(`*`) is looked up on the node, and the newest match is taken. Your command's own Python is not changed by it.",
+        "python3.11",
+        None,
+        default_text="the site's, else python3",
+    )
+    before_agent: Optional[str] = key(
+        "text",
+        "A line of shell that runs on each node before the agent, inside the container where there is one: for images whose "
+        "python3 is there only after it. Use `setup` for what only your command needs.",
+        "$WITH_CONDA",
+        None,
+        flag="SHELL",
+        default_text="none",
     )
     container: Optional[str] = key(
         "path",

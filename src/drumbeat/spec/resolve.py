@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os.path
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from drumbeat.spec.fields import keys_of
 from drumbeat.spec.job import Job
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
-from drumbeat.spec.resources import container, resources
+from drumbeat.spec.resources import container, flag_of, resources
 from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
@@ -112,6 +113,10 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         stop_signal=int(getattr(signal, "SIG" + job.stop_signal)),
         arch=site.arch or "",
         modules=job.modules,
+        python=_python(job, site),
+        before_agent=job.before_agent or "",
+        vendor=site.vendor or (site.container.vendor if site.container else ""),
+        missing=_missing(job, site),
         container=container(job, site, here),
         resources=resources(job, site, here.environ),
         cache_dir=_cache_dir(job, site, here),
@@ -206,6 +211,19 @@ def _meeting(run_id: str, name: str, master: str, here: Here) -> str:
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{name}/{master}" if here.master else run_id
+
+
+def _python(job: Job, site: Site) -> str:
+    """The job's own, else the site's; an image has an interpreter of its own."""
+    text = job.python or ("" if job.container not in (None, "none") else site.python or "")
+    if text and not re.fullmatch(r"[\w./*?+-]{1,300}", text):
+        raise Problem(f"{job.where('python')}: {shown(text)} is not the name or path of a program")
+    return text
+
+
+def _missing(job: Job, site: Site) -> Tuple[str, ...]:
+    submit = {flag_of(option.value) for option in site.submit.values()} | {flag_of(text) for text in job.submit_options}
+    return tuple(name for name in site.needs if not getattr(job, name, None) and f"--{name}" not in submit)
 
 
 def _ranks_per_node(job: Job, site: Site, here: Here) -> int:

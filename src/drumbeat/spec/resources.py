@@ -28,8 +28,8 @@ def resources(job: Job, site: Site, environ: Mapping[str, str]) -> Resources:
     return Resources(
         account=job.account or "",
         partition=job.partition or "",
-        memory=job.memory or site.memory or "",
-        cpus=job.cpus or _share_of_cores(site, gpus),
+        memory=job.memory or _share_of_memory(site, gpus),
+        cpus=_cpus(job, site, gpus),
         gpus=gpus,
         exclusive=job.exclusive,
         array=job.array or "",
@@ -45,6 +45,22 @@ def _gpus(job: Job, site: Site) -> Optional[int]:
             f"{job.where('gpus')}: {job.gpus} GPUs per node requested, but a node of {site.name} has {site.gpus}"
         )
     return (site.gpus if job.gpus is None else job.gpus) or None
+
+
+def _cpus(job: Job, site: Site, gpus: Optional[int]) -> Optional[int]:
+    if job.cpus and site.cores and job.cpus > site.cores:
+        raise Problem(
+            f"{job.where('cpus')}: {job.cpus} cores per node requested, but a job on {site.name} can have {site.cores}"
+        )
+    return job.cpus or _share_of_cores(site, gpus)
+
+
+def _share_of_memory(site: Site, gpus: Optional[int]) -> str:
+    """All memory with all GPUs; with fewer GPUs the share that belongs to them, as with the cores."""
+    found = re.fullmatch(r"(\d+)([A-Za-z]*)", site.memory or "")
+    if not found or not site.gpus or not gpus or gpus >= site.gpus:
+        return site.memory or ""
+    return f"{max(1, int(found.group(1)) * gpus // site.gpus)}{found.group(2)}"
 
 
 def _share_of_cores(site: Site, gpus: Optional[int]) -> Optional[int]:

@@ -135,6 +135,23 @@ class Site:
     memory: Optional[str] = key(
         "text", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
     )
+    needs: Tuple[str, ...] = key(
+        "words",
+        "What every job must say there (account, time, partition, qos); one that does not is told so before it is sent.",
+        "[account, time]",
+        (),
+        default_text="nothing",
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter outside containers, where the nodes' python3 is older than 3.9; `*` stands for a version.",
+        "/opt/cray/pe/python/*/bin/python3",
+        None,
+        default_text="python3",
+    )
+    vendor: Optional[str] = key(
+        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=("nvidia", "amd"), default_text="not known"
+    )
     arch: Optional[str] = key(
         "choice",
         "The architecture of the nodes that jobs run on; an image must have it, and login nodes may differ.",

@@ -135,7 +135,8 @@ class World:
         }  # fmt: skip
         self.results["ranks"] = self.gather("ranks", me)
         self.nodes = self.settle("nodes", me["node"], list)
-        self.say(f"{self.size} ranks, {self.backend} on {smoked['gpu'] or 'the CPU'}, torch {torch.__version__}")
+        count = f"{self.size} rank{'' if self.size == 1 else 's'}"
+        self.say(f"{count}, {self.backend} on {smoked['gpu'] or 'the CPU'}, torch {torch.__version__}")
         self.write()
 
     def gather(self, name: str, value: Any) -> List[Any]:
@@ -339,7 +340,8 @@ def sweep(world: World, quick: bool) -> None:
             "algbw": round(algbw, 6), "busbw": round(algbw * case.factor(), 6),
         })  # fmt: skip
         if (dtype, size) == (torch.float32, sizes[-1]):
-            world.say(f"{op}: {algbw * case.factor():.3f} GB/s busbw at {case.bytes} bytes")
+            rate = f"{algbw * case.factor():.3f} GB/s busbw" if world.size > 1 else "one rank moves nothing"
+            world.say(f"{op}: {rate} at {case.bytes} bytes")
         world.write()
         del case
     shown = [one for op in ops for one in [each for each in mistakes if each["op"] == op][:MISTAKES]]

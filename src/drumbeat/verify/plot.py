@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from xml.sax.saxutils import escape
 
 from drumbeat.verify.judge import Judgement
-from drumbeat.verify.table import size
+from drumbeat.verify.table import bytes_text
 
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 36, 44
@@ -54,7 +54,7 @@ def _drawn(series: Mapping[str, List[Tuple[int, float]]], judgement: Judgement) 
         parts.append(f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
     for count in sizes[:: 1 if len(sizes) <= 8 else 2]:
         where = f'x="{x(count):.1f}" y="{_HEIGHT - _BOTTOM + 18}"'
-        parts.append(f'<text {where} text-anchor="middle">{size(count)}</text>')
+        parts.append(f'<text {where} text-anchor="middle">{bytes_text(count)}</text>')
     for number, (op, points) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         path = " ".join(f"{x(count):.1f},{y(rate):.1f}" for count, rate in sorted(points))

@@ -13,9 +13,10 @@ _MARKS = {OK: "ok", "info": "ok"}
 def table(results: Mapping[str, Any], judgement: Judgement) -> str:
     ranks, nodes = results["world_size"], len({each["node"] for each in results["ranks"]})
     device = results["ranks"][0]["gpu"] if results["ranks"] else None
+    size = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {nodes} {'node' if nodes == 1 else 'nodes'}"
     lines = [
-        f"{ranks} ranks on {nodes} {'node' if nodes == 1 else 'nodes'}, {results['library']} on {device or 'the CPU'}, "
-        f"torch {results['torch']}, {results['seconds']:.1f} s{', quick' if results['quick'] else ''}",
+        f"{size}, {results['library']} on {device or 'the CPU'}, torch {results['torch']}, {results['seconds']:.1f} s"
+        f"{', quick' if results['quick'] else ''}",
     ]
     if judgement.rows:
         lines += [
@@ -26,7 +27,7 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
         bound = f"{row.ceiling.bound:.4g}" if row.ceiling.bound else "unknown"
         part = f"{row.ratio:.0%}" if row.ratio is not None else ""
         lines.append(
-            f"{row.op:16}{size(row.bytes):>9} {duration(row.seconds):>10} {row.algbw:>9.3f} {row.busbw:>9.3f} {bound:>9} "
+            f"{row.op:16}{bytes_text(row.bytes):>9} {duration(row.seconds):>10} {row.algbw:>9.3f} {row.busbw:>9.3f} {bound:>9} "
             f"{part:>6} {duration(row.latency):>10}"
         )
     if judgement.rows:
@@ -44,7 +45,7 @@ def table(results: Mapping[str, Any], judgement: Judgement) -> str:
     return "\n".join(lines)
 
 
-def size(count: int) -> str:
+def bytes_text(count: int) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:.4g} {name}"

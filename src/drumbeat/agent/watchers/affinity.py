@@ -20,8 +20,8 @@ from drumbeat.plan.rank_environment import changed
 from drumbeat.processes import start_time
 
 _FIRST = 1.0  # seconds after the start
-_SLOWER = 1.5  # each look waits so many times longer than the one before
-_LONGEST = 30.0
+_SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer
+_LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
 _USERS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 
@@ -35,6 +35,7 @@ class RankLooks:
         self._users_file = os.path.join(local, "gpu-users.csv")
         self._next: Optional[float] = None
         self._wait = _FIRST
+        self._last: List[Tuple[Any, ...]] = []
 
     def look_soon(self, now: float) -> None:
         if self._next is not None:
@@ -47,9 +48,10 @@ class RankLooks:
             self._next = now + self._wait
         if now < self._next:
             return []
-        self._wait = min(self._wait * _SLOWER, _LONGEST)
-        self._next = now + self._wait
         seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users())
+        shown = [(about.rank, about.pid, *_facts_of(about)) for about, _ in seen]
+        self._wait = min(self._wait * _SLOWER, _LONGEST) if shown == self._last else _FIRST
+        self._next, self._last = now + self._wait, shown
         if any(len(each.open) > 1 and each.gpus is None for each, _ in seen):
             self._ask_driver()
         return [Saw("ranks", {"seen": seen})] if seen else []

@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, List, Protocol, Sequence
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Found, Judged, Message
-from drumbeat.record import to_plain
 
 Record = Callable[[str, Dict[str, Any]], Any]  # writes an event of this node
 Tell = Callable[[Message], None]  # sends a message to the lead
@@ -53,6 +52,5 @@ class Watching:
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":
                         self.tell(Judged(action.data["verdict"]))
-                elif isinstance(action, (Warn, Stop)):
-                    self.record("finding", {"finding": to_plain(action.finding)})
+                elif isinstance(action, (Warn, Stop)):  # the lead writes it down, for all nodes in one file
                     self.tell(Found(action.finding, isinstance(action, Stop)))

@@ -59,7 +59,8 @@ class Slurm(Backend):
         directives.check(order, where)
 
     def notes(self, order: Order) -> List[str]:
-        return directives.notes(order)
+        exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}
+        return [*directives.missing(order, os.environ, exported), *directives.notes(order)]
 
     def render(self, order: Order) -> Request:
         return render(order)

@@ -12,6 +12,7 @@ from typing import Sequence
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.directives import check_paths, header
+from drumbeat.backends.slurm.render import agent_python
 from drumbeat.containers.wrap import started_by_launcher
 from drumbeat.order import Order
 from drumbeat.problem import Problem
@@ -27,6 +28,7 @@ def render_command(order: Order, command: Sequence[str], why: str) -> Request:
             "--container-runtime apptainer, or tune inside the container",
         )
     words = " ".join('"$BASE"' if word == "{folder}" else shlex.quote(word) for word in command)
+    python, look = agent_python(order)
     lines = [
         "#!/bin/bash",
         *header(order, requeue=False),
@@ -35,7 +37,8 @@ def render_command(order: Order, command: Sequence[str], why: str) -> Request:
         f"BASE={shlex.quote(order.folder)}",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
         "# -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is",
-        f'python3 -I -S "$BASE/drumbeat.pyz" {words} &',
+        *look,
+        f'{python} -I -S "$BASE/drumbeat.pyz" {words} &',
         "desk=$!",
         "# it ends the run that goes on, keeps what it knows, and is waited for",
         "trap 'kill -USR2 $desk' USR2",

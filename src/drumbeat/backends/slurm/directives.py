@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, List, Tuple
+from typing import Callable, List, Mapping, Tuple
 
 from drumbeat.order import Order
 from drumbeat.problem import Problem
@@ -77,6 +77,17 @@ def notes(order: Order) -> List[str]:
             f"time {order.time_limit:g} s is not longer than stop-grace and {_MARGIN} s together: the ranks would be "
             "told to stop as soon as they start; ask for more time, or a shorter stop-grace"
         )
+    return said
+
+
+def missing(order: Order, environ: Mapping[str, str], exported: Mapping[str, str]) -> List[str]:
+    """What the site wants every job to say, and neither this job nor an exported variable does."""
+    said = []
+    for name in order.missing:
+        variable = exported.get(name, "")
+        if not environ.get(variable):
+            way = f"{name}: ... in the job file, or --{name}" + (f", or export {variable}" if variable else "")
+            said.append(f"{order.site} wants every job to say its {name}, and this one does not: {way}")
     return said
 
 

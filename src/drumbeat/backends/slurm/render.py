@@ -6,8 +6,9 @@ happens before a container stands in the same file.
 
 from __future__ import annotations
 
+import re
 import shlex
-from typing import List
+from typing import List, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
@@ -49,16 +50,28 @@ def _array_lines(order: Order) -> List[str]:
 
 
 def _node_part(order: Order) -> List[str]:
-    python = order.container.python if order.container else "python3"
+    python, lines = agent_python(order)
     # -I -S: neither the caller's PYTHONPATH nor an installed package may change what the agent is
     agent = f'{python} -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"'
-    body = node_lines(order, agent)
+    body = [*lines, *node_lines(order, agent)]
     if order.container and not started_by_launcher(order):
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
     return [
         'if [ "${1:-}" = node ]; then  # what srun runs on each node',
         *("  " + line for line in body),
         "fi",
+    ]
+
+
+def agent_python(order: Order) -> Tuple[str, List[str]]:
+    """The word by which the agent's interpreter is called, and the lines that look it up where a pattern names it."""
+    if not order.python:
+        return (order.container.python if order.container else "python3"), []
+    if not re.search(r"[*?]", order.python) or order.container:
+        return shlex.quote(order.python), []
+    look = f"PYTHON=$(ls -d {order.python} 2>/dev/null | sort -V | tail -n 1)"
+    return '"${PYTHON:-python3}"', [
+        f"{look}  # the system's python3 is too old for the agent; the newest of these is not"
     ]
 
 

@@ -95,6 +95,8 @@ def container_variable_twice(context: Context) -> Iterator[Hit]:
 
 def fabric_unset(context: Context) -> Iterator[Hit]:
     """Several nodes on a fabric that NCCL only uses when told; silence there means TCP."""
+    if "drumbeat.pyz" in context.script.text:
+        return  # the agents decide it on the nodes
     if not context.slurm or (context.nodes or 1) < 2 or not re.search(context.settings["signs"], context.script.text):
         return
     named = {each.name for each in context.script.assignments}
@@ -107,7 +109,27 @@ def fabric_unset(context: Context) -> Iterator[Hit]:
                 return
 
 
+def launcher_per_task(context: Context) -> Iterator[Hit]:
+    """A launcher that starts all ranks of a node, itself started once per rank."""
+    said = context.script.option("ntasks-per-node", "tasks-per-node")
+    for command in context.script.commands:
+        if command.name != "srun" or "substitution" in command.within or not _NODE_LAUNCHER.search(command.text):
+            continue
+        flags = dict(options(command.names))
+        asked = flags.get("ntasks-per-node") or flags.get("tasks-per-node") or (said.value if said else "")
+        total, nodes = flags.get("ntasks", ""), flags.get("nodes", "") or str(context.nodes or "")
+        if total.isdecimal() and nodes.isdecimal() and int(nodes):
+            asked = str(max(1, int(total) // int(nodes)))
+        started = re.search(r"--nproc[-_]per[-_]node[= ](\d{1,4})", command.text)
+        if asked.isdecimal() and int(asked) > 1 and (started is None or int(started.group(1)) > 1):
+            ranks = f"{int(asked) * int(started.group(1))}" if started else f"{asked} times as many"
+            yield Hit(command.line, {"tasks": asked, "ranks": ranks})
+
+
+_NODE_LAUNCHER = re.compile(r"\btorchrun\b|-m torch\.distributed\.(?:run|launch)\b|\baccelerate launch\b")
+
 CHECKS = {
+    "launcher-per-task": launcher_per_task,
     "port-fixed": port_fixed,
     "master-is-localhost": master_is_localhost,
     "localhost-after-failure": localhost_after_failure,

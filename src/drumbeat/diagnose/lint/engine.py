@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.lint import checks_launch, checks_shell, checks_slurm, checks_variables, python_code
+from drumbeat.diagnose.lint import (
+    checks_launch,
+    checks_shell,
+    checks_slurm,
+    checks_variables,
+    python_code,
+    python_program,
+)
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
 from drumbeat.diagnose.lint.document import PYTHON, SHELL, Block, blocks, is_document
 from drumbeat.diagnose.lint.rules import Rule, compiled, rules
@@ -31,7 +38,7 @@ def lint(text: str, name: str = "-") -> Review:
     returns = "\r\n" in text and not document
     text = text.replace("\r\n", "\n")
     lines = text.split("\n")
-    found: Dict[Tuple[str, int], Tuple[Rule, Hit]] = {}  # one finding a rule and line
+    found: Dict[Tuple[str, int], Tuple[Rule, Hit]] = {}  # one finding per rule and line
     edits: List[Edit] = []
     for block in blocks(text, name):
         for rule, hit in _judge(block, text, not document, returns):
@@ -44,7 +51,7 @@ def lint(text: str, name: str = "-") -> Review:
 
 def _judge(block: Block, around: str, whole: bool, returns: bool) -> Iterator[Tuple[Rule, Hit]]:
     if block.kind == PYTHON:
-        yield from _python(block.text, block.line)
+        yield from _python(block.text, block.line, whole)
         return
     script = read(block.text, block.line)
     context = Context(script, whole, returns, around, {})
@@ -58,7 +65,7 @@ def _judge(block: Block, around: str, whole: bool, returns: bool) -> Iterator[Tu
             for line, words in _matches(rule, script):
                 yield rule, Hit(line, words)
     for piece in script.python:
-        yield from _python(piece.text, piece.line)
+        yield from _python(piece.text, piece.line, False)
 
 
 def _wanted(rule: Rule, text: str) -> bool:
@@ -67,12 +74,16 @@ def _wanted(rule: Rule, text: str) -> bool:
     return not (rule.without and compiled(rule.without).search(text))
 
 
-def _python(text: str, first: int) -> Iterator[Tuple[Rule, Hit]]:
+def _python(text: str, first: int, whole: bool) -> Iterator[Tuple[Rule, Hit]]:
     code = python_code.lines(text, first)
+    program = python_program.parse(text, first, whole)
     joined = "\n".join(line for _, line in code)
     for rule in rules():
         if rule.check in python_code.CHECKS:
             for hit in python_code.CHECKS[rule.check](code):
+                yield rule, hit
+        elif rule.check in python_program.CHECKS:
+            for hit in python_program.CHECKS[rule.check](program) if program else ():
                 yield rule, hit
         elif rule.python and _wanted(rule, joined):
             for line, source in code:

@@ -24,9 +24,9 @@ class Rule:
     title: str  # may hold {names} of the pattern's groups or of what a check found
     reason: str
     fix: str
-    source: str  # the erratum or requirement
     bad: str
     good: str
+    source: str = ""  # where it is documented
     severity: str = "warning"
     command: str = ""  # pattern: one command's words, quotes taken off
     pipeline: str = ""  # pattern: commands joined by ' | '
@@ -79,7 +79,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         kind = {"settings": dict, "mends": bool, "whole": bool}.get(key, str)
         if not isinstance(value, kind) or value == "":
             raise RuleError(f"{where}: '{key}' must be {kind.__name__}")
-    missing = [name for name in ("id", "title", "reason", "fix", "source", "bad", "good") if name not in entry]
+    missing = [name for name in ("id", "title", "reason", "fix", "bad", "good") if name not in entry]
     if missing:
         raise RuleError(f"{where}: lacks {', '.join(missing)}")
     values: Dict[str, Any] = {"settings": {}, **entry, "file": file}

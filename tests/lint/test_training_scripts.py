@@ -1,0 +1,112 @@
+"""Training scripts with one fault each, and their right neighbours."""
+
+import pytest
+
+from drumbeat.diagnose.lint.engine import lint
+
+GOOD = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+def save(model, path):
+    if dist.get_rank() != 0:
+        return
+    torch.save(model.state_dict(), path)
+
+def main(dataset, net):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    model = DDP(net.cuda(), device_ids=[local_rank])
+    optimizer = torch.optim.AdamW(model.parameters())
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x.cuda()), y.cuda()).backward()
+            optimizer.step()
+        save(model, "last.pt")
+
+if __name__ == "__main__":
+    main([], torch.nn.Linear(1, 1))
+"""
+
+
+def codes(text, name="train.py"):
+    return [finding.code for finding in lint(text, name).findings]
+
+
+def test_a_right_script_gives_no_finding():
+    assert codes(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    "old, new, code",
+    [
+        ("sampler = DistributedSampler(dataset)\n", "\n", "sampler-missing"),
+        ("        sampler.set_epoch(epoch)\n", "", "set-epoch-missing"),
+        ("    torch.cuda.set_device(local_rank)\n", "", "set-device-missing"),
+        ('int(os.environ["LOCAL_RANK"])\n    torch', 'dist.get_rank()\n    torch', "rank-as-device"),
+        ("    if dist.get_rank() != 0:\n        return\n", "", "save-on-every-rank"),
+        ("            optimizer.zero_grad()\n", "", "zero-grad-missing"),
+        ("import os\n", "", "name-undefined"),
+        ("            optimizer.zero_grad()\n",
+         "            optimizer = torch.optim.AdamW(model.parameters())\n            optimizer.zero_grad()\n",
+         "optimizer-in-loop"),
+    ],
+)  # fmt: skip
+def test_one_fault_at_a_time(old, new, code):
+    text = GOOD.replace(old, new)
+    assert text != GOOD
+    if code == "sampler-missing":
+        text = text.replace(", sampler=sampler", ", shuffle=True").replace("        sampler.set_epoch(epoch)\n", "")
+        text = text.replace(", DistributedSampler", "")
+    assert codes(text) == [code]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # a rank in the file's name; a guard where the function is called; a decorator
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+        "torch.save({}, f'part-{rank}.pt')\n",
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndef keep():\n    torch.save({}, 'a.pt')\n"
+        "if dist.get_rank() == 0:\n    keep()\n",
+        # one process: no sampler is needed, and everyone may save
+        "import torch\nfrom torch.utils.data import DataLoader\nloader = DataLoader([1], shuffle=True)\n"
+        "torch.save({}, 'a.pt')\n",
+        # DeepSpeed clears gradients itself
+        "import deepspeed\nengine, *_ = deepspeed.initialize()\nfor x in range(3):\n    engine.backward(x)\n    engine.step()\n",
+        # a validation set is read whole by every rank
+        "import torch.distributed as dist\nfrom torch.utils.data import DataLoader\ndist.init_process_group('gloo')\n"
+        "loader = DataLoader(val_set := [1])\n",
+        # names that comprehension, walrus, match-free binding, global and except make
+        "import sys\ntry:\n    pass\nexcept OSError as error:\n    print(error)\nprint([y for y in sys.argv if (n := y)], n)\n",
+    ],
+)
+def test_near_misses(text):
+    assert codes(text) == []
+
+
+def test_functions_that_call_each_other_end():
+    text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    text += "def a():\n    b()\n    torch.save({}, 'x')\ndef b():\n    a()\n"
+    assert codes(text) == ["save-on-every-rank"]
+
+
+def test_our_own_scripts_are_clean():
+    """What `plan --render` prints: the agents decide the network on the nodes."""
+    from pathlib import Path
+
+    for path in sorted((Path(__file__).parents[1] / "slurm/golden").glob("*.sh")):
+        assert codes(path.read_text("utf-8"), path.name) == [], path.name
+
+
+def test_cores_given_twice_in_a_map():
+    assert "masks-overlap" in codes("#!/bin/bash\nsrun -n 2 --cpu-bind=map_cpu:49,49 ./app\n", "run.sh")
+    assert codes("#!/bin/bash\nsrun -n 2 --cpu-bind=map_cpu:49,57 ./app\n", "run.sh") == []
