@@ -114,7 +114,7 @@ def test_how_a_trial_ends(tune, above, flags, outcome, why):
 def test_a_job_that_is_broken_from_the_start_is_not_tuned(tune, above, outcome):
     done, answer = tune(above=above, flags=("--start", 4, "--silence", 2))
     assert done.returncode == 1 and outcomes(answer) == [(4, outcome)]
-    assert "mend the job first" in answer["ended"] and answer["recommended"] is None
+    assert "fix the job first" in answer["ended"] and answer["recommended"] is None
 
 
 def test_a_program_that_reports_nothing_fits_or_not_and_its_speed_is_unknown(tune):
