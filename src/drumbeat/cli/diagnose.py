@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         _read(reader, source, progress)
     progress.end()
     if sources.run:
+        reader.of_a_run = True
         _recorded(reader, sources.run)
     report = reader.report()
     if args.json:

@@ -44,6 +44,7 @@ class Log:
     places: Mapping[str, Places] = field(default_factory=dict)  # code -> its lines
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
+    of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""
@@ -52,7 +53,8 @@ class Log:
 
 @dataclass(frozen=True)
 class Failure:
-    """`answer` is a code, `none` when no error was seen, `unknown` when errors were but not their cause."""
+    """`answer` is a code, `none` when no error was seen, `unknown` when errors were but not their cause, or when
+    nothing that was read is about a run."""
 
     answer: str
     confidence: str = UNKNOWN
@@ -155,6 +157,8 @@ class _Judge:
             return self._of_symptoms(rest)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
+        if not self.log.of_a_run:
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
         return rest
 
     def _tier(self, event: Event) -> str:
@@ -170,7 +174,7 @@ class _Judge:
         if event.level in ("I", "W") and not rule.any_level:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
         if rule.survivable and self._lived_through(event):
-            return NOTE
+            return NOISE if rule.role == CONSEQUENCE else NOTE
         if rule.role == CONSEQUENCE and self._done_before(event):
             return NOISE
         return rule.role

@@ -107,7 +107,7 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
     if failure.answer == NO_FAILURE:
         _put("failure", f"none seen [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
-        _put("failure", f"cause not known: {failure.why_first}", lines, width)
+        _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
             _put("", finding.title + _who(finding), lines, width)
             _evidence(finding.evidence, lines, width)
