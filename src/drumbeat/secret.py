@@ -85,9 +85,7 @@ def in_words(words: Sequence[str]) -> Optional[str]:
             following = words[place + 1] if place + 1 < len(words) else ""
             if _secret_option(option.group(1), value if equals else following):
                 return name
-        elif equals and name.isidentifier() and _literal(value) and is_secret(name, value):
-            return name
-        elif equals and _secret_key(name, value):
+        elif equals and (_secret_variable(name, value) or _secret_key(name, value)):
             return name
         found = in_text(word) if any(char in word for char in " \n\"':") else _form(word)
         if found:
@@ -167,6 +165,10 @@ def _form(word: str) -> Optional[str]:
     if _IN_URL.search(word):
         return "a URL with a password"
     return "an access token" if _TOKENS.search(word) else None
+
+
+def _secret_variable(name: str, value: str) -> bool:
+    return name.isidentifier() and _literal(value) and is_secret(name, value)
 
 
 def _secret_option(option: str, value: str) -> bool:

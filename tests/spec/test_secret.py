@@ -44,7 +44,8 @@ def test_harmless_variables(name, value):
         ("t.py tokenizer.pad_token=s3", None), ("t.py hf.token=null", None), ("curl -u me:s3 h", "curl -u"),
         ("t.py --data {\"api_key\":\"s3\"}", "api_key"), ("curl -H X-Api-Key:s3 h", "X-Api-Key"), ("mysql -ps3 db", "mysql -p"),
         ("wandb login 0123456789abcdef0123", "wandb login"), ("wandb login --host https://wandb.example.org/x", None),
-        ("python -u t.py a:b", None), ("mysql -p db", None), ("x model.token_embedding.dim=128", None), ("torchrun --rdzv_id=abc --rdzv_endpoint=h:29500 t.py", None),
+        ("python -u t.py a:b", None), ("mysql -p db", None), ("x model.token_embedding.dim=128", None),
+        ("torchrun --rdzv_id=abc --rdzv_endpoint=h:29500 t.py", None),
     ],
 )  # fmt: skip
 def test_words_of_a_command(command, holder):

@@ -76,6 +76,7 @@ class LeadSide:
         self.connections: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}
         self.stop_file = StopFile(self.folder.stop)
+        self.stop_file.skip()
         self.last_look = 0.0
         self.unsent: Set[int] = set()  # members whose connections were full
         self.first_step: Optional[float] = None
@@ -87,11 +88,11 @@ class LeadSide:
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
         }  # fmt: skip
 
-    def open(self) -> None:
+    def begin(self) -> None:
+        """Open the run folder: from now on a stop is obeyed, and recorded."""
         agent, order = self.agent, self.agent.order
         raise_open_files()
         agent.open_folder(self.folder)
-        self.stop_file.skip()
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
@@ -101,6 +102,9 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+
+    def open(self) -> None:
+        agent, order = self.agent, self.agent.order
         if order.nodes > 1:
             # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
             self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
@@ -122,7 +126,7 @@ class LeadSide:
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self.last_look = now
             self._check_silence(now)
-            self._look_for_stop()
+        self.look_for_stop(now)
 
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
@@ -178,7 +182,7 @@ class LeadSide:
     def _refuse(self, connection: Connection, hello: Hello) -> bool:
         why = self.lead.refuse(hello)
         if why:
-            connection.channel.send(Refuse(why))
+            connection.channel.send(Refuse(why, self.lead.is_of_another_run(hello)))
             print(f"drumbeat: refused a node: {why}", file=sys.stderr, flush=True)
             self._do(self.lead.refused(hello, why))
         return bool(why)
@@ -318,8 +322,8 @@ class LeadSide:
 
     # -- stopping and going ------------------------------------------------------------------------------------------
 
-    def _look_for_stop(self) -> None:
-        for name, why in self.stop_file.look():
+    def look_for_stop(self, now: float) -> None:
+        for name, why in self.stop_file.look_now_and_then(now):
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 

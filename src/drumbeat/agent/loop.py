@@ -41,10 +41,7 @@ _NODE_TICK = 0.1  # between two looks at our own node, however often the members
 
 
 class Stopped(Exception):
-    """Asked to end before the nodes have come together."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    """Asked to end before the nodes have come together; the agent's exit code is set."""
 
 
 class Agent:
@@ -80,17 +77,11 @@ class Agent:
         self.facts = gather(LiveHost())
         self.beat()
         try:
-            if self.order.launcher == "tasks":
-                self._gather_tasks()
-            self.side.open()
-        except WireError as error:
-            self.complain(str(error))
-            return EXIT_MUSTER
-        except Stopped as stopped:
-            return 128 + stopped.number
-        try:
+            self._come_together()
             while self.exit_code is None:
                 self._turn()
+            return self._leave()
+        except Stopped:
             return self._leave()
         except OSError as error:
             # A full disk or a file system that is gone: nothing can be recorded any more, so the job must not go on.
@@ -98,6 +89,16 @@ class Agent:
             if self.node:
                 self.node.kill()
             return EXIT_STORAGE
+
+    def _come_together(self) -> None:
+        try:
+            self.side.begin()
+            if self.order.launcher == "tasks":
+                self._gather_tasks()
+            self.side.open()
+        except WireError as error:
+            self.complain(str(error))
+            self.exit_code = EXIT_MUSTER
 
     # -- what both sides need ----------------------------------------------------------------------------------------
 
@@ -113,6 +114,7 @@ class Agent:
             self.number,
             self.facts.host,
             address,
+            self.order.identity,
             self.order.terms(),
             max(1, ranks),
             network_of(self.facts),
@@ -156,10 +158,13 @@ class Agent:
         self.side.beat()
 
     def wait_politely(self) -> None:
-        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed."""
+        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed, by a signal or by the `stop` file."""
         self.beat()
         for number in self.wakeup.stop_signals():
-            raise Stopped(number)
+            self.side.tell(StopAsked(number))
+        self.side.look_for_stop(time.monotonic())
+        if self.exit_code is not None:
+            raise Stopped
 
     def end_now(self, code: int) -> None:
         if self.node:
@@ -243,10 +248,10 @@ class Agent:
     # -- going -------------------------------------------------------------------------------------------------------
 
     def _leave(self) -> int:
+        if self.node and self.node.active:
+            self.node.kill()
+        self.tasks.end()
         if self.node:
-            if self.node.active:
-                self.node.kill()
-            self.tasks.end()
             self.node.close(time.monotonic() - self.started)
         self.side.leave()
         return self.exit_code or 0
