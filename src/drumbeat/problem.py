@@ -1,4 +1,4 @@
-"""Problem: something the user can mend. It ends a command with one clear message, never a traceback."""
+"""Problem: something the user can fix. It ends a command with one clear message, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Above 64 ranks a node's ranks share one log file: quotas count files."""
+"""Above 64 ranks, the ranks of a node share one log file: quotas count files."""
 
 
 def test_a_handful_of_files_a_node(drumbeat):

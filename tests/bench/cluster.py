@@ -109,7 +109,7 @@ class Cluster:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
-    def mend(self, node: str) -> None:
+    def repair(self, node: str) -> None:
         subprocess.run(["ip", "-n", self._netns(node), "link", "set", "eth0", "up"], check=True)
         self.boot(node)
 

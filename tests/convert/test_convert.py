@@ -82,6 +82,16 @@ def test_what_only_the_job_knows_is_left_to_a_shell_on_the_node():
     assert draft.to_check
 
 
+def test_a_launcher_never_hides_behind_a_shell():
+    text = script(
+        'export LAUNCHER="torchrun --nnodes $SLURM_NNODES --rdzv_endpoint $(hostname -s):1 --role `hostname -s`:"',
+        'export DIR="${DIR:-/code}"', 'export CMD="$LAUNCHER $DIR/train.py"', "srun $CMD",
+    )  # fmt: skip
+    draft = convert(text)
+    assert draft.keys["command"] == ["torchrun", "$DIR/train.py"]
+    assert not draft.env and [note.text for note in draft.to_check] == ["$DIR/train.py"]
+
+
 def test_one_command_of_several():
     text = script("python prepare.py", "srun python train.py", "srun -n1 nvidia-smi")
     assert job(text).command == ("python", "train.py")

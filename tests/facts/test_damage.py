@@ -56,7 +56,7 @@ MACHINES = {}  # name -> its folder and what is in it
 
 @pytest.fixture(scope="module", autouse=True)
 def machines():
-    """Of our own: these are damaged, and mended again after each example."""
+    """Of our own: these are damaged, and fixed again after each example."""
     folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
     for name in ("lumi-g", "dgx-h100", "rcp-pod", "workstation"):
         build(name, folder / name)

@@ -1,8 +1,8 @@
-"""--fix: what is safe is mended, everything else stays byte for byte."""
+"""--fix: what is safe is fixed, everything else stays byte for byte."""
 
 import pytest
 
-from drumbeat.diagnose.lint.autofix import mend
+from drumbeat.diagnose.lint.autofix import apply_edits
 from drumbeat.diagnose.lint.engine import lint
 from drumbeat.diagnose.lint.rules import rules
 
@@ -41,16 +41,16 @@ from drumbeat.diagnose.lint.rules import rules
     ],
 )
 def test_mended(before, after):
-    assert mend(lint(before)) == after
+    assert apply_edits(lint(before)) == after
 
 
 def test_a_page_keeps_its_prose_and_indentation():
     page = "Use sbatch –N, “so”:\n\n   ```bash\n   sbatch –N 2 x  # –N\n   ```\n"
-    assert mend(lint(page, "page.md")) == "Use sbatch –N, “so”:\n\n   ```bash\n   sbatch -N 2 x  # –N\n   ```\n"
+    assert apply_edits(lint(page, "page.md")) == "Use sbatch –N, “so”:\n\n   ```bash\n   sbatch -N 2 x  # –N\n   ```\n"
 
 
-@pytest.mark.parametrize("rule", [rule for rule in rules() if rule.mends], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [rule for rule in rules() if rule.fixes], ids=lambda rule: rule.id)
 def test_a_mended_example_is_clean_and_stays_so(rule):
-    once = mend(lint(rule.bad))
+    once = apply_edits(lint(rule.bad))
     assert rule.id not in [finding.code for finding in lint(once).findings]
-    assert mend(lint(once)) == once
+    assert apply_edits(lint(once)) == once

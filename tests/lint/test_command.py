@@ -32,7 +32,7 @@ def test_json(tmp_path):
     first, second = json.loads(done.stdout)["files"]
     assert first["findings"][0]["evidence"] == [{"text": "pkill -f x", "file": "a.sh", "line": 2}]
     assert first["findings"][0]["source"] == "", "where it is documented; most rules are our own"
-    assert second == {"file": "b.sh", "findings": [], "mended": []}
+    assert second == {"file": "b.sh", "findings": [], "fixed": []}
 
 
 def test_fix_keeps_the_old_file_and_its_mode(tmp_path):
@@ -46,7 +46,7 @@ def test_fix_keeps_the_old_file_and_its_mode(tmp_path):
     assert (tmp_path / "a.sh.orig").read_text() == "#!/bin/bash\nsbatch –N 2 b.sh\npkill -f x\n"
     assert script.stat().st_mode & 0o777 == 0o750
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sh", "a.sh.orig"]
-    assert "mended" not in drumbeat("--fix", "a.sh", folder=tmp_path).stdout  # nothing left to mend
+    assert "fixed" not in drumbeat("--fix", "a.sh", folder=tmp_path).stdout  # nothing left to fix
 
 
 def test_fix_never_covers_an_older_backup(tmp_path):

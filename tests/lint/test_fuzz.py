@@ -1,4 +1,4 @@
-"""No text, however damaged, makes lint or its mending crash; and none makes either run away."""
+"""No text, however damaged, makes lint or its fixing crash; and none makes either run away."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.diagnose.lint.autofix import mend
+from drumbeat.diagnose.lint.autofix import apply_edits
 from drumbeat.diagnose.lint.engine import lint
 from drumbeat.diagnose.lint.rules import rules
 
@@ -25,7 +25,7 @@ def survives(text, name):
     review = lint(text, name)
     count = len(text.split("\n"))
     assert all(1 <= finding.evidence[0].line <= count for finding in review.findings)
-    again = lint(mend(review), name)
+    again = lint(apply_edits(review), name)
     assert len(again.text.split("\n")) >= len(review.text.split("\n"))
 
 

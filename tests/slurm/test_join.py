@@ -169,7 +169,7 @@ def test_login_node_says_what_to_do(oar):
 
 
 def test_openmpi_task_joins(oar):
-    """mpirun's tasks, without Slurm: ranks of this node, one a task; nothing is nested."""
+    """mpirun's tasks, without Slurm: ranks of this node, one per task; nothing is nested."""
     argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, str(oar.pyz), "run", "--",
             sys.executable, str(oar.ranks("who", WHO.replace(" SLURM_STEP_ID", " PATH")))]  # fmt: skip
     done = oar.cluster.run("oar9", argv, env={"SLURM_CONF": ""})

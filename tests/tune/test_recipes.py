@@ -20,7 +20,7 @@ def tune(drumbeat, what, *words, recipe="llama", sets=()):
 
 
 def test_batch(drumbeat):
-    """4 samples a step on 2 ranks: micro-batch 1 in two pieces, then 2 in one."""
+    """4 samples per step on 2 ranks: micro-batch 1 in two pieces, then 2 in one."""
     answer = tune(drumbeat, "batch", sets=("data=synthetic", "accumulate=2"))
     tried = [(each["point"]["batch"], each["point"]["accumulate"], each["outcome"]) for each in answer["trials"]]
     assert tried == [(1, 2, "ok"), (2, 1, "ok"), (2, 1, "ok")]

@@ -74,7 +74,7 @@ def outcomes(answer):
 
 
 def test_one_rank_that_runs_out_of_memory_ends_the_trial_for_all(tune):
-    """Global samples a step stay 24: 24 / 2 ranks / batch is the accumulation. The last trial is the longer one."""
+    """Global samples per step stay 24: 24 / 2 ranks / batch is the accumulation. The last trial is the longer one."""
     done, answer = tune("{accumulate}", above="one-rank-oom", flags=("--global-batch", 24))
     assert done.returncode == 0, done.stderr
     assert outcomes(answer) == [(1, "ok"), (2, "ok"), (4, "oom"), (3, "ok"), (3, "ok")]
@@ -114,7 +114,7 @@ def test_how_a_trial_ends(tune, above, flags, outcome, why):
 def test_a_job_that_is_broken_from_the_start_is_not_tuned(tune, above, outcome):
     done, answer = tune(above=above, flags=("--start", 4, "--silence", 2))
     assert done.returncode == 1 and outcomes(answer) == [(4, outcome)]
-    assert "mend the job first" in answer["ended"] and answer["recommended"] is None
+    assert "fix the job first" in answer["ended"] and answer["recommended"] is None
 
 
 def test_a_program_that_reports_nothing_fits_or_not_and_its_speed_is_unknown(tune):
@@ -198,4 +198,4 @@ def test_hooks_and_layouts_of_a_script_by_its_places(drumbeat):
         ("tp=2", 3), ("pp=2", 3), ("cp=2", 3),
     ], done.stderr  # fmt: skip
     assert [each["point"]["layout"] for each in answer["refused"]] == ["dp_replicate=2", "dp_shard=2"]
-    assert "3 samples a step do not divide by 2" in answer["refused"][0]["why"]
+    assert "3 samples per step do not divide by 2" in answer["refused"][0]["why"]

@@ -1,4 +1,4 @@
-"""drumbeat doctor: look at this node and say what is wrong and how to mend it."""
+"""drumbeat doctor: look at this node and say what is wrong and how to fix it."""
 
 from __future__ import annotations
 

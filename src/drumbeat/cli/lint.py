@@ -16,7 +16,7 @@ def add_arguments(parser: Any) -> None:
         "files", nargs="+", metavar="FILE", help="a script, or a Markdown or reStructuredText page; - is standard input"
     )
     add_json(parser)
-    parser.add_argument("--fix", action="store_true", help="mend what is safe to mend; the old file stays as FILE.orig")
+    parser.add_argument("--fix", action="store_true", help="fix what is safe to fix; the old file stays as FILE.orig")
     parser.epilog = (
         "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read."
     )
@@ -30,13 +30,13 @@ def run(args: Any) -> int:
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
     reviews = {name: lint(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
-    mended = {name: _mend(name, review) for name, review in reviews.items()} if args.fix else {}
+    fixed = {name: _fix(name, review) for name, review in reviews.items()} if args.fix else {}
     if args.json:
-        _print_json(reviews, mended)
+        _print_json(reviews, fixed)
     else:
         for name, review in reviews.items():
             _print(name, review.findings)
-            for line in mended.get(name, ()):
+            for line in fixed.get(name, ()):
                 print(line)
     findings = [finding for review in reviews.values() for finding in review.findings]
     return 1 if worst(findings) in (WARNING, ERROR) else 0
@@ -66,15 +66,15 @@ def read_script(name: str) -> str:
         raise Problem(f"{name}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)") from None
 
 
-def _mend(name: str, review: Any) -> Sequence[str]:
-    """The difference that was written; empty when there was nothing to mend."""
-    from drumbeat.diagnose.lint.autofix import difference, mend
+def _fix(name: str, review: Any) -> Sequence[str]:
+    """The difference that was written; empty when there was nothing to fix."""
+    from drumbeat.diagnose.lint.autofix import apply_edits, difference
     from drumbeat.problem import Problem
     from drumbeat.secret import redact
 
     with open(name, "rb") as file:
         original = file.read()
-    text = mend(review)
+    text = apply_edits(review)
     if review.document and b"\r\n" in original:
         text = text.replace("\n", "\r\n")  # a page's own line ends are its own matter
     new = text.encode("utf-8")
@@ -87,7 +87,7 @@ def _mend(name: str, review: Any) -> Sequence[str]:
             file.write(original)
         mode = os.stat(name).st_mode & 0o7777
         os.chmod(backup, mode)
-        temporary = name + ".mending"
+        temporary = name + ".fixing"
         with open(temporary, "xb") as file:
             file.write(new)
         os.chmod(temporary, mode)
@@ -98,7 +98,7 @@ def _mend(name: str, review: Any) -> Sequence[str]:
         raise Problem(f"cannot write {name}: {error.strerror}", "lint without --fix only reads") from None
     before = original.decode("utf-8").replace("\r\n", "\n")
     lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), name)]
-    return (*(lines or ["only line ends changed"]), f"mended {name}; the old text is {backup}")
+    return (*(lines or ["only line ends changed"]), f"fixed {name}; the old text is {backup}")
 
 
 def _print(name: str, findings: Sequence[Any]) -> None:
@@ -123,7 +123,7 @@ def _print(name: str, findings: Sequence[Any]) -> None:
     print(f"{shown}: {', '.join(counted)}")
 
 
-def _print_json(reviews: Dict[str, Any], mended: Dict[str, Sequence[str]]) -> None:
+def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
     from drumbeat.diagnose.lint.rules import rules
     from drumbeat.record import to_json, to_plain
 
@@ -131,5 +131,5 @@ def _print_json(reviews: Dict[str, Any], mended: Dict[str, Sequence[str]]) -> No
     files: List[Dict[str, Any]] = []
     for name, review in reviews.items():
         findings = [{**to_plain(finding), "source": source[finding.code]} for finding in review.findings]
-        files.append({"file": name, "findings": findings, "mended": list(mended.get(name, ()))})
+        files.append({"file": name, "findings": findings, "fixed": list(fixed.get(name, ()))})
     print(to_json({"files": files}))

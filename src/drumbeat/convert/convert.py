@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
@@ -20,6 +20,8 @@ _OURS = {
 }  # fmt: skip
 _IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
 _BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
+_SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
+_BLANK = "\x01"  # a blank inside $(...), where no word ends
 _ENVIRONMENTS = re.compile(
     r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
 )
@@ -57,16 +59,24 @@ def convert(text: str) -> Draft:
     return draft
 
 
-def _fill(word: str, known: Dict[str, str]) -> str:
+def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> str:
     """What the script assigns is put in; other variables stay: drumbeat expands them where the job is submitted."""
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: known.get(found[1] or found[2], found[0]), word)
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if used is not None and name in known:
+            used.add(name)
+        return known.get(name, found[0])
+
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word)
 
 
 def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
     value = _fill(each.text, known)
     computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value))
-    if not computed:
-        known[each.name] = value
+    whole = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", _BLANK, found[0]), value)
+    if not computed or re.search(r"\S\s+\S", whole):  # several words: a launch line that is kept in a variable
+        known[each.name] = whole
     else:
         known.pop(each.name, None)
     if each.how != "export":
@@ -139,8 +149,11 @@ def _modules(draft: Draft, command: Command, words: List[str]) -> None:
 
 
 def _command(draft: Draft, command: Command, known: Dict[str, str], script: Script) -> None:
-    words = [word.text for word in command.words]
-    launch = peel(draft, words, command.line, lambda word: _fill(word, known))
+    used: Set[str] = set()
+    launch = peel(draft, command.words, command.line, lambda word: _fill(word, known, used))
+    for name in _all_of(used, known, script):  # they now stand in the command
+        draft.env.pop(name, None)
+        draft.setup = [line for line in draft.setup if not line.startswith(f"export {name}=")]
     for each in command.assignments:
         if each.how == "prefix":
             launch.env[each.name] = _fill(each.text, known)
@@ -157,19 +170,36 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
     draft.set("command", _as_command(draft, launch), launch.line)
 
 
+def _all_of(used: Set[str], known: Dict[str, str], script: Script) -> Set[str]:
+    """With those that only hold a part of another one that was used."""
+    parts = {each.name: set(re.findall(r"\$\{?(\w+)", each.text)) & set(known) for each in script.assignments}
+    found = set(used)
+    while True:
+        more = {part for name in found for part in parts.get(name, set())} - found
+        if not more:
+            return found
+        found |= more
+
+
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
-    count = launch.tasks or tasks
+    count = launch.tasks if launch.launcher else launch.tasks or tasks
     if count and (count > 1 or draft.keys.get("gpus")) and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
 
 
 def _as_command(draft: Draft, launch: Launch) -> List[str]:
+    launch.words = [word.replace(_BLANK, " ") for word in launch.words]
     own = [word for word in launch.words if re.search(r"\$\{?[@*0-9]", word)]
     if own:
         draft.question(launch.line, " ".join(own), "an argument of the batch script: write its value")
         launch.words = [word for word in launch.words if word not in own]
-    later = [word for word in launch.words if _IN_THE_JOB.search(word) or _BASH_ONLY.search(word)]
+    made = [line.partition("=")[0].split()[-1] for line in draft.setup if line.startswith("export ")]
+    from_setup = re.compile(r"\$\{?(" + "|".join(map(re.escape, made)) + r")\b") if made else re.compile(r"(?!)")
+    later = [word for word in launch.words if any(p.search(word) for p in (_IN_THE_JOB, _BASH_ONLY, from_setup))]
     if not later:
+        return launch.words
+    if launch.launcher:  # it must stay in sight: behind a shell it would be started once per rank
+        draft.question(launch.line, " ".join(later), "filled in where you submit: export it there, or write its value")
         return launch.words
     draft.question(launch.line, " ".join(later), "known only in the job, so a shell on the node fills it in")
     text = " ".join(_quoted(word) for word in launch.words)

@@ -28,8 +28,8 @@ class Draft:
         self.lines[key] = line
 
     def drop(self, line: int, text: str, why: str) -> None:
-        text = " ".join(text.split())
+        text = " ".join(text.replace("\x01", " ").split())
         self.left_out.append(LeftOut(line, text if len(text) <= 160 else text[:157] + "...", why))
 
     def question(self, line: int, text: str, why: str) -> None:
-        self.to_check.append(LeftOut(line, " ".join(text.split())[:100], why))
+        self.to_check.append(LeftOut(line, " ".join(text.replace("\x01", " ").split())[:100], why))

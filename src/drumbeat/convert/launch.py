@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.convert.draft import Draft
+from drumbeat.diagnose.lint.lexer import Word
 from drumbeat.diagnose.lint.script import Command, Script, read
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
@@ -17,6 +18,7 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 _NAMES_LAUNCHER = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|accelerate\.\S+"
 )
+_LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
 # Options that stand alone; every other option takes the next word if it has no '='.
 _BARE = {
@@ -35,7 +37,7 @@ class Launch:
     line: int
     words: List[str]
     tasks: Optional[int] = None  # ranks per node that the starter asks for
-    shell: bool = False  # the words need a shell on the node: they hold variables or substitutions of the job
+    launcher: bool = False  # torchrun or its like starts the ranks
     env: Dict[str, str] = field(default_factory=dict)
 
 
@@ -49,10 +51,10 @@ def starts_training(command: Command, fill: Callable[[str], str]) -> bool:
         return False
     program = names[0] in STARTERS + _CONTAINERS + _LAUNCHERS or names[0].startswith("python")
     text = " ".join(fill(word.text) for word in command.words)
-    return program and bool(_TRAINS.search(text)) and not _MONITORS.search(text)
+    return program and bool(_TRAINS.search(text)) and not _MONITORS.search(command.text)
 
 
-def peel(draft: Draft, words: Sequence[str], line: int, fill: Callable[[str], str]) -> Launch:
+def peel(draft: Draft, words: Sequence[Word], line: int, fill: Callable[[str], str]) -> Launch:
     """`fill` puts in what the script itself assigns to a variable."""
     launch = Launch(line, _split(words, fill))
     while launch.words:
@@ -72,12 +74,12 @@ def peel(draft: Draft, words: Sequence[str], line: int, fill: Callable[[str], st
     return launch
 
 
-def _split(words: Sequence[str], fill: Callable[[str], str]) -> List[str]:
-    """A variable that holds several words stands for them all, as the shell would split it."""
+def _split(words: Sequence[Word], fill: Callable[[str], str]) -> List[str]:
+    """A variable that holds several words stands for them all, unless it is quoted: as the shell would split it."""
     split: List[str] = []
     for word in words:
-        filled = fill(word)
-        if filled != word and re.search(r"\s", filled) and not re.search(r"\s", word):
+        filled = fill(word.text)
+        if filled != word.text and word.raw[:1] != '"' and not re.search(r"\s", word.text):
             split += [each for each in filled.replace("\\\n", " ").split() if each != "\\"]
         else:
             split.append(filled)
@@ -169,17 +171,18 @@ def _inline(words: Sequence[str]) -> bool:
 
 def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
     """`bash -c 'a; b; train'`: what stands before the training becomes setup. False: it stays as it is."""
-    inner: Script = read(fill(launch.words[2]))
+    inner: Script = read(fill(launch.words[2]).replace("\\$", "$"))
     commands = [each for each in inner.commands if not each.within]
     last = commands[-1] if commands else None
-    if last is None or any(len(pipeline.commands) > 1 for pipeline in inner.pipelines) or not last.words:
+    piped = any(len(line.commands) > 1 and not line.commands[0].within for line in inner.pipelines)
+    if last is None or piped or not last.words:
         return False
     if any(each.follows == "||" or each.name in ("if", "for", "while", "case") for each in commands):
         return False
     for each in commands[:-1]:
         draft.setup.append(_written(each))
     launch.env.update({each.name: fill(each.text) for each in last.assignments if each.how == "prefix"})
-    launch.words = _split([word.text for word in last.words], fill)
+    launch.words = _split(last.words, fill)
     return True
 
 
@@ -207,6 +210,12 @@ def _launcher(draft: Draft, launch: Launch) -> None:
     flags = [f"{flag} {value}".strip() for flag, value in found.replaced.items()]
     if flags:
         draft.drop(launch.line, " ".join(flags), f"flags of {found.words} that drumbeat fills in on each node")
-    launch.tasks = found.ranks_per_node or launch.tasks
+    launch.tasks, launch.launcher = found.ranks_per_node, True
+    kept = list(found.kept)
+    for place in [place for place, word in enumerate(kept) if word in _LABELS][::-1]:
+        draft.drop(
+            launch.line, " ".join(kept[place : place + 2]), "only labels output, which drumbeat keeps apart by rank"
+        )
+        del kept[place : place + 2]
     ends = [place for place, word in enumerate(launch.words[:8]) if _NAMES_LAUNCHER.fullmatch(word.rsplit("/", 1)[-1])]
-    launch.words = [*launch.words[: ends[-1] + 1 if ends else 1], *found.kept, *found.script]
+    launch.words = [*launch.words[: ends[-1] + 1 if ends else 1], *kept, *found.script]

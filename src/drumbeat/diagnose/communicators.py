@@ -142,7 +142,7 @@ class Communicators:
             self.versions.setdefault((seen.library, seen.version), evidence)
 
     def finish(self) -> None:
-        """Give what still waits to whom it fits; mend host names that another line was glued to."""
+        """Give what still waits to whom it fits; fix host names that another line was glued to."""
         for process in self.processes.values():
             for tid in list(process.pending):
                 for channel, evidence in process.pending.pop(tid):

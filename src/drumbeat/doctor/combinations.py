@@ -13,7 +13,7 @@ class Combination(NamedTuple):
     code: str
     severity: str
     when: Dict[str, str]  # as in plan.scene.matches
-    unless: Dict[str, str]  # exported variables that mend it
+    unless: Dict[str, str]  # exported variables that fix it
     title: str
     fix: str
     reference: str

@@ -29,7 +29,7 @@ _WORDS = {
     "kernel": "kernel {}",
     "nccl": "NCCL {}",
     "rccl": "RCCL {}",
-    "gpus-used": "{} GPUs a node",
+    "gpus-used": "{} GPUs per node",
     "net-plugin": "NCCL's network plug-in {}",
 }
 

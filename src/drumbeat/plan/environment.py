@@ -250,7 +250,7 @@ def _expected(order: Order, here: Scene) -> List[Finding]:
             "error" if order.checks.get("transport") == "stop" else "warning",
             f"{wanted} is expected between the nodes, and this one cannot do it: it has {here.fabric}",
             missing,
-            "mend the node or its container, leave it out, or expect another network",
+            "fix the node or its container, leave it out, or expect another network",
         )
     ]
 

@@ -1,6 +1,6 @@
 """AdamW for weights that are kept in bf16: the optimizer holds an fp32 master of each.
 
-The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once a step: 40 bytes
+The usual way (fp32 weights, autocast) casts every weight to bf16 and every gradient back to fp32 once per step: 40 bytes
 of memory traffic a parameter and step, against 28 here. The update is one pointwise pass, compiled once on a GPU.
 """
 

@@ -205,7 +205,7 @@ def _kept_buffers(block: nn.Module) -> Iterator[None]:
 def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: str, how: Sharding) -> nn.Module:
     keep = how.keep_after_forward
     if meshes.layout.pp > 1 and keep is None:
-        # Gathered once a step, not once a micro-batch; and a split backward pass (zero-bubble) looks for whole parameters.
+        # Gathered once per step, not once per micro-batch; and a split backward pass (zero-bubble) looks for whole parameters.
         keep = True
     offload = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if how.offload else OffloadPolicy()
     options: Dict[str, Any] = {

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 from drumbeat.train.parallelize import tied_parameters
 from drumbeat.train.refusal import Refusal
 
-# name -> (class, stages a rank); more stages a rank: a smaller bubble, more communication
+# name -> (class, stages per rank); more stages per rank: a smaller bubble, more communication
 SCHEDULES: Dict[str, Tuple[Any, int]] = {
     "gpipe": (ScheduleGPipe, 1),
     "1f1b": (Schedule1F1B, 1),

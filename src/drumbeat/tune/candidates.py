@@ -38,7 +38,7 @@ def _order(layout: Layout, ranks_per_node: int) -> Tuple[object, ...]:
     odd = both and layout.dp_shard != inside  # shards that fill a node are the usual cut between the two
     cut = layout.tp * layout.cp * layout.pp
     kinds = sum(degree > 1 for degree in (layout.tp, layout.cp, layout.pp))
-    # Within the same cut: replicas talk once a step, shards in every layer; then tp, pp, cp.
+    # Within the same cut: replicas talk once per step, shards in every layer; then tp, pp, cp.
     return (crosses, odd, kinds, cut, layout.cp, layout.pp, layout.tp, layout.dp_shard)
 
 

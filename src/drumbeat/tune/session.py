@@ -126,7 +126,7 @@ def _try(tuning: Tuning, trial: Trial, shown: Shown, interruption: Interruption)
     if result.outcome == STOPPED:
         tuning.ended = "somebody ended it"
     elif len(tuning.results) == 1 and result.outcome in _BROKEN[tuning.asked.kind]:
-        tuning.ended, tuning.broken = f"the first trial ended with {result.outcome}: mend the job first", True
+        tuning.ended, tuning.broken = f"the first trial ended with {result.outcome}: fix the job first", True
 
 
 def make_folder(path: str) -> None:

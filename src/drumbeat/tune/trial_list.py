@@ -16,7 +16,7 @@ from drumbeat.tune.point import REFUSED, Point, Result
 from drumbeat.tune.request import Asked
 from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch, smaller
 
-FREE_LARGEST = 1024  # where neither memory nor a number of samples a step ends the search
+FREE_LARGEST = 1024  # where neither memory nor a number of samples per step ends the search
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plan:
     kind: str
     most: int  # trials
     data_ranks: Optional[int]  # none: they differ from trial to trial
-    global_batch: Optional[int]  # samples a step, of all ranks; none: not held, or not known
+    global_batch: Optional[int]  # samples per step, of all ranks; none: not held, or not known
     start: int = 0
     batches: Sequence[int] = ()
     points: Tuple[Point, ...] = ()
@@ -202,10 +202,10 @@ def _layout_point(layout: Layout, tunable: Tunable, total: Optional[int]) -> Tup
         return Point(layout=text), ""
     if tunable.recipe:
         pieces = ranks * (tunable.recipe.number("accumulate") or 1)
-        return Point(layout=text), f"{total} samples a step do not divide by {pieces}" if total % pieces else ""
+        return Point(layout=text), f"{total} samples per step do not divide by {pieces}" if total % pieces else ""
     if "batch" not in tunable.places or "batch" in tunable.given:
         return Point(layout=text), ""
     accumulate = int(tunable.given.get("accumulate", "1"))
     if total % (ranks * accumulate):
-        return Point(layout=text), f"{total} samples a step do not divide by {ranks * accumulate}"
+        return Point(layout=text), f"{total} samples per step do not divide by {ranks * accumulate}"
     return Point(batch=total // ranks // accumulate, accumulate=accumulate, layout=text), ""

@@ -118,7 +118,7 @@ def _finding(
 ) -> Finding:
     rates = ", ".join(f"{way.sender} to {way.receiver}: {way.rate:.3g}" for way in ways[:6])
     cause = f"{rates} GB/s, where {usual:.3g} is usual"
-    fix = "look at that link's speed and errors (ethtool, ibstat); leave the host out until it is mended"
+    fix = "look at that link's speed and errors (ethtool, ibstat); leave the host out until it is fixed"
     host = next((each["host"] for each in results["ranks"] if each["rank"] == getattr(ways[0], end)), None)
     return Finding("slow-pair", WARNING, words, cause, fix, rank=rank, host=host)
 

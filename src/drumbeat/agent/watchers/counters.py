@@ -44,7 +44,7 @@ def _pair(host: Host, sent: str, received: str, unit: int) -> Optional[Bytes]:
 
 
 class Counters:
-    """A sensor: the counters once a second, as long as somebody wants them."""
+    """A sensor: the counters once per second, as long as somebody wants them."""
 
     def __init__(self, host: Host, wanted: Callable[[], bool]) -> None:
         self.host, self.wanted = host, wanted

@@ -25,7 +25,7 @@ _AGAINST_LOG = 64 << 20  # bytes each way that refute a log
 _MORE = 10  # times as much: clearly the one, and not the other
 _ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
 _FORMED = ("Init COMPLETE", " via ", "Connected all")
-_THIN = 1 << 20  # bytes a second each way: less is not training
+_THIN = 1 << 20  # bytes per second each way: less is not training
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.diagnose.lint.context import LONGEST_MENDED, Edit
+from drumbeat.diagnose.lint.context import LONGEST_FIXED, Edit
 from drumbeat.diagnose.lint.engine import Review
 
 
-def mend(review: Review) -> str:
+def apply_edits(review: Review) -> str:
     """The text with its edits made; line ends are \\n."""
     lines = review.text.split("\n")
     for edit in sorted(set(review.edits), key=lambda edit: (edit.line, edit.column), reverse=True):
@@ -17,16 +17,16 @@ def mend(review: Review) -> str:
         if 0 <= place < len(lines) and (edit.old or edit.new):
             lines[place] = _changed(lines[place], edit)
     above = _insertions(review.edits)
-    mended: List[str] = []
+    fixed: List[str] = []
     for place, line in enumerate(lines):
         indent = line[: len(line) - len(line.lstrip())]
-        mended += [indent + text for text in above.get(place, ())]
-        mended.append(line)
-    return "\n".join(mended)
+        fixed += [indent + text for text in above.get(place, ())]
+        fixed.append(line)
+    return "\n".join(fixed)
 
 
 def _changed(line: str, edit: Edit) -> str:
-    if len(line) > LONGEST_MENDED:
+    if len(line) > LONGEST_FIXED:
         return line
     end = edit.column + len(edit.old)
     if line[edit.column : end] == edit.old:
@@ -46,5 +46,5 @@ def _insertions(edits: Sequence[Edit]) -> Dict[int, List[str]]:
 
 
 def difference(before: str, after: str, name: str) -> Tuple[str, ...]:
-    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), name, name + " (mended)", lineterm="", n=1)
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), name, name + " (fixed)", lineterm="", n=1)
     return tuple(lines)

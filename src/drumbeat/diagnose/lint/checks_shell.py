@@ -6,7 +6,7 @@ import bisect
 import re
 from typing import Dict, Iterator, List, Tuple
 
-from drumbeat.diagnose.lint.context import LONGEST_MENDED, Context, Edit, Hit
+from drumbeat.diagnose.lint.context import LONGEST_FIXED, Context, Edit, Hit
 from drumbeat.diagnose.lint.lexer import Fault
 from drumbeat.diagnose.lint.script import FILE, SUBSTITUTION
 
@@ -31,7 +31,7 @@ def typographic(context: Context) -> Iterator[Hit]:
 def _plain(fault: Fault, line: str) -> List[Edit]:
     """What the key was meant to be, where that is certain."""
     new = None
-    if len(line) > LONGEST_MENDED:
+    if len(line) > LONGEST_FIXED:
         return []
     if fault.text in _DASHES:
         start = max(fault.column - (2 if line[: fault.column].endswith("-") else 1), 0)
@@ -128,7 +128,7 @@ def exit_code_lost(context: Context) -> Iterator[Hit]:
     safe = {command.within for command in script.commands if command.name == "set" and "pipefail" in command.text}
     if re.match(r"#![^\n]*pipefail", script.text):
         safe.add(())
-    mends = _pipefail_edit(context)
+    fixes = _pipefail_edit(context)
     ends = {pipeline.commands[0].within: place for place, pipeline in enumerate(script.pipelines)}
     for place, pipeline in enumerate(script.pipelines):
         last, first = pipeline.commands[-1], pipeline.commands[0]
@@ -139,7 +139,7 @@ def exit_code_lost(context: Context) -> Iterator[Hit]:
         after = [command for other in script.pipelines[place + 1 : place + 2] for command in other.commands]
         asked = any("$?" in text for each in after for text in [each.text, *(set_.text for set_ in each.assignments)])
         severity = "error" if asked or ends[last.within] == place else "warning"
-        yield Hit(last.line, {"name": first.name or "the command"}, () if last.within else mends, severity)
+        yield Hit(last.line, {"name": first.name or "the command"}, () if last.within else fixes, severity)
 
 
 def _pipefail_edit(context: Context) -> Tuple[Edit, ...]:

@@ -41,7 +41,7 @@ def _number(value: str) -> Optional[int]:
 
 
 def _asked(context: Context) -> Tuple[Optional[int], Optional[int], Optional[int], int]:
-    """(tasks a node, GPUs a node, cores a task, line of the last of them) from the #SBATCH lines."""
+    """(tasks per node, GPUs per node, cores per task, line of the last of them) from the #SBATCH lines."""
     script = context.script
     tasks = script.option("ntasks-per-node", "tasks-per-node")
     gpus = script.option("gpus-per-node", "gres")

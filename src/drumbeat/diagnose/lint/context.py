@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.diagnose.lint.script import Script, options
 
-LONGEST_MENDED = 4000  # a longer line is no person's line
+LONGEST_FIXED = 4000  # a longer line is no person's line
 
 
 class Edit(NamedTuple):

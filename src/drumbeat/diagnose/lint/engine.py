@@ -43,7 +43,7 @@ def lint(text: str, name: str = "-") -> Review:
     for block in blocks(text, name):
         for rule, hit in _judge(block, text, not document, returns):
             found.setdefault((rule.id, hit.line), (rule, hit))
-            if rule.mends:
+            if rule.fixes:
                 edits += [_moved(edit, block) for edit in hit.edits]
     ordered = sorted(found.values(), key=lambda pair: pair[1].line)
     return Review(text, document, tuple(_finding(rule, hit, lines, name) for rule, hit in ordered), tuple(edits))

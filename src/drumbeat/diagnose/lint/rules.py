@@ -40,13 +40,13 @@ class Rule:
     without: str = ""  # pattern: not when the whole script has this
     check: str = ""
     settings: Mapping[str, Any] = None  # type: ignore[assignment]  # what the check needs to know
-    mends: bool = False  # --fix writes it
+    fixes: bool = False  # --fix writes it
     whole: bool = False  # says something only about a whole script, never about a page's excerpt
     file: str = ""
 
 
-_TEXTS = {field.name for field in fields(Rule)} - {"file", "settings", "mends", "whole"}
-_KEYS = _TEXTS | {"settings", "mends", "whole"}
+_TEXTS = {field.name for field in fields(Rule)} - {"file", "settings", "fixes", "whole"}
+_KEYS = _TEXTS | {"settings", "fixes", "whole"}
 _PATTERNS = ("command", "pipeline", "assign", "sbatch", "line", "python", "value", "unless", "where", "without")
 
 
@@ -76,7 +76,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if unknown:
         raise RuleError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(_KEYS))}")
     for key, value in entry.items():
-        kind = {"settings": dict, "mends": bool, "whole": bool}.get(key, str)
+        kind = {"settings": dict, "fixes": bool, "whole": bool}.get(key, str)
         if not isinstance(value, kind) or value == "":
             raise RuleError(f"{where}: '{key}' must be {kind.__name__}")
     missing = [name for name in ("id", "title", "reason", "fix", "bad", "good") if name not in entry]
