@@ -90,7 +90,22 @@ def judge(
     live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     failure = _Judge(_most_specific(live), RankOf.of(state), first, list(extra), list(unfinished), log).failure()
-    return replace(_with_record(failure, log), rules=rules)
+    return replace(_with_record(_without_itself(failure), log), rules=rules)
+
+
+def _without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
 
 
 def _with_record(failure: Failure, log: Log) -> Failure:

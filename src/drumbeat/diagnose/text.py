@@ -19,13 +19,7 @@ MAX_FACTS = 40
 MAX_SEEN = 120  # characters of one file's line numbers
 
 
-def render(report: Report, width: int = 110, below: str = "") -> str:
-    """`below` is a folder that all files have in common; it is left out of their names."""
-    text = _render(report, width)
-    return text.replace(below.rstrip("/") + "/", "") if below else text
-
-
-def _render(report: Report, width: int) -> str:
+def render(report: Report, width: int = 110) -> str:
     lines: List[str] = []
     for dump in report.dumps:
         _dump(dump, lines, width)
