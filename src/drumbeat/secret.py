@@ -42,10 +42,22 @@ _GIVEN = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,80})([= \t]+[\"']?)([^\s\"'$<>
 _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+|\bbearer\s+)([\w.~+/=-]{8,})"
 )
+# "api_key": "x", as in JSON, also inside a shell's quotes.
+_JSON = re.compile(r"\\?[\"']([A-Za-z_][\w.-]{0,80})\\?[\"']\s{0,4}:\s{0,4}\\?[\"']([^\s\"'\\$<>{}]+)")
+# X-Api-Key: x, Private-Token: x
+_OTHER_HEADER = re.compile(r"(?<![\w-])([A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){1,5})(:[ \t]?)([^\s\"'$<>{}]+)")
+# Programs that take a secret without a name: curl -u me:x, wandb login x, mysql -px.
+_BY_PROGRAM = (
+    (re.compile(r"\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[= \t]?[\"']?[^\s:\"'$]{1,100}:([^\s\"'$]+)"), "curl -u"),
+    (re.compile(r"\bwandb\s{1,4}login\s[^\n|;&]{0,100}?(?<![\w./:-])([A-Za-z0-9_-]{20,})"), "wandb login"),
+    (re.compile(r"\b(?:mysql\w{0,10}|mariadb)\s[^\n|;&]{0,200}?(?<!\S)-p([^\s\"'$]+)"), "mysql -p"),
+)
+_KEY_OF_CONFIG = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]{0,120})")  # hf.token=x, +trainer.api_key=x
+_LIKE_A_PASSWORD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}")
 HIDDEN = "…"
 # Nothing above matches a text without one of these: most lines cost one search.
 _ANY = re.compile(r"(?i)token|secret|pass|pwd|credential|key|jwt|cookie|auth|_pat\b|private|signature|bearer|@|hf_|gh[pousr]_"
-                  r"|glpat|sk-|a[ks]ia|xox|nvapi|eyj|\bpat\b")  # fmt: skip
+                  r"|glpat|sk-|a[ks]ia|xox|nvapi|eyj|\bpat\b|\bcurl\b|wandb|mysql|mariadb")  # fmt: skip
 
 
 def looks_secret(name: str) -> bool:
@@ -73,12 +85,12 @@ def in_words(words: Sequence[str]) -> Optional[str]:
             following = words[place + 1] if place + 1 < len(words) else ""
             if _secret_option(option.group(1), value if equals else following):
                 return name
-        elif equals and name.isidentifier() and _literal(value) and is_secret(name, value):
+        elif equals and (_secret_variable(name, value) or _secret_key(name, value)):
             return name
-        found = in_text(word) if " " in word or "\n" in word else _form(word)
+        found = in_text(word) if any(char in word for char in " \n\"':") else _form(word)
         if found:
             return found
-    return None
+    return next((what for _, _, what in _given_to_programs(" ".join(words))), None)
 
 
 def in_text(text: str) -> Optional[str]:
@@ -109,6 +121,15 @@ def _found(text: str) -> Iterator[Tuple[int, int, str]]:
         name, value = match.group(1), match.group(3)
         if _literal(value) and is_secret(name, value) and _assigns(match):
             yield match.start(3), match.end(3), name
+    for match in _JSON.finditer(text):
+        if _secret_key(match.group(1), match.group(2)):
+            yield match.start(2), match.end(2), match.group(1)
+    for match in _OTHER_HEADER.finditer(text):
+        name, value = match.group(1), match.group(3)
+        sure = name.lower().startswith("x-") or _LIKE_A_PASSWORD.fullmatch(value)
+        if sure and _literal(value) and looks_secret(name.replace("-", "_")):
+            yield match.start(3), match.end(3), name
+    yield from _given_to_programs(text)
     for match in _IN_URL.finditer(text):
         yield match.end(1), match.end() - 1, "a URL with a password"
     for match in _TOKENS.finditer(text):
@@ -120,13 +141,34 @@ def _assigns(match: re.Match[str]) -> bool:
     name, between, value = match.groups()
     if name.isupper() or (looks_secret(name) and "=" in between):
         return True
-    return looks_secret(name) and bool(re.fullmatch(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}", value))
+    return looks_secret(name) and bool(_LIKE_A_PASSWORD.fullmatch(value))
+
+
+def _given_to_programs(text: str) -> Iterator[Tuple[int, int, str]]:
+    for pattern, what in _BY_PROGRAM:
+        for match in pattern.finditer(text):
+            yield match.start(1), match.end(1), what
+
+
+def _secret_key(key: str, value: str) -> bool:
+    """A key of a configuration: its last part says what it is (`hf.token`), all of it whether that is a vocabulary's."""
+    match = _KEY_OF_CONFIG.fullmatch(key)
+    if not match or not _literal(value) or re.fullmatch(r"(?i)true|false|yes|no|none|null|auto|\d{1,6}", value):
+        return False
+    parts = re.split(r"[./@-]", match.group(1).upper())
+    return not _VOCABULARY.search("_".join(parts)) and any(
+        looks_secret("_".join(parts[-words:])) for words in ((1, 2) if "-" in key else (1,))
+    )
 
 
 def _form(word: str) -> Optional[str]:
     if _IN_URL.search(word):
         return "a URL with a password"
     return "an access token" if _TOKENS.search(word) else None
+
+
+def _secret_variable(name: str, value: str) -> bool:
+    return name.isidentifier() and _literal(value) and is_secret(name, value)
 
 
 def _secret_option(option: str, value: str) -> bool:

@@ -68,7 +68,7 @@ def test_folder_gzip_and_stdin(diagnose, tmp_path):
     (folder / "model.pt").write_bytes(b"\0" * 100)
     report = json.loads(diagnose("logs", "--json").stdout)
     assert report["transport"]["nodes"] == ["n0", "n1"]
-    assert report["failure"]["finding"]["evidence"][0]["file"] == "deep/rank1.log.gz"
+    assert report["failure"]["finding"]["evidence"][0]["file"] == "logs/deep/rank1.log.gz"
     assert "out of memory" in diagnose("-", input=OOM + "\n").stdout
 
 

@@ -278,4 +278,29 @@ def test_worlds_of_one_rank_are_noticed():
     "text", ["", "\x00\x00\x00", "\n\n\n", "Traceback (most recent call last):", "Root Cause (first observed failure):"]
 )
 def test_empty_and_cut_off_logs(text):
-    assert read(text).failure.answer == NO_FAILURE
+    failure = read(text).failure
+    assert failure.answer == (NO_FAILURE if text.strip("\0\n") else NOT_KNOWN) and failure.finding is None
+
+
+LOST = """node01:4121:4175 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer node02<47242>
+node01:4121:4175 [0] NCCL INFO misc/socket.cc:752 -> 6
+"""
+
+
+def test_a_lost_peer_is_a_failure_when_nccl_gave_up_and_the_log_ends_there():
+    failure = read(LOST).failure
+    assert (failure.answer, failure.confidence) == ("peer-lost", "likely") and "node02" in failure.finding.evidence[
+        0
+    ].text
+    went_on = LOST + "".join(f"step {n} loss 2.1\n" for n in range(200))
+    assert read(went_on).failure.answer == NO_FAILURE
+
+
+def test_what_is_not_about_a_run_gets_no_verdict():
+    failure = read("hello").failure
+    assert (failure.answer, failure.why_first) == (NOT_KNOWN, "nothing here is about a run")
+    assert read("step 1 loss 2.5").failure.answer == NO_FAILURE
+
+
+def test_a_warning_alone_is_a_line_of_nccl():
+    assert "only warnings" in read(LOST.splitlines()[0]).transport.unseen[0]

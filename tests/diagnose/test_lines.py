@@ -118,7 +118,7 @@ def test_carriage_returns_hide_nothing():
 
 def test_lines_without_end_are_cut():
     assert len(clean("x" * 10 * MAX_LINE).text) == MAX_LINE
-    assert read("y" * 10**6 + " CUDA out of memory").failure.answer == "none"
+    assert read("y" * 10**6 + " CUDA out of memory").failure.answer == "unknown"
 
 
 def test_function_names_and_lines_between_head_and_message():

@@ -84,5 +84,5 @@ def test_watchers_hear_sensors_first_and_their_words_are_carried_out():
 
 def test_what_the_gate_stopped_is_not_started_again():
     finding = Finding("transport-mismatch", ERROR, "tcp, not rdma")
-    assert decide([Outcome(FAILED, 1, finding)], restarts=5).action == "stop"
-    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], restarts=5).action == "restart"
+    assert decide([Outcome(FAILED, 1, finding)], restarts=5, members={}).action == "stop"
+    assert decide([Outcome(FAILED, 1, Finding("unknown", ERROR, "?"))], restarts=5, members={}).action == "restart"

@@ -40,7 +40,12 @@ def test_harmless_variables(name, value):
         ("x hf_abcdefghijklmnopqrstuv", "an access token"), ("x --eos-token </s>", None), ("x --eos_token 50256", None),
         ("x --max-tokens 4096", None), ("x --use_auth_token True", None), ("x --text-key text", None), ("x --token -v", None),
         ("x --tokenizer gpt2 --json-keys text --tokens-per-sample 512", None), ("x --hub_token $HF_TOKEN", None),
-        ("x model.token_embedding.dim=128", None), ("torchrun --rdzv_id=abc --rdzv_endpoint=h:29500 t.py", None),
+        ("t.py hf.token=s3 ", "hf.token"), ("t.py +trainer.api_key=s3", "+trainer.api_key"), ("x data.key=image_features", None),
+        ("t.py tokenizer.pad_token=s3", None), ("t.py hf.token=null", None), ("curl -u me:s3 h", "curl -u"),
+        ("t.py --data {\"api_key\":\"s3\"}", "api_key"), ("curl -H X-Api-Key:s3 h", "X-Api-Key"), ("mysql -ps3 db", "mysql -p"),
+        ("wandb login 0123456789abcdef0123", "wandb login"), ("wandb login --host https://wandb.example.org/x", None),
+        ("python -u t.py a:b", None), ("mysql -p db", None), ("x model.token_embedding.dim=128", None),
+        ("torchrun --rdzv_id=abc --rdzv_endpoint=h:29500 t.py", None),
     ],
 )  # fmt: skip
 def test_words_of_a_command(command, holder):
@@ -60,6 +65,10 @@ def test_words_with_a_script_inside():
         ("git clone https://me:pw@x/y", "git clone https://me:…@x/y"),
         ("HF_TOKEN: hf_abcdefghijklmnopqrst # mine", "HF_TOKEN: … # mine"),
         ("wandb login --token 'abcdefgh' --host h", "wandb login --token '…' --host h"),
+        ("curl -H 'X-Api-Key: s3' h", "curl -H 'X-Api-Key: …' h"),
+        ('{"api_key": "s3", "eos_token": "end"}', '{"api_key": "…", "eos_token": "end"}'),
+        ("t.py hf.token=s3 +a.api_key=s4", "t.py hf.token=… +a.api_key=…"),
+        ("curl -s -u me:s3 h && mysql -ps3 db", "curl -s -u me:… h && mysql -p… db"),
         ("password=hunter2 user=ada", "password=… user=ada"),
     ],
 )

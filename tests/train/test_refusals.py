@@ -119,3 +119,15 @@ def test_a_layout_that_cannot_work_is_refused_on_every_rank_with_the_reason(worl
     for said in world.run(refused, LAYOUTS):
         for sentence, (_, _, words) in zip(said, LAYOUTS):
             assert words in sentence, sentence
+
+
+@pytest.mark.parametrize("recipe,layout", [("resnet", "tp"), ("wide_resnet", "cp"), ("resnet", "dp_shard=4")])
+def test_one_process_refuses_before_any_data_is_made(recipe: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    from drumbeat.train.settings import fill
+
+    module = importlib.import_module(f"drumbeat.train.recipes.{recipe}")
+    monkeypatch.setattr(module, "samples", lambda *_: pytest.fail("data was made first"))
+    with pytest.raises(Refusal):
+        module.run(fill(module.SettingsClass, [f"layout={layout}"]))

@@ -6,7 +6,8 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List, Optional
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Optional
 
 from drumbeat.cli.options import add_json
 from drumbeat.problem import Problem
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         _read(reader, source, progress)
     progress.end()
     if sources.run:
+        reader.of_a_run = True
         _recorded(reader, sources.run)
     report = reader.report()
     if args.json:
@@ -50,17 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from drumbeat.diagnose.text import render
 
     width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 140)
-    names = [source.name for source in sources.files]
-    print(render(report, width, os.path.dirname(names[0]) if len(names) == 1 else _common(names)))
+    print(render(report, width))
     return 0
-
-
-def _common(names: List[str]) -> str:
-    try:
-        common = os.path.commonpath(names)
-    except ValueError:  # some absolute, some not
-        return ""
-    return common if len(common) > 1 else ""
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:
@@ -98,6 +91,7 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
 
 def _recorded(reader: Reader, run: Run) -> None:
     """What the run's own events say: the lead's finding, and which rank ended first, by the lead's clock."""
+    from drumbeat.desk.closing import near
     from drumbeat.diagnose.elastic import FirstFailure
     from drumbeat.finding import Evidence
     from drumbeat.runfolder import events as kinds
@@ -112,10 +106,16 @@ def _recorded(reader: Reader, run: Run) -> None:
         elif isinstance(event, kinds.RankExited) and event.failed:
             first = first or event
     if failed is not None:
-        reader.recorded.append(failed.finding)
+        evidence = tuple(
+            replace(each, file=near(os.path.join(run.path, each.file))) if each.file else each
+            for each in failed.finding.evidence
+        )
+        reader.recorded.append(replace(failed.finding, evidence=evidence))
+    facts = [run.facts(node) for node in run.nodes()]
+    reader.communicators.no_gpus = bool(facts) and all(each is not None and not each.gpus for each in facts)
     if first is not None and reader.elastic.first is None:
         text = f"rank {first.rank} ended first: exit code {first.exit_code}, signal {first.signal}"
-        where = Evidence(text, os.path.join("nodes", str(first.node), "events.jsonl"))
+        where = Evidence(text, near(os.path.join(run.path, "nodes", str(first.node), "events.jsonl")))
         reader.elastic.first = FirstFailure(first.rank, first.host, first.exit_code, where, "drumbeat")
 
 

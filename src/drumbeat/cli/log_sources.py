@@ -30,7 +30,7 @@ SKIPPED = (
 
 @dataclass
 class Source:
-    """One file to read, by the name it is called in the output."""
+    """One file to read, and its name in the output: a path that can be pasted in the current folder."""
 
     path: str
     name: str
@@ -91,11 +91,12 @@ def _folder(path: str, found: Sources) -> None:
             elif len(found.files) >= MAX_FILES:
                 raise Problem(f"{path}: more than {MAX_FILES} files", "give a smaller folder, or the files themselves")
             else:
-                found.files.append(Source(full, os.path.relpath(full, path)))
+                found.files.append(Source(full, os.path.normpath(full)))
 
 
 def _run_folder(path: str, found: Sources) -> None:
     """The logs of the last attempt, what NCCL wrote, and what the scheduler's job printed."""
+    from drumbeat.desk.closing import near
     from drumbeat.record import RecordError
     from drumbeat.runfolder.run import Run
 
@@ -106,10 +107,12 @@ def _run_folder(path: str, found: Sources) -> None:
     found.run = run
     hosts = {member.node: member.host for member in run.members()}
     for log in run.logs():
-        found.files.append(Source(os.path.join(path, log.name), log.name, log.rank, hosts.get(log.node)))
+        file = os.path.join(path, log.name)
+        found.files.append(Source(file, near(file), log.rank, hosts.get(log.node)))
     for node, name in run.nccl_logs():
-        found.files.append(Source(os.path.join(path, name), name, host=hosts.get(node)))
-    found.files += [Source(os.path.join(path, name), name) for name in run.output()]
+        file = os.path.join(path, name)
+        found.files.append(Source(file, near(file), host=hosts.get(node)))
+    found.files += [Source(file, near(file)) for file in (os.path.join(path, name) for name in run.output())]
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:

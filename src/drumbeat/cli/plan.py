@@ -123,7 +123,8 @@ def _print_against(args: Any, order: Any, changes: List[Any]) -> int:
     if args.json:
         _dump({"from nodes": args.against, "to nodes": order.nodes, "changes": changes})
         return 0
-    print(f"from {args.against} to {order.nodes} nodes x {order.ranks_per_node} ranks:")
+    ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
+    print(f"from {args.against} to {order.nodes} node{'' if order.nodes == 1 else 's'} x {ranks}:")
     print("\n".join(difference_lines(changes, _width())) or "nothing changes")
     return 0
 

@@ -12,6 +12,8 @@ from drumbeat.cli.options import add_json, add_run
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
 
+_SAME = {"cancelled": "stopped"}  # details that say no more than the state
+
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
@@ -38,7 +40,10 @@ def run(args: Any) -> int:
     told = state.status
     lines = [
         ("run", found.run_id),
-        ("state", told.state + (f": {told.detail}" if told.detail not in ("", told.state) else "")),
+        (
+            "state",
+            told.state + (f": {told.detail}" if told.detail not in ("", told.state, _SAME.get(told.state)) else ""),
+        ),
     ]
     if state.summary:
         lines += closing_lines(found, state.summary)

@@ -96,6 +96,8 @@ class Communicators:
         self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
         self.connections = Places()  # lines that show who is connected to whom, and how
         self.dropped = 0
+        self.no_gpus = False  # the caller knows that no node has one: NCCL has nothing to say
+        self.spoke = False  # has NCCL or RCCL printed anything at all, a warning included?
         self._members = 0
         self._edges = 0
 

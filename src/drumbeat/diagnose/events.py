@@ -56,8 +56,8 @@ class Event:
 
 
 def rank_of_file(file: str) -> Optional[int]:
-    match = _RANK_IN_NAME.search(file)
-    return int(match[1] or match[2]) if match else None
+    matches = list(_RANK_IN_NAME.finditer(file))  # the last: a folder above may have such a name too
+    return int(matches[-1][1] or matches[-1][2]) if matches else None
 
 
 class Events:

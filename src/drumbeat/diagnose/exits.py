@@ -104,6 +104,7 @@ def explain_exit(
 
 def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
     reader = Reader()
+    reader.of_a_run = True
     for number, end in enumerate(ends):
         for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
             name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"

@@ -44,6 +44,7 @@ class Log:
     places: Mapping[str, Places] = field(default_factory=dict)  # code -> its lines
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
+    of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""
@@ -52,7 +53,8 @@ class Log:
 
 @dataclass(frozen=True)
 class Failure:
-    """`answer` is a code, `none` when no error was seen, `unknown` when errors were but not their cause."""
+    """`answer` is a code, `none` when no error was seen, `unknown` when errors were but not their cause, or when
+    nothing that was read is about a run."""
 
     answer: str
     confidence: str = UNKNOWN
@@ -88,7 +90,22 @@ def judge(
     live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     failure = _Judge(_most_specific(live), RankOf.of(state), first, list(extra), list(unfinished), log).failure()
-    return replace(_with_record(failure, log), rules=rules)
+    return replace(_with_record(_without_itself(failure), log), rules=rules)
+
+
+def _without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
 
 
 def _with_record(failure: Failure, log: Log) -> Failure:
@@ -155,6 +172,8 @@ class _Judge:
             return self._of_symptoms(rest)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
+        if not self.log.of_a_run:
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
         return rest
 
     def _tier(self, event: Event) -> str:
@@ -170,7 +189,7 @@ class _Judge:
         if event.level in ("I", "W") and not rule.any_level:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
         if rule.survivable and self._lived_through(event):
-            return NOTE
+            return NOISE if rule.role == CONSEQUENCE else NOTE
         if rule.role == CONSEQUENCE and self._done_before(event):
             return NOISE
         return rule.role

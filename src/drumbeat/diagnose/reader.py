@@ -34,6 +34,11 @@ _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _STARTS = frozenset((b"C", b"R", b"N", b"U", b"B", b"c", b" "))  # of NCCL's lines without a head
+# Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
+_OF_A_RUN = re.compile(
+    rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
+    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job)\b"
+)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
@@ -49,7 +54,8 @@ class Reader:
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
-        self.recorded: List[Finding] = []  # what who started the run noted of its end
+        self.recorded: List[Finding] = []  # exit information recorded by the launcher
+        self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
         own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *IGNORED, *NAMES, *GOOD_ENDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
@@ -135,11 +141,13 @@ class Reader:
             self._ends,
             self._good_ends,
             tuple(self.pasted),
+            self.of_a_run,
         )
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
         if found or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+            self.of_a_run = True
             self._read(file, number, raw, found)
         if self._warning[1]:
             self._continue(file, number, raw)
@@ -158,6 +166,7 @@ class Reader:
 
     def _remember(self, raw: bytes) -> None:
         """No line of this shape says anything: neither the rules' words nor NCCL's first word hang on a digit."""
+        self.of_a_run = self.of_a_run or bool(_OF_A_RUN.search(raw))
         if len(self._boring) >= MAX_SHAPES:
             self._boring.clear()
         if len(raw) <= MAX_SHAPE_LENGTH:
@@ -202,7 +211,7 @@ class Reader:
         evidence: Optional[Evidence] = None
         found = False
         for record in nccl.records(text):
-            found = True
+            found = self.communicators.spoke = True
             if record.level == "WARN":
                 self._warning = (file, number, raw)
                 if "/rccl/" in text or "/hipify/" in text:  # its WARN lines carry the path of its build

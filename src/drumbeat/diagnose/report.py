@@ -42,12 +42,21 @@ def make_report(
     ends: Optional[Mapping[str, int]] = None,
     good_ends: Optional[Mapping[str, int]] = None,
     pasted: Tuple[Dump, ...] = (),
+    of_a_run: bool = True,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
     hanging, unfinished = missing.incomplete(state)
     more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
-    log = Log(lines, ends or {}, good_ends or {}, events.places, transport.missing_ranks(state), elastic.several_runs)
+    log = Log(
+        lines,
+        ends or {},
+        good_ends or {},
+        events.places,
+        transport.missing_ranks(state),
+        elastic.several_runs,
+        of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
+    )
     failed = failure.judge(
         [*events.kept, *_of_the_whole(rules, seen)],
         seen,

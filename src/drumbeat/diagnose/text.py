@@ -19,13 +19,7 @@ MAX_FACTS = 40
 MAX_SEEN = 120  # characters of one file's line numbers
 
 
-def render(report: Report, width: int = 110, below: str = "") -> str:
-    """`below` is a folder that all files have in common; it is left out of their names."""
-    text = _render(report, width)
-    return text.replace(below.rstrip("/") + "/", "") if below else text
-
-
-def _render(report: Report, width: int) -> str:
+def render(report: Report, width: int = 110) -> str:
     lines: List[str] = []
     for dump in report.dumps:
         _dump(dump, lines, width)
@@ -107,7 +101,7 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
     if failure.answer == NO_FAILURE:
         _put("failure", f"none seen [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
-        _put("failure", f"cause not known: {failure.why_first}", lines, width)
+        _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
             _put("", finding.title + _who(finding), lines, width)
             _evidence(finding.evidence, lines, width)

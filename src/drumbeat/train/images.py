@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
 from drumbeat.train.data.stream import Images
+from drumbeat.train.layout import Layout
 from drumbeat.train.loop import average
 from drumbeat.train.meshes import Meshes
 from drumbeat.train.parallelize import shards
@@ -55,13 +56,14 @@ def sgd(settings: Settings, meshes: Meshes) -> Callable[[Sequence[Tensor]], torc
     return make
 
 
-def assemble_images(
-    settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module], anatomy: Anatomy
-) -> Assembly:
-    layout = meshes.layout
-    if layout.cp > 1:
+def refuse_for_images(settings: Settings) -> None:
+    """Called first of all: a layout or precision that image models do not have must not cost the making of data.
+
+    `tp` and `cp` are refused by name too: in one process they would quietly mean nothing."""
+    layout = Layout.parse(settings.layout)
+    if layout.cp != 1:
         raise Refusal("context parallelism cuts sequences, and an image is none", "use ddp, fsdp, hsdp or pp")
-    if layout.tp > 1:
+    if layout.tp != 1:
         raise Refusal(
             "tensor parallelism cuts wide matrices; the filters of an image model are small, and cutting them would cost "
             "an exchange of activations in every layer to save little",
@@ -69,6 +71,12 @@ def assemble_images(
         )
     if settings.precision in ("bf16-master", "fp8"):
         raise Refusal(f"precision {settings.precision} is for transformers trained with AdamW", "use bf16")
+
+
+def assemble_images(
+    settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module], anatomy: Anatomy
+) -> Assembly:
+    layout = meshes.layout
     torch.backends.cudnn.benchmark = True  # images have one size: the fastest algorithm is found once
 
     def made() -> nn.Module:

@@ -14,7 +14,7 @@ from drumbeat.train.data.device_decode import decoders_for
 from drumbeat.train.data.images import ImageFolder
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images, steps_of
+from drumbeat.train.images import accuracy, assemble_images, refuse_for_images, steps_of
 from drumbeat.train.loop import Result, train
 from drumbeat.train.mfu import utilisation
 from drumbeat.train.models.resnet import ResNet, forward_flops
@@ -58,6 +58,7 @@ def samples(settings: ResNetSettings, world: World) -> Tuple[Images, Images, int
 def run(settings: ResNetSettings) -> Result:
     if settings.depth not in (18, 50):
         raise Refusal(f"no ResNet-{settings.depth} here", "depth is 18 or 50")
+    refuse_for_images(settings)
     world = join()
     meshes = meshes_for(settings, world)
     images, kept, classes = samples(settings, world)

@@ -16,7 +16,7 @@ from drumbeat.train.assemble import Anatomy, meshes_for, plan_for, resolved
 from drumbeat.train.data.cifar import cifar100
 from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
-from drumbeat.train.images import accuracy, assemble_images, steps_of
+from drumbeat.train.images import accuracy, assemble_images, refuse_for_images, steps_of
 from drumbeat.train.loop import Result, train
 from drumbeat.train.mfu import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
@@ -58,6 +58,7 @@ def samples(settings: WideResNetSettings) -> Tuple[Images, Images]:
 
 
 def run(settings: WideResNetSettings) -> Result:
+    refuse_for_images(settings)
     world = join()
     meshes = meshes_for(settings, world)
     images, kept = samples(settings)
