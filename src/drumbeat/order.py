@@ -143,6 +143,7 @@ class Order:
     hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
     master: str = ""  # host or address of node 0 that the others dial
     muster_ports: Tuple[int, ...] = ()  # candidates, in order
+    meeting: str = ""  # see `identity`; empty where all nodes read one order
     env: Tuple[EnvVar, ...] = ()  # what user and site ask for
     agreed_command: Tuple[str, ...] = ()  # without what each node's launcher says about itself; empty: as `command`
     passed: Tuple[str, ...] = ()  # variables handed on by name; their values are never written
@@ -194,6 +195,12 @@ class Order:
         shared = ("command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "time_limit")
         terms = {key: to_plain(getattr(self, key)) for key in shared}
         return {**terms, "command": list(self.agreed_command or self.command)}
+
+    @property
+    def identity(self) -> str:
+        """The same on all nodes of one run, and different for any other run: the run id where all nodes read one order, the
+        scheduler's job and step where each node of a joined job made its own."""
+        return self.meeting or self.run_id
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.terms(), sort_keys=True).encode()).hexdigest()[:16]

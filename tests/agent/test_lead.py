@@ -25,7 +25,13 @@ def order(**changes):
 
 
 def hello(member, order, **changes):
-    plain = {"member": member, "host": f"h{member}", "address": f"10.0.0.{member}", "terms": order.terms()}
+    plain = {
+        "member": member,
+        "host": f"h{member}",
+        "address": f"10.0.0.{member}",
+        "terms": order.terms(),
+        "run": order.identity,
+    }
     return Hello(**{"ranks": order.ranks_per_node or 1, **plain, **changes})
 
 
@@ -104,6 +110,28 @@ def test_refuses_by_name(change, words):
     acts = lead.refused(stranger, lead.refuse(stranger))
     assert finish(acts) == [EXIT_MUSTER], "the muster cannot succeed any more"
     assert lead.history[-1].finding.host == "h1" and words in lead.history[-1].finding.cause
+
+
+def test_a_member_of_another_run_is_refused_and_the_muster_goes_on():
+    asked = order()
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 0.5)
+    other = order(run_id="other", command=("y",))
+    for stranger in (hello(0, other), hello(1, other), hello(7, other)):
+        assert "belongs to another run than r: command is y there, x here" in lead.refuse(stranger)
+        assert lead.refused(stranger, lead.refuse(stranger)) == [] and lead.phase == "muster"
+    lead.hello(hello(1, asked), 0.0, 1.0)
+    assert lead.phase == "running"
+
+
+def test_nodes_of_one_scheduler_job_are_one_run_whatever_their_orders_say():
+    """Joined nodes have run ids of their own: a wrong command in the same step is a mistake in this very run."""
+    asked = order(meeting="812.0")
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 0.5)
+    wrong = hello(1, order(meeting="812.0", run_id="other", command=("y",)))
+    assert "another job than the lead: command is y" in lead.refuse(wrong)
+    assert finish(lead.refused(wrong, lead.refuse(wrong))) == [EXIT_MUSTER]
 
 
 def test_nobody_joins_a_run_that_has_started():

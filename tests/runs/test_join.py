@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
+from drumbeat.runfolder.stop_file import ask_to_stop
 from tests.conftest import wait_for
 
 PY = sys.executable
@@ -112,7 +114,7 @@ def test_a_repeated_node_rank_is_refused_by_name(drumbeat, hosts):
     second = drumbeat.start("run", *flags, "--node-rank", 1, *command, prefix=hosts[1])
     said = second.communicate(timeout=30)[0]
     assert second.returncode == 69 and "node rank 1 is taken by" in said, said
-    assert lead.poll() is None
+    assert lead.wait(30) == 69, "this run's own node is refused: the muster cannot succeed"
 
 
 def test_another_job_on_the_second_machine_is_refused_by_name(drumbeat, hosts):
@@ -123,7 +125,7 @@ def test_another_job_on_the_second_machine_is_refused_by_name(drumbeat, hosts):
         "--node-rank",
         1,
         "--master",
-        "10.91.0.9",
+        "10.91.0.9:61556",
         "--name",
         "python3",
         "--",
@@ -132,12 +134,12 @@ def test_another_job_on_the_second_machine_is_refused_by_name(drumbeat, hosts):
         "other",
     )
     lead = drumbeat.start(
-        "run", "--nodes", 2, "--node-rank", 0, "--master", "10.91.0.9", "--name", "python3", "--", PY, "-c", "pass",
+        "run", "--nodes", 2, "--node-rank", 0, "--master", "10.91.0.9:61556", "--name", "python3", "--", PY, "-c", "pass",
         prefix=hosts[0],
     )  # fmt: skip
     second = drumbeat.start(*other, prefix=hosts[1])
     said = second.communicate(timeout=30)[0]
-    assert second.returncode == 69 and "was asked for another job than the lead: command is" in said, said
+    assert second.returncode == 69 and "belongs to another run than python3-" in said and ": command is" in said, said
     assert lead.poll() is None
 
 
@@ -164,3 +166,63 @@ def test_without_shared_storage_the_lead_gathers(drumbeat, hosts, tmp_path):
     gathered = drumbeat.run_folder() / "nodes" / "1"
     assert (gathered / "attempt-0" / "rank-1.out").read_text() == "out of 1\n"
     assert (gathered / "facts.json").exists() and (gathered / "events.jsonl").exists()
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(drumbeat, hosts):
+    """Same user, token, name and first machine, so the same candidate ports: each node finds the lead of its own run."""
+
+    def node(rank, text):
+        flags = ("--nodes", 2, "--node-rank", rank, "--master", "10.91.0.9", "--name", "same", "--ranks-per-node", 1)
+        return drumbeat.start("run", *flags, "--", PY, "-c", f"print('I am {text}')", prefix=hosts[rank])
+
+    leads = [node(0, "first")]
+    wait_for(lambda: leads_of(drumbeat) == 1, what="the first lead")
+    leads.append(node(0, "second"))
+    wait_for(lambda: leads_of(drumbeat) == 2, what="the second lead")
+    second = node(1, "second")
+    said = second.communicate(timeout=60)[0]
+    assert second.returncode == 0 and "I am second" in said, said
+    assert "belongs to another run than same-" in said, "the first run's lead has the first port"
+    assert leads[0].poll() is None, "a node of another run does not end this one"
+    assert "I am first" in node(1, "first").communicate(timeout=60)[0]
+    outputs = [lead.communicate(timeout=60)[0] for lead in leads]
+    assert [lead.returncode for lead in leads] == [0, 0], outputs
+    assert "I am first" in outputs[0] and "I am second" in outputs[1]
+
+
+def leads_of(drumbeat):
+    return sum(path.stat().st_size > 0 for path in drumbeat.folder.glob("runs/*/events.jsonl"))
+
+
+def task(drumbeat, hosts, rank, *command):
+    """One task per rank, with the variables that mpirun gives it: task `rank` of two nodes with two tasks each."""
+    env = {
+        **os.environ, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % 2), "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "10.91.0.9",
+        "PMIX_NAMESPACE": str(drumbeat.folder),
+    }  # fmt: skip
+    return drumbeat.start("run", "--launcher", "tasks", "--", *command, env=env, prefix=hosts[rank // 2])
+
+
+def test_two_nodes_with_two_tasks_each_end_quietly(drumbeat, hosts):
+    code = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    tasks = [task(drumbeat, hosts, rank, PY, "-c", code) for rank in range(4)]
+    outputs = [each.communicate(timeout=90)[0] for each in tasks]
+    assert [each.returncode for each in tasks] == [0] * 4, outputs
+    text = "".join(outputs)
+    assert all(f"rank {rank} of 4" in text for rank in range(4)), text
+    assert "Traceback" not in text and "Error" not in text, text
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "finished"
+
+
+@pytest.mark.parametrize("by_file", [True, False], ids=["stop file", "signal"])
+def test_a_node_that_waits_for_its_tasks_obeys_a_stop(drumbeat, hosts, by_file):
+    lead = task(drumbeat, hosts, 0, "true")
+    wait_for(lambda: leads_of(drumbeat), what="the lead")
+    if by_file:
+        ask_to_stop(str(drumbeat.run_folder() / "stop"), "CANCEL", "the user cancels")
+    else:
+        lead.terminate()
+    text = lead.communicate(timeout=30)[0]
+    assert lead.returncode == 128 + signal.SIGTERM and "Traceback" not in text, text
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"

@@ -128,6 +128,16 @@ def test_every_node_works_out_the_same_ports():
     assert step != order("command: x", hosts=("n1", "n2"), job_id="812", step_id="1").muster_ports
 
 
+def test_what_the_nodes_of_one_run_share():
+    by_hand = order("command: x\nnodes: 2\nname: n", master="n1", entropy="a", hostname="n1").identity
+    assert by_hand == order("command: x\nnodes: 2\nname: n", master="n1", entropy="b", hostname="n2", now=1.0).identity
+    assert by_hand != order("command: y\nnodes: 2\nname: n", master="n1").identity
+    steps = [order(f"command: {c}", hosts=("n1",), job_id="812", step_id=s).identity for c, s in ("x0", "y0", "x1")]
+    assert steps[0] == steps[1] != steps[2]
+    alone = order("command: x", entropy="a")
+    assert alone.identity == alone.run_id
+
+
 def test_ports_lie_above_those_that_linux_hands_out():
     for number in range(500):
         ports = order("command: x", entropy=str(number)).muster_ports

@@ -84,10 +84,14 @@ class Lead:
         return muster.refusal(self.order, self.members, hello)
 
     def refused(self, hello: Hello, why: str) -> List[Act]:
-        """A member that may not join will not come back better: the muster cannot succeed any more."""
-        if self.phase != "muster":
+        """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
+        nothing: two runs may share a token and a port."""
+        if self.phase != "muster" or self.is_of_another_run(hello):
             return []
         return self._end(Outcome(FAILED, EXIT_MUSTER, muster.refused(hello, why)))
+
+    def is_of_another_run(self, hello: Hello) -> bool:
+        return hello.run != self.order.identity
 
     def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
         """A member that may join (see `refuse`)."""

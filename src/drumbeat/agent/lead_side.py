@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tupl
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.wire.channel import Channel
@@ -36,7 +37,6 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     Welcome,
     WireError,
-    encode,
 )
 from drumbeat.agent.wire.ports import free_port, listen
 from drumbeat.agent.world import World, peers_of
@@ -76,7 +76,10 @@ class LeadSide:
         self.connections: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}
         self.stop_file = StopFile(self.folder.stop)
+        self.stop_file.skip()
         self.last_look = 0.0
+        self.outbox = Outbox(self._deliver)
+        self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
         self.first_step: Optional[float] = None
         self.master_addr = "127.0.0.1"
@@ -87,11 +90,11 @@ class LeadSide:
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
         }  # fmt: skip
 
-    def open(self) -> None:
+    def begin(self) -> None:
+        """Open the run folder: from now on a stop is obeyed, and recorded."""
         agent, order = self.agent, self.agent.order
         raise_open_files()
         agent.open_folder(self.folder)
-        self.stop_file.skip()
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
@@ -101,6 +104,9 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+
+    def open(self) -> None:
+        agent, order = self.agent, self.agent.order
         if order.nodes > 1:
             # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
             self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
@@ -118,15 +124,22 @@ class LeadSide:
 
     def tick(self, now: float) -> None:
         self._do(self.lead.tick(now))
+        self.send_some()
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
             self.last_look = now
-            self._look_for_stop()
+        self.look_for_stop(now)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.outbox)
 
     def give_up(self) -> None:
         """This agent has lost its guard: the run ends on all nodes, now."""
         self._do(self.lead.give_up())
+        while self.outbox:
+            self.outbox.send_some()
 
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
@@ -182,7 +195,7 @@ class LeadSide:
     def _refuse(self, connection: Connection, hello: Hello) -> bool:
         why = self.lead.refuse(hello)
         if why:
-            connection.channel.send(Refuse(why))
+            connection.channel.send(Refuse(why, self.lead.is_of_another_run(hello)))
             warn(f"refused a node: {why}")
             self._do(self.lead.refused(hello, why))
         return bool(why)
@@ -262,10 +275,11 @@ class LeadSide:
             if isinstance(act, Record):
                 self._record(act)
             elif isinstance(act, Tell):
-                self._tell(act)
+                others = tuple(number for number in act.members if number != 0)
+                self.outbox.put(act.message, (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
                 write_end(self.folder, self.lead, self.first_step)
-                self.agent.exit_code = act.exit_code
+                self.exit_code = act.exit_code
 
     def _record(self, record: Record) -> None:
         lead = self.lead
@@ -274,22 +288,24 @@ class LeadSide:
         if record.kind == "attempt-started":
             replace(self.folder.peers, json.dumps(self._peers()) + "\n")
 
-    def _tell(self, tell: Tell) -> None:
-        data = b""
-        for number in tell.members:
-            if number == 0:
-                continue
-            connection = self.by_member.get(number)
-            if connection is not None and not connection.channel.closed:
-                data = data or encode(tell.message)
-                connection.channel.queue(data)
-                if isinstance(tell.message, Prepare):
-                    continue  # each member's Start comes next
-                connection.channel.flush()
-                if connection.channel.wants_write:
-                    self.unsent.add(number)
-        if 0 in tell.members:
-            self.agent.obey(tell.message)
+    def _deliver(self, member: int, message: Message, data: bytes) -> None:
+        if member == 0:
+            self.agent.obey(message)
+            return
+        connection = self.by_member.get(member)
+        if connection is not None and not connection.channel.closed:
+            connection.channel.queue(data)
+            if isinstance(message, Prepare):
+                return  # each member's Start comes next
+            connection.channel.flush()
+            if connection.channel.wants_write:
+                self.unsent.add(member)
+
+    def send_some(self) -> None:
+        """What the members are to be told, as much as fits into one turn; the run ends when all have been told."""
+        self.outbox.send_some()
+        if self.exit_code is not None and not self.outbox:
+            self.agent.exit_code = self.exit_code
 
     def _flush(self, member: int) -> bool:
         """Send what a member has not taken yet; whether there is still some left."""
@@ -324,8 +340,8 @@ class LeadSide:
 
     # -- stopping and going ------------------------------------------------------------------------------------------
 
-    def _look_for_stop(self) -> None:
-        for name, why in self.stop_file.look():
+    def look_for_stop(self, now: float) -> None:
+        for name, why in self.stop_file.look_now_and_then(now):
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 

@@ -42,10 +42,7 @@ _NODE_TICK = 0.1  # between two looks at our own node, however often the members
 
 
 class Stopped(Exception):
-    """Asked to end before the nodes have come together."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    """Asked to end before the nodes have come together; the agent's exit code is set."""
 
 
 class Agent:
@@ -81,17 +78,11 @@ class Agent:
         self.facts = gather(LiveHost())
         self.beat()
         try:
-            if self.order.launcher == "tasks":
-                self._gather_tasks()
-            self.side.open()
-        except WireError as error:
-            self.complain(str(error))
-            return EXIT_MUSTER
-        except Stopped as stopped:
-            return 128 + stopped.number
-        try:
+            self._come_together()
             while self.exit_code is None:
                 self._turn()
+            return self._leave()
+        except Stopped:
             return self._leave()
         except OSError as error:
             # A full disk or a file system that is gone: nothing can be recorded any more, so the job must not go on.
@@ -99,6 +90,16 @@ class Agent:
             if self.node:
                 self.node.kill()
             return EXIT_STORAGE
+
+    def _come_together(self) -> None:
+        try:
+            self.side.begin()
+            if self.order.launcher == "tasks":
+                self._gather_tasks()
+            self.side.open()
+        except WireError as error:
+            self.complain(str(error))
+            self.exit_code = EXIT_MUSTER
 
     # -- what both sides need ----------------------------------------------------------------------------------------
 
@@ -114,6 +115,7 @@ class Agent:
             self.number,
             self.facts.host,
             address,
+            self.order.identity,
             self.order.terms(),
             max(1, ranks),
             network_of(self.facts),
@@ -157,10 +159,14 @@ class Agent:
         self.side.beat()
 
     def wait_politely(self) -> None:
-        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed."""
+        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed, by a signal or by the `stop` file."""
         self.beat()
         for number in self.wakeup.stop_signals():
-            raise Stopped(number)
+            self.side.tell(StopAsked(number))
+        self.side.look_for_stop(time.monotonic())
+        self.side.send_some()
+        if self.exit_code is not None:
+            raise Stopped
 
     def end_now(self, code: int) -> None:
         if self.node:
@@ -170,7 +176,7 @@ class Agent:
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        self._serve(self.selector.select(_TICK))
+        self._serve(self.selector.select(0 if self.side.busy else _TICK))
         reaped = self._reap()
         now = time.monotonic()
         if self.node and (reaped or now - self.last_tick >= _NODE_TICK):
@@ -245,10 +251,10 @@ class Agent:
     # -- going -------------------------------------------------------------------------------------------------------
 
     def _leave(self) -> int:
+        if self.node and self.node.active:
+            self.node.kill()
+        self.tasks.end()
         if self.node:
-            if self.node.active:
-                self.node.kill()
-            self.tasks.end()
             self.node.close(time.monotonic() - self.started)
         self.side.leave()
         return self.exit_code or 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import selectors
+import signal
 import time
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
@@ -15,6 +16,7 @@ from drumbeat.agent.wire.messages import Message, Ping, Pong, Refuse, StopAsked,
 from drumbeat.order import Order, dump_order
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.signals import EXIT_MUSTER
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
+_ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
 _WORD = 5.0  # seconds for the last messages, where there are no files to send
 
 
@@ -35,15 +38,30 @@ class MemberSide:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.up: Optional[Channel] = None
+        self.stop_file = StopFile(RunFolder(agent.order.folder).stop)
+        self.stop_file.skip()
         self.shared_folder = True
         self.last_beat = 0.0
+        self.ports: Tuple[int, ...] = ()  # where our lead may be
         self.beat_every = beat_interval(agent.order)
 
+    def begin(self) -> None:
+        """A member's folder is opened when the lead has said which it is."""
+
+    def look_for_stop(self, now: float) -> None:
+        """While we wait, nobody tells us that the run was asked to stop. A joined node does not know the lead's folder yet:
+        it is stopped by a signal."""
+        for _, why in self.stop_file.look_now_and_then(now):
+            self.agent.complain(f"{why}; ending")
+            self.agent.end_now(128 + signal.SIGTERM)
+
     def open(self) -> None:
+        self.ports = self.agent.order.muster_ports
+        self._dial(self.agent.order.timing.muster)
+
+    def _dial(self, seconds: float) -> None:
         agent, order = self.agent, self.agent.order
-        self.up = dial(
-            order.master, order.muster_ports, agent.token, order.timing.muster, agent.wait_politely, agent.complain
-        )
+        self.up = dial(order.master, self.ports, agent.token, seconds, agent.wait_politely, agent.complain)
         agent.selector.register(self.up.sock, selectors.EVENT_READ, self._receive)
         mine = self.up.sock.getsockname()[0]
         self.up.send(agent.hello(order.hosts[agent.number] if order.emulated else mine))
@@ -60,12 +78,17 @@ class MemberSide:
             self.last_beat = now
             self.up.send(self.agent.node.progress_beat())
 
-    def tick(self, now: float) -> None:
+    busy = False  # what a member has to say is sent at once
+
+    def send_some(self) -> None:
         if self.up is not None:
             self.up.flush()
-            if self.up.closed and self.agent.exit_code is None:
-                self.agent.complain("the connection to the lead is lost; ending")
-                self.agent.exit_code = EXIT_MUSTER
+
+    def tick(self, now: float) -> None:
+        self.send_some()
+        if self.up is not None and self.up.closed and self.agent.exit_code is None:
+            self.agent.complain("the connection to the lead is lost; ending")
+            self.agent.exit_code = EXIT_MUSTER
 
     def give_up(self) -> None:
         """Nothing to tell: the lead sees the connection close when this agent leaves."""
@@ -102,29 +125,46 @@ class MemberSide:
         return not self.up.closed and not self.up.wants_write
 
     def _receive(self) -> None:
-        assert self.up
-        sock = self.up.sock
+        channel = self.up
+        assert channel
+        sock = channel.sock
         try:
-            messages = self.up.receive()
+            messages = channel.receive()
         except WireError as error:
             self.agent.complain(f"the lead: {error}")
             messages = []
-            self.up.close()
+            channel.close()
         for message in messages:
             self._from_lead(message)
-        if self.up.closed:
+        if channel.closed and channel is self.up:
             self.agent.selector.unregister(sock)
 
     def _from_lead(self, message: Message) -> None:
         if isinstance(message, Ping):
             self.tell(Pong(time.time()))
         elif isinstance(message, Refuse):
-            self.agent.complain(f"the lead refuses: {message.why}")
-            self.agent.exit_code = EXIT_MUSTER
+            self._refused(message)
         elif isinstance(message, Welcome):
             self._welcome(message)
         else:
             self.agent.obey(message)
+
+    def _refused(self, message: Refuse) -> None:
+        """Another run may hold one of our candidate ports: our own lead is then on one of the others."""
+        assert self.up
+        used = self.up.sock.getpeername()[1]
+        self.ports = tuple(port for port in self.ports if port != used)
+        self.agent.complain(f"the lead on port {used} refuses: {message.why}")
+        if message.another_run and self.ports:
+            self.agent.selector.unregister(self.up.sock)
+            self.up.close()
+            self.up = None
+            try:
+                self._dial(_ELSEWHERE)
+                return
+            except WireError as error:
+                self.agent.complain(str(error))
+        self.agent.exit_code = EXIT_MUSTER
 
     def _welcome(self, message: Welcome) -> None:
         """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""

@@ -16,18 +16,21 @@ from drumbeat.ranges import ranges
 def refusal(order: Order, members: Mapping[int, Member], hello: Hello) -> str:
     """Why this member may not join; '' if it may."""
     number, host = hello.member, hello.host
+    differing = _differing(order, hello)
+    if hello.run != order.identity:
+        return f"{host} belongs to another run than {order.run_id}{': ' + differing if differing else ''}"
     if number is None or not 0 <= number < order.nodes:
         return f"node rank {number} is not one of 0 to {order.nodes - 1}: --nodes or NNODES is wrong somewhere"
     if number in members:
         return f"node rank {number} is taken by {members[number].host}, and {host} claims it too: give each its own"
-    ours = order.terms()
-    differing = [key for key in ours if ours[key] != hello.terms.get(key)]
-    if differing:
-        words = "; ".join(
-            f"{key} is {_short(hello.terms.get(key))} there, {_short(ours[key])} here" for key in differing
-        )
-        return f"{host} was asked for another job than the lead: {words}"
-    return ""
+    return f"{host} was asked for another job than the lead: {differing}" if differing else ""
+
+
+def _differing(order: Order, hello: Hello) -> str:
+    """The terms on which that member and the lead do not agree, in words."""
+    ours, theirs = order.terms(), hello.terms
+    keys = [key for key in ours if ours[key] != theirs.get(key)]
+    return "; ".join(f"{key} is {_short(theirs.get(key))} there, {_short(ours[key])} here" for key in keys)
 
 
 def refused(hello: Hello, why: str) -> Finding:

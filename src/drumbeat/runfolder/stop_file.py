@@ -1,7 +1,8 @@
 """The run's `stop` file: how somebody who cannot signal the lead asks it to end the run.
 
 A batch script's trap, `drumbeat cancel` and the desk of an allocation append a line, `WORD reason`. A signal sent through
-a launcher may reach every process of the job, DataLoader workers too; a line reaches the lead alone.
+a launcher may reach every process of the job, DataLoader workers too; a line reaches the
+lead alone, and nodes that still wait for it or for their own tasks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import List, Tuple
 # job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now.
 WORDS = ("TERM", "INT", "USR2", "CANCEL")
 _LIMIT = 1 << 16
+_LOOK_EVERY = 1.0  # seconds
 
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
@@ -24,10 +26,18 @@ def ask_to_stop(path: str, name: str, reason: str) -> None:
 
 @dataclass
 class StopFile:
-    """The lead's side: what was asked since the last look."""
+    """The agents' side: what was asked since the last look."""
 
     path: str
     position: int = 0
+    looked: float = 0.0  # when, on the caller's clock
+
+    def look_now_and_then(self, now: float) -> List[Tuple[str, str]]:
+        """As `look`, but at most once per second: the file is on shared storage."""
+        if now - self.looked < _LOOK_EVERY:
+            return []
+        self.looked = now
+        return self.look()
 
     def look(self) -> List[Tuple[str, str]]:
         """Pairs of a word of WORDS and the reason."""

@@ -7,7 +7,7 @@ import os.path
 import re
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from drumbeat.order import COLLECTIVES, EnvVar, Expect, Floor, HostPath, Order, Wrap
@@ -71,7 +71,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     hosts, master, port = _hosts(job, site, here, nodes, emulated)
     env, passed = _environment(job, site, here, emulated)
     runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
-    return Order(
+    order = Order(
         run_id=run_id,
         name=name,
         created=here.now,
@@ -129,6 +129,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
         },
     )
+    return replace(order, meeting=_identity(order, here))
 
 
 def _cpu_bind(job: Job) -> Tuple[str, ...]:
@@ -211,6 +212,14 @@ def _meeting(run_id: str, name: str, master: str, here: Here) -> str:
     if here.job_id:
         return f"{here.job_id}.{here.step_id or ''}"
     return f"{here.user}/{name}/{master}" if here.master else run_id
+
+
+def _identity(order: Order, here: Here) -> str:
+    """What the nodes of one run share where each makes an order of its own. By hand that includes the command itself: two
+    runs with the same name may start on the same machines at once."""
+    if here.job_id:
+        return f"{here.job_id}.{here.step_id or ''}"
+    return f"{here.user}/{order.name}/{order.master}/{order.digest()}" if here.master else ""
 
 
 def _python(job: Job, site: Site) -> str:

@@ -17,7 +17,7 @@ from drumbeat.agent.wire.messages import Message, WireError, decode, encode
 _LONGEST = 8 << 20  # bytes of one message
 _BEFORE_PROOF = 4096  # bytes that a stranger may send
 _AT_ONCE = 4 << 20  # bytes taken in one turn of the loop: others wait for theirs
-_GREETING = "drumbeat-muster-2"
+_GREETING = "drumbeat-muster-3"
 
 
 class Channel:

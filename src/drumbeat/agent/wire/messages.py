@@ -27,6 +27,7 @@ class Hello:
     member: Optional[int]
     host: str
     address: str  # by which the others reach it
+    run: str  # the order's `identity`
     terms: Dict[str, Any]  # what all members must agree on
     ranks: int = 1
     network: Network = field(default_factory=Network)
@@ -107,6 +108,7 @@ class Ping:
 @dataclass(frozen=True)
 class Refuse:
     why: str
+    another_run: bool = False  # the member belongs to another run, whose lead may be on another port
 
 
 @dataclass(frozen=True)
