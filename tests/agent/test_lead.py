@@ -2,13 +2,15 @@
 
 import dataclasses
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Member, Outcome, Requeue, Restart, decide
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
+from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
-from drumbeat.agent.wire.messages import Done, Hello, Prepare, RankEnded, Start
+from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
@@ -212,6 +214,24 @@ def test_a_lost_node_ends_the_run_and_is_named():
     assert kinds(acts) == ["node-lost", "stopping"] and told(acts) == [(0, "stop")]
     acts = done(lead, 0, 11.0)
     assert finish(acts) == [EXIT_MUSTER] and lead.history[-1].finding.node == 1
+
+
+def test_a_lead_without_its_guard_ends_the_members():
+    lead, _ = mustered()
+    acts = lead.give_up()
+    assert any(isinstance(act, Tell) and isinstance(act.message, End) and 1 in act.members for act in acts)
+    assert finish(acts) == [143] and lead.give_up() == []
+
+
+def test_what_the_lead_slept_is_no_silence_of_its_members(tmp_path, monkeypatch):
+    side = LeadSide(SimpleNamespace(order=dataclasses.replace(order(), folder=str(tmp_path))))
+    side.connections["sock"] = connection = Connection(None, member=1, heard=100.0)
+    dropped = []
+    monkeypatch.setattr(side, "_drop", lambda sock, why: dropped.append(sock))
+    side._check_silence(161.0, late=60.0)
+    assert dropped == [] and connection.heard == 160.0
+    side._check_silence(180.0, late=0.0)
+    assert dropped == ["sock"]
 
 
 def test_restart_gets_a_new_port_and_its_own_number():

@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from drumbeat.desk.foreground import Foreground
 from tests.conftest import marked, wait_for
+from tests.runfolder.folders import order
 
 AWKWARD = Path(__file__).parent / "awkward.py"
 
@@ -88,6 +91,50 @@ def test_killed_desk(drumbeat, tmp_path):
     process.kill()
     process.wait()
     assert_all_gone(run_id, 12.0)
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["outcome"] == "stopped" and summary["exit_code"] == 143
+    (drumbeat.run_folder() / "summary.json").unlink()
+    assert "cancelled" in drumbeat("status", run_id).stdout, "the events say so, too"
+
+
+def test_desk_and_the_leads_guard_killed_at_once(drumbeat, tmp_path):
+    process, run_id = begin(drumbeat, tmp_path, "ignore", grace="1s")
+    os.kill(tree(run_id)["guard"][0], signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert_all_gone(run_id, 12.0)
+
+
+def test_desk_killed_while_its_guards_start(drumbeat):
+    process = drumbeat.start("run", "--nodes", 2, "--", sys.executable, "-c", "import time; time.sleep(60)")
+    wait_for(drumbeat.runs, what="the run folder")
+    run_id = drumbeat.run_folder().name
+    until = time.monotonic() + 30
+    while 1 not in tree(run_id)["guard"] and time.monotonic() < until:
+        pass  # at once, before its interpreter is up
+    process.kill()
+    process.wait()
+    assert_all_gone(run_id, 20.0)
+
+
+def test_a_silent_guard_is_killed(tmp_path):
+    """Stopped together with its agent it ends nobody; the desk's own pause is nobody's silence."""
+    guards = {node: subprocess.Popen(["sleep", "60"]) for node in (0, 1)}
+    made = order(tmp_path)
+    desk = Foreground(made, "", [0, 1], "", "")
+    desk.guards, desk.heard, desk.looked = guards, {0: 100.0, 1: 100.0}, 100.0
+    try:
+        desk._end_silent(1000.0)
+        assert [guard.poll() for guard in guards.values()] == [None, None]
+        desk.heard = {0: 1000.0, 1: 1000.0}
+        for now in range(1001, 1032):
+            desk.heard[0] = float(now)
+            desk._end_silent(float(now))
+        assert guards[1].wait(10) == -signal.SIGKILL and guards[0].poll() is None
+    finally:
+        for guard in guards.values():
+            guard.kill()
+            guard.wait()
 
 
 def test_stopped_agent_is_ended_by_the_guards_deadline(drumbeat, tmp_path):

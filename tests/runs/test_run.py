@@ -193,6 +193,16 @@ while True: time.sleep(1)
     assert summary(drumbeat)["outcome"] == "requeue"
 
 
+def test_a_reader_that_goes_away_costs_the_run_nothing(drumbeat):
+    """`drumbeat run ... 2>&1 | head -1`"""
+    code = "import time\nfor n in range(20): print(n, flush=True); time.sleep(0.05)\nopen('done', 'w'); raise SystemExit(3)"
+    process = drumbeat.start("run", "--", PY, "-c", code)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(30) == 3
+    assert (drumbeat.folder / "done").exists() and summary(drumbeat)["exit_code"] == 3
+
+
 def test_time_limit(drumbeat):
     done = run(drumbeat, code="import time; time.sleep(60)", flags=("--time", "2s", "--stop-grace", "1s"))
     assert done.returncode == 124 and summary(drumbeat)["outcome"] == "time-limit"

@@ -68,6 +68,17 @@ def test_one_request_by_many_ways(drumbeat):
     assert saved(drumbeat) == ["1", "1"]
 
 
+def test_further_signals_to_the_desk_take_no_grace_away(drumbeat):
+    """A wrapper, a scheduler or a closed terminal sends TERM and HUP again; only a second Ctrl-C is a second request."""
+    process = start(drumbeat, "--ranks-per-node", 1, "--", sys.executable, "save.py")
+    wait_ready(drumbeat, 2)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+        time.sleep(1.1)
+    assert process.wait(30) == 75
+    assert saved(drumbeat) == ["1", "1"]
+
+
 def test_a_cancelled_run_does_not_ask_to_come_back(drumbeat):
     process = start(drumbeat, "--ranks-per-node", 1, "--", sys.executable, "save.py")
     wait_ready(drumbeat, 2)

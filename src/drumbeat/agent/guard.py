@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from typing import Callable
 
 from drumbeat.processes import become_subreaper, die_with_parent, let_stops_in, sweep
 from drumbeat.signals import STOPS
 
+_PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
 
-def guard(agent: Callable[[int], int], deadline: float) -> int:
-    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it."""
+
+def guard(agent: Callable[[int], int], deadline: float, alive: Callable[[], None]) -> int:
+    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it. `alive` is called every second."""
     become_subreaper()
     beat_read, beat_write = os.pipe()
     me = os.getpid()
@@ -32,10 +33,18 @@ def guard(agent: Callable[[int], int], deadline: float) -> int:
     for number in STOPS:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     let_stops_in()
-    status = _watch(child, beat_read, deadline)
+    status = _watch(child, beat_read, deadline, alive)
     for stuck in sweep():
-        print(f"drumbeat: cannot be ended: {stuck}", file=sys.stderr)
+        warn(f"cannot be ended: {stuck}")
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def warn(text: str) -> None:
+    """Say it on standard error; whoever read that may be gone, and the run goes on or ends all the same."""
+    try:
+        os.write(2, f"drumbeat: {text}\n".encode("utf-8", "replace"))
+    except OSError:
+        pass
 
 
 def _run(agent: Callable[[int], int], beat_fd: int) -> int:
@@ -44,25 +53,30 @@ def _run(agent: Callable[[int], int], beat_fd: int) -> int:
     except BaseException:
         import traceback
 
-        traceback.print_exc()
+        warn(traceback.format_exc())
         return 70  # EX_SOFTWARE: a fault of ours
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
-def _watch(child: int, beats: int, deadline: float) -> int:
-    last = time.monotonic()
+def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None]) -> int:
+    last = looked = told = time.monotonic()
+    alive()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status
         readable, _, _ = select.select([beats], [], [], 0.5)
+        now = time.monotonic()
+        if now - looked > _PAUSED:  # we were stopped ourselves, and the agent probably with us
+            last = now
+        looked = now
+        if now - told >= 1.0:
+            told = now
+            alive()
         if readable and os.read(beats, 4096):
             last = time.monotonic()
         elif readable:  # the pipe's end is closed: the agent is about to be gone
             return os.waitpid(child, 0)[1]
         elif time.monotonic() - last > deadline:
-            print(f"drumbeat: the agent has not answered for {deadline:g} s; ending it", file=sys.stderr)
+            warn(f"the agent has not answered for {deadline:g} s; ending it")
             os.kill(child, signal.SIGKILL)
             return os.waitpid(child, 0)[1]

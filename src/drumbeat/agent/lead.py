@@ -167,6 +167,12 @@ class Lead:
             acts += self._stop_ranks("a node was lost", signal.SIGTERM, self.order.timing.failure_grace)
         return acts + (self._conclude(now) if self._all_done(attempt) else [])
 
+    def give_up(self) -> List[Act]:
+        """The lead's agent has to end now: the members end with it instead of waiting for orders."""
+        if self.phase == "ended":
+            return []
+        return self._end(Outcome(FAILED, 128 + signal.SIGTERM, guard_lost_finding()))
+
     def watcher_stop(self, finding: Finding, now: float) -> List[Act]:
         """A watcher says that the job does not run the way it was meant to."""
         if self.phase != "running":
@@ -301,6 +307,14 @@ def lost_finding(node: int, host: str, why: str) -> Finding:
     return Finding(
         "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
         (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def guard_lost_finding() -> Finding:
+    return Finding(
+        "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
+        "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+        "look at the machine's kernel log for 'Out of memory'; start the run again",
     )  # fmt: skip
 
 

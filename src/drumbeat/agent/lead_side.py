@@ -8,11 +8,11 @@ import resource
 import selectors
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type
 
+from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
@@ -127,13 +127,19 @@ class LeadSide:
         self.send_some()
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
+            self._check_silence(now, now - self.last_look - _LOOK_EVERY)
             self.last_look = now
-            self._check_silence(now)
         self.look_for_stop(now)
 
     @property
     def busy(self) -> bool:
         return bool(self.outbox)
+
+    def give_up(self) -> None:
+        """This agent has lost its guard: the run ends on all nodes, now."""
+        self._do(self.lead.give_up())
+        while self.outbox:
+            self.outbox.send_some()
 
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
@@ -190,7 +196,7 @@ class LeadSide:
         why = self.lead.refuse(hello)
         if why:
             connection.channel.send(Refuse(why, self.lead.is_of_another_run(hello)))
-            print(f"drumbeat: refused a node: {why}", file=sys.stderr, flush=True)
+            warn(f"refused a node: {why}")
             self._do(self.lead.refused(hello, why))
         return bool(why)
 
@@ -216,9 +222,11 @@ class LeadSide:
         connection.channel.send(Welcome(self.agent.order.run_id, self.folder.path, socket.gethostname()))
         self._do(self.lead.hello(hello, round(min(connection.trips)[1], 6), time.monotonic()))
 
-    def _check_silence(self, now: float) -> None:
+    def _check_silence(self, now: float, late: float) -> None:
+        """`late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
         limit = self.agent.order.timing.lost_node
         for sock, connection in list(self.connections.items()):
+            connection.heard += late
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
 

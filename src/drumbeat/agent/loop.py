@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat import __version__
+from drumbeat.agent.guard import warn
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.node import Node
@@ -104,7 +105,7 @@ class Agent:
 
     def complain(self, text: str) -> None:
         host = f" ({self.facts.host})" if hasattr(self, "facts") and not self.order.emulated else ""
-        print(f"drumbeat: node {self.number}{host}: {text}", file=sys.stderr, flush=True)
+        warn(f"node {self.number}{host}: {text}")
 
     def hello(self, address: str) -> Hello:
         self.address = address
@@ -215,6 +216,7 @@ class Agent:
             return
         if os.getppid() != self.guard:  # the kernel tells us so: nobody would clean up after us
             self.complain("the guard is gone; ending")
+            self.side.give_up()  # first: the other nodes must not wait for what ours takes to end
             self.end_now(128 + signal.SIGTERM)
             return
         for number in numbers:

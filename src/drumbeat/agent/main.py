@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from typing import Any, Dict, List
 
-from drumbeat.agent.guard import guard
+from drumbeat.agent.guard import guard, warn
 from drumbeat.agent.place import placed
 from drumbeat.facts import identity
 from drumbeat.facts.host import LiveHost
@@ -20,24 +19,29 @@ from drumbeat.signals import EXIT_USAGE
 
 
 def run_agent(arguments: List[str]) -> int:
-    """Arguments: ORDER.json NODE REPORT_FD BUNDLE. The token comes in the environment, and goes no further."""
-    die_with_parent(os.getppid(), signal.SIGTERM)
-    path, node, report_fd, bundle = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3]
+    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT. The token comes in the environment, and goes no further.
+
+    PARENT is the pid of who started us: by now it may be gone, and our parent somebody else.
+    """
+    path, node, report_fd, bundle, parent = arguments
+    die_with_parent(int(parent), signal.SIGTERM)
     token = os.environ.get("DRUMBEAT_TOKEN", "")
     try:
         with open(path, encoding="utf-8") as file:
             order = placed(load_order(file.read(), path), identity.read(LiveHost(), []))
     except (OSError, RecordError, Problem) as error:
-        print(f"drumbeat: {error}", file=sys.stderr)
+        warn(str(error))
         return EXIT_USAGE
 
     def report(message: Dict[str, Any]) -> None:
-        if report_fd >= 0:
-            os.write(report_fd, json.dumps(message).encode() + b"\n")
+        try:
+            os.write(int(report_fd), json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # who started us is gone, or stopped: the run goes on without its reader
 
     def agent(beat_fd: int) -> int:
         from drumbeat.agent.loop import Agent
 
-        return Agent(order, node, token, bundle, beat_fd, report).run()
+        return Agent(order, int(node), token, bundle, beat_fd, report).run()
 
-    return guard(agent, order.timing.agent_deadline)
+    return guard(agent, order.timing.agent_deadline, lambda: report({"alive": int(node)}))

@@ -90,6 +90,9 @@ class MemberSide:
             self.agent.complain("the connection to the lead is lost; ending")
             self.agent.exit_code = EXIT_MUSTER
 
+    def give_up(self) -> None:
+        """Nothing to tell: the lead sees the connection close when this agent leaves."""
+
     def leave(self) -> None:
         """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""
         if self.up is None or self.up.closed:

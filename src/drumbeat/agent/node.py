@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Set
 
+from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.node_metrics import NodeMetrics
@@ -160,7 +161,7 @@ class Node:
         self.stopped_by_us = True
         self.tasks.kill()
         for stuck in sweep(self._kept(), reaped=self.on_exit):
-            os.write(2, f"drumbeat: cannot be ended: {stuck}\n".encode())
+            warn(f"cannot be ended: {stuck}")
         self.active = False
 
     def close(self, seconds: float) -> None:

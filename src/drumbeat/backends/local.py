@@ -64,7 +64,8 @@ def _process(handle: str) -> Tuple[str, Optional[int]]:
 
 def agent_argv(bundle: str, order_file: str, node: int, report_fd: int = -1) -> Tuple[str, ...]:
     # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
-    return (sys.executable, "-I", "-S", bundle, "_agent", order_file, str(node), str(report_fd), bundle)
+    own = str(os.getpid())
+    return (sys.executable, "-I", "-S", bundle, "_agent", order_file, str(node), str(report_fd), bundle, own)
 
 
 def start_agents(

@@ -32,16 +32,22 @@ COMMANDS = {
 }
 
 
+# These only show something: if their reader has seen enough, that is no error.
+VIEWS = ("list", "status", "logs", "plan", "facts", "site", "completion", "-h", "--help", "help", "-V", "--version")
+
+
 def main(argv: Optional[List[str]] = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    code = 128 + 13  # of a command that a broken pipe (SIGPIPE) cut short
     try:
-        code = _main(sys.argv[1:] if argv is None else argv)
+        code = _main(words)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `drumbeat logs | head`: nobody reads on, which is no error
+    except BrokenPipeError:  # `drumbeat logs | head`
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return 0 if not words or words[0] in VIEWS else code
     except KeyboardInterrupt:
         return 130
 

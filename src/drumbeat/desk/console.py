@@ -104,7 +104,9 @@ class Console:
         if number == signal.SIGQUIT:
             self.say("stop", "asked again: ending now")
         elif self._started:
-            self.say("stop", f"{name}: the ranks have {grace:g} s to save; once more ends them now")
+            self.say(
+                "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
+            )
         else:
             self.say("stop", f"{name}: ending; no rank had been started")
 
@@ -117,7 +119,7 @@ class Console:
         shown = f"{label:<10}"
         if self.colour and label in _COLOURS:
             shown = f"\x1b[{_COLOURS[label]}m{shown}\x1b[0m"
-        print(f"{shown} {text}", file=sys.stderr, flush=True)
+        _write(sys.stderr, "", [f"{shown} {text}"])
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -245,8 +247,7 @@ class Console:
         line = progress_line(self.progress)
         if self.live and not final:
             if line != self._drawn:
-                sys.stderr.write(f"\r\x1b[K{line}")
-                sys.stderr.flush()
+                _put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line
         elif time.monotonic() - self._last_progress > _PROGRESS_EVERY:
             self._last_progress = time.monotonic()
@@ -254,10 +255,20 @@ class Console:
 
     def _clear(self) -> None:
         if self._drawn:
-            sys.stderr.write("\r\x1b[K")
+            _put(sys.stderr, "\r\x1b[K")
             self._drawn = ""
 
 
 def _write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
-    stream.write("".join(f"{prefix}{text}\n" for text in texts))
-    stream.flush()
+    _put(stream, "".join(f"{prefix}{text}\n" for text in texts))
+
+
+def _put(stream: TextIO, text: str) -> None:
+    """A reader that went away (`| head`) or a closed terminal costs the view, never the run."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -22,6 +22,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.signals import STOPS
 
+_GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
 
 
@@ -43,14 +44,11 @@ class Foreground:
     ) -> None:
         self.every = every
         self.ended_by_lead = False
-        self.insistent: Tuple[int, ...] = (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-        )  # sent a second time, these end the run now
-        self.insisted: Optional[float] = None
+        self.interrupted: Optional[float] = None  # when the last Ctrl-C came
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
+        self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
+        self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined)
         self.signals: List[int] = []
@@ -63,6 +61,7 @@ class Foreground:
         reports, report_fd = os.pipe()
         os.set_inheritable(report_fd, True)
         os.set_blocking(reports, False)
+        os.set_blocking(report_fd, False)  # a desk that is stopped (Ctrl-Z) must not stop its guards
         self.console.begin()
         with (
             stops_held_back()
@@ -75,6 +74,7 @@ class Foreground:
         lead_gone: Optional[float] = None
         while len(codes) < len(self.guards):
             self._read_reports(reports)
+            self._end_silent(time.monotonic())
             self.console.poll(self.folder)
             for node, guard in self.guards.items():
                 if node not in codes and guard.poll() is not None:
@@ -101,19 +101,35 @@ class Foreground:
         while time.monotonic() < until and all(guard.poll() is None for guard in self.guards.values()):
             time.sleep(0.1)
 
+    def _end_silent(self, now: float) -> None:
+        """A guard that was stopped, or hangs, ends nobody: it is killed, and its agent and ranks come to us.
+
+        The time for which this process was stopped itself is nobody's silence.
+        """
+        late = max(0.0, now - self.looked - self.every - 1.0)
+        self.looked = now
+        limit = self.order.timing.agent_deadline + _GUARD_SWEEP
+        for node in self.heard:
+            self.heard[node] += late
+            if now - self.heard[node] > limit and self.guards[node].poll() is None:
+                self.console.say("lost", f"node {node}: its guard has not answered for {limit:g} s; ending it")
+                self.heard[node] = now
+                self.guards[node].kill()
+
     def _signal_guards(self, number: int) -> None:
         for guard in self.guards.values():
             if guard.poll() is None:
                 guard.send_signal(number)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        """The first is passed on as it is. A second one, from a person, becomes QUIT: no grace any more."""
+        """The first is passed on as it is. A second Ctrl-C becomes QUIT: no grace any more."""
         now = time.monotonic()
-        again = self.insisted is not None and now - self.insisted > _ONE_ACT and number in self.insistent
-        if number in self.insistent and (again or self.insisted is None):
-            self.insisted = now
+        interrupt = number == signal.SIGINT
+        again = interrupt and self.interrupted is not None and now - self.interrupted > _ONE_ACT
+        if interrupt and (again or self.interrupted is None):
+            self.interrupted = now
         elif self.signals and number != signal.SIGQUIT:
-            return  # one more way of the same request
+            return  # one more way of the same request: TERM and HUP come from wrappers, schedulers and closed terminals
         number = signal.SIGQUIT if again else number
         self.signals.append(number)
         self._signal_guards(number)
@@ -130,6 +146,8 @@ class Foreground:
                 self.folder = RunFolder(report["folder"])
                 if report.get("logs"):
                     self.console.logs_at(int(report["node"]), report["logs"])
+            if "alive" in report:
+                self.heard[int(report["alive"])] = time.monotonic()
             self.ended_by_lead = self.ended_by_lead or "ended" in report
 
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Mapping
 
@@ -71,6 +70,5 @@ def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[st
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:
     """The lead's exit code is the job's. A node that the lead has ended says 0, or a launcher that ends a job at its first
     failure would kill the lead while it still writes how the run went."""
-    foreground.insistent = (signal.SIGINT,)  # a scheduler sends TERM by several ways, and means one request
     code = foreground.run(environ)
     return 0 if node and foreground.ended_by_lead else code

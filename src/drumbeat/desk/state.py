@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
-from drumbeat.desk.job_state import array_tasks, end_of, may_come_back, settled
+from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
@@ -99,7 +99,7 @@ def status(run: Run) -> Status:
     handle, tasks = run.record.handle, array_numbers(run)
     if tasks:
         return _array_status(run, tasks)
-    end = end_of(read_summary(run))
+    end = end_of(read_summary(run)) or _recorded_end(run)
     submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
     comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
     if not desk_pid(run) and (end is None or comes_back):
@@ -115,6 +115,18 @@ def status(run: Run) -> Status:
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
     return Status(handle, FAILED, "the process that started it is gone, and it left no summary")
+
+
+def _recorded_end(run: Run) -> Optional[End]:
+    """What the lead's events say of the end, where it was killed before the summary. A submitted job may have been started
+    again since, which only its scheduler knows."""
+    last: Optional[End] = None
+    for event in run.run_events() if run.record.desk is not None else ():
+        if isinstance(event, kinds.RunStarted):
+            last = None
+        elif isinstance(event, kinds.RunEnded):
+            last = End(event.outcome, event.exit_code)
+    return last
 
 
 def array_numbers(run: Run) -> List[int]:
