@@ -131,6 +131,7 @@ class Members:
         self.ended: set[int] = set()
         self.every = beat_interval(order)
         self.beats: Dict[int, float] = {}  # member -> when its next beat is due
+        self.next_beats = 0.0
         self.world_bytes = 0
         self.hello_bytes = 0
 
@@ -149,13 +150,25 @@ class Members:
                 self.serve(0.0)
 
     def serve(self, timeout: float) -> None:
-        for key, _ in self.selector.select(timeout):
+        for count, (key, _) in enumerate(self.selector.select(timeout)):
             self._receive(key.data)
+            if count % 64 == 63:
+                self._beat()
+        self._beat()
+
+    def _beat(self) -> None:
+        """Beats of the members whose time has come; also what a full connection did not take before."""
         now = time.monotonic()
+        if now < self.next_beats:
+            return
+        self.next_beats = now + 0.25
         for number in [number for number, due in self.beats.items() if due <= now]:
             self.beats[number] = now + self.every
             if not self.channels[number].closed:
                 self.channels[number].send(Beat(7, time.time()))
+        for channel in self.channels.values():
+            if channel.wants_write:
+                channel.flush()
 
     def _receive(self, number: int) -> None:
         channel = self.channels[number]

@@ -92,6 +92,17 @@ def test_a_launcher_never_hides_behind_a_shell():
     assert not draft.env and [note.text for note in draft.to_check] == ["$DIR/train.py"]
 
 
+def test_ranks_of_an_inner_shell_are_left_out_too():
+    text = script(
+        "export OMP_NUM_THREADS=8", "head=$(scontrol show hostnames | head -n1)",
+        "srun -B x singularity exec $SIF bash -c '\n$WITH_CONDA\nexport RANK=$SLURM_PROCID\npython train.py' | tee out.log",
+    )  # fmt: skip
+    draft = convert(text)
+    assert draft.setup == ["$WITH_CONDA"] and draft.keys["command"] == ["python", "train.py"]
+    assert draft.env == {"OMP_NUM_THREADS": "8"} and not draft.to_check
+    assert why(text, "RANK=$SLURM_PROCID") and why(text, "tee out.log")
+
+
 def test_one_command_of_several():
     text = script("python prepare.py", "srun python train.py", "srun -n1 nvidia-smi")
     assert job(text).command == ("python", "train.py")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type
 
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import write_end
 from drumbeat.agent.wire.channel import Channel
@@ -36,7 +37,6 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     Welcome,
     WireError,
-    encode,
 )
 from drumbeat.agent.wire.ports import free_port, listen
 from drumbeat.agent.world import World, peers_of
@@ -78,6 +78,8 @@ class LeadSide:
         self.stop_file = StopFile(self.folder.stop)
         self.stop_file.skip()
         self.last_look = 0.0
+        self.outbox = Outbox(self._deliver)
+        self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
         self.first_step: Optional[float] = None
         self.master_addr = "127.0.0.1"
@@ -122,11 +124,16 @@ class LeadSide:
 
     def tick(self, now: float) -> None:
         self._do(self.lead.tick(now))
+        self.send_some()
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self.last_look = now
             self._check_silence(now)
         self.look_for_stop(now)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.outbox)
 
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
@@ -260,10 +267,11 @@ class LeadSide:
             if isinstance(act, Record):
                 self._record(act)
             elif isinstance(act, Tell):
-                self._tell(act)
+                others = tuple(number for number in act.members if number != 0)
+                self.outbox.put(act.message, (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
                 write_end(self.folder, self.lead, self.first_step)
-                self.agent.exit_code = act.exit_code
+                self.exit_code = act.exit_code
 
     def _record(self, record: Record) -> None:
         lead = self.lead
@@ -272,22 +280,24 @@ class LeadSide:
         if record.kind == "attempt-started":
             replace(self.folder.peers, json.dumps(self._peers()) + "\n")
 
-    def _tell(self, tell: Tell) -> None:
-        data = b""
-        for number in tell.members:
-            if number == 0:
-                continue
-            connection = self.by_member.get(number)
-            if connection is not None and not connection.channel.closed:
-                data = data or encode(tell.message)
-                connection.channel.queue(data)
-                if isinstance(tell.message, Prepare):
-                    continue  # each member's Start comes next
-                connection.channel.flush()
-                if connection.channel.wants_write:
-                    self.unsent.add(number)
-        if 0 in tell.members:
-            self.agent.obey(tell.message)
+    def _deliver(self, member: int, message: Message, data: bytes) -> None:
+        if member == 0:
+            self.agent.obey(message)
+            return
+        connection = self.by_member.get(member)
+        if connection is not None and not connection.channel.closed:
+            connection.channel.queue(data)
+            if isinstance(message, Prepare):
+                return  # each member's Start comes next
+            connection.channel.flush()
+            if connection.channel.wants_write:
+                self.unsent.add(member)
+
+    def send_some(self) -> None:
+        """What the members are to be told, as much as fits into one turn; the run ends when all have been told."""
+        self.outbox.send_some()
+        if self.exit_code is not None and not self.outbox:
+            self.agent.exit_code = self.exit_code
 
     def _flush(self, member: int) -> bool:
         """Send what a member has not taken yet; whether there is still some left."""

@@ -163,6 +163,7 @@ class Agent:
         for number in self.wakeup.stop_signals():
             self.side.tell(StopAsked(number))
         self.side.look_for_stop(time.monotonic())
+        self.side.send_some()
         if self.exit_code is not None:
             raise Stopped
 
@@ -174,7 +175,7 @@ class Agent:
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        self._serve(self.selector.select(_TICK))
+        self._serve(self.selector.select(0 if self.side.busy else _TICK))
         reaped = self._reap()
         now = time.monotonic()
         if self.node and (reaped or now - self.last_tick >= _NODE_TICK):

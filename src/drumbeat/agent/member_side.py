@@ -78,12 +78,17 @@ class MemberSide:
             self.last_beat = now
             self.up.send(self.agent.node.progress_beat())
 
-    def tick(self, now: float) -> None:
+    busy = False  # what a member has to say is sent at once
+
+    def send_some(self) -> None:
         if self.up is not None:
             self.up.flush()
-            if self.up.closed and self.agent.exit_code is None:
-                self.agent.complain("the connection to the lead is lost; ending")
-                self.agent.exit_code = EXIT_MUSTER
+
+    def tick(self, now: float) -> None:
+        self.send_some()
+        if self.up is not None and self.up.closed and self.agent.exit_code is None:
+            self.agent.complain("the connection to the lead is lost; ending")
+            self.agent.exit_code = EXIT_MUSTER
 
     def leave(self) -> None:
         """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""

@@ -7,17 +7,11 @@ from typing import Dict, List, Optional, Set
 
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
-from drumbeat.convert.launch import STARTERS, Launch, peel, starts_training
+from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
 from drumbeat.diagnose.lint.script import Assignment, Command, Script, read
 from drumbeat.plan.known_variables import DEBUGGING
 from drumbeat.secret import is_secret
 
-_OURS = {
-    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE",
-    "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "SRUN_CPUS_PER_TASK",
-    "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "NCCL_NET", "HEAD_NODE", "HEAD_NODE_IP", "GPUS_PER_NODE",
-}  # fmt: skip
 _IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
 _BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
 _SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
@@ -25,6 +19,7 @@ _BLANK = "\x01"  # a blank inside $(...), where no word ends
 _ENVIRONMENTS = re.compile(
     r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
 )
+_WRITERS = ("cat", "tee", "printf", "echo")
 _NOTHING_TO_DO = (
     "echo", "printf", "date", "hostname", "set", "wait", "exit", "sleep", "pwd", "nvidia-smi", "rocm-smi", "ls", "env",
     "printenv", "true", "scontrol", "trap", "sinfo", "squeue",
@@ -56,7 +51,16 @@ def convert(text: str) -> Draft:
             draft.drop(other.line, other.text, "a job file starts one command; give this one a job of its own")
     if chosen is not None:
         _command(draft, chosen, known, script)
+    _still_used(draft)
     return draft
+
+
+def _still_used(draft: Draft) -> None:
+    """What the script works out when it runs is only worth a look if something that was carried over needs it."""
+    carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *draft.setup])
+    for name, (line, text) in draft.computed.items():
+        if re.search(rf"\$\{{?{name}\b", carried):
+            draft.question(line, text, "worked out when the script runs: put it into `setup`, or write its value")
 
 
 def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> str:
@@ -80,19 +84,11 @@ def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
     else:
         known.pop(each.name, None)
     if each.how != "export":
-        if computed and each.name not in _OURS:
-            draft.question(
-                each.line,
-                f"{each.name}={each.value.raw}",
-                "worked out when the script runs: only `setup` can do that",
-            )
+        if computed:
+            draft.computed[each.name] = (each.line, f"{each.name}={each.value.raw}")
         return
-    if each.name in _OURS:
-        draft.drop(
-            each.line,
-            f"{each.name}={each.text}",
-            "worked out on each node, with its reason (drumbeat plan)",
-        )
+    if each.name in OURS:
+        draft.drop(each.line, f"{each.name}={each.text}", WORKED_OUT)
     elif each.name in DEBUGGING:
         draft.drop(each.line, f"{each.name}={each.text}", f"for debugging: {DEBUGGING[each.name].cost}")
     elif is_secret(each.name, value):
@@ -113,12 +109,7 @@ def _other(draft: Draft, command: Command, known: Dict[str, str]) -> None:
         draft.set("workdir", words[1], command.line)
     elif _ENVIRONMENTS.match(command.text):
         draft.setup.append(" ".join(word.raw for word in command.words))
-    elif any(token.text.startswith(("<<", ">")) for token in command.redirects) and name in (
-        "cat",
-        "tee",
-        "printf",
-        "echo",
-    ):
+    elif any(token.text.startswith(("<<", ">")) for token in command.redirects) and name in _WRITERS:
         draft.drop(command.line, _target(command), "written when the job runs: make it a file beside the job file")
     elif name in _NOTHING_TO_DO:
         draft.drop(command.line, command.text, "not needed")
@@ -158,14 +149,15 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
         if each.how == "prefix":
             launch.env[each.name] = _fill(each.text, known)
     for name, value in launch.env.items():
-        if name in _OURS:
-            draft.drop(launch.line, f"{name}={value}", "worked out on each node, with its reason (drumbeat plan)")
+        if name in OURS:
+            draft.drop(launch.line, f"{name}={value}", WORKED_OUT)
         else:
             draft.env[name] = "pass" if is_secret(name, value) else value
-    if any(len(pipeline.commands) > 1 for pipeline in script.pipelines if command in pipeline.commands):
-        draft.drop(
-            command.line, "| tee", "every rank's output is kept in the run folder, and the exit code is the training's"
-        )
+    why = "every rank's output is kept in the run folder, and the exit code is the training's"
+    for pipeline in script.pipelines:
+        if command in pipeline.commands:
+            for after in pipeline.commands[pipeline.commands.index(command) + 1 :]:
+                draft.drop(command.line, f"| {after.text}", why)
     _ranks(draft, launch, tasks_per_node(script.directives))
     draft.set("command", _as_command(draft, launch), launch.line)
 

@@ -12,6 +12,14 @@ from drumbeat.diagnose.lint.script import Command, Script, read
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 
+# What drumbeat works out on each node.
+OURS = {
+    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "LOCAL_WORLD_SIZE",
+    "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL", "MIOPEN_USER_DB_PATH", "NCCL_NET",
+    "SRUN_CPUS_PER_TASK", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "HEAD_NODE", "HEAD_NODE_IP", "GPUS_PER_NODE",
+}  # fmt: skip
+WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -180,16 +188,24 @@ def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
     if any(each.follows == "||" or each.name in ("if", "for", "while", "case") for each in commands):
         return False
     for each in commands[:-1]:
-        draft.setup.append(_written(each))
+        _before(draft, each, launch.line)
     launch.env.update({each.name: fill(each.text) for each in last.assignments if each.how == "prefix"})
     launch.words = _split(last.words, fill)
     return True
 
 
+def _before(draft: Draft, command: Command, line: int) -> None:
+    """A command in front of the training, in the same shell: setup, but for what drumbeat sets itself."""
+    ours = [each for each in command.assignments if each.name in OURS]
+    for each in ours:
+        draft.drop(line, f"{each.name}={each.text}", WORKED_OUT)
+    if not ours:
+        draft.setup.append(_written(command))
+
+
 def _written(command: Command) -> str:
-    return " ".join(
-        [f"{each.spelt}={each.value.raw}" for each in command.assignments] + [word.raw for word in command.words]
-    )
+    prefixed = [f"{each.spelt}={each.value.raw}" for each in command.assignments if each.how in ("plain", "prefix")]
+    return " ".join(prefixed + [word.raw for word in command.words])
 
 
 def _simple_wrapper(launch: Launch) -> None:
