@@ -143,3 +143,28 @@ def test_a_silent_end_is_told_by_its_signal():
     failure = explain_run([RankEnd(0, 0), RankEnd(1, None, signal.SIGSEGV)])
     assert (failure.answer, failure.finding.rank) == ("segfault", 1)
     assert explain_run([RankEnd(0, 0)]).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "lines,title",
+    [
+        (
+            ["setup: line 1: /no/such/activate: No such file or directory", "drumbeat: setup failed (exit 1)"],
+            "setup failed (exit 1) before the command started: /no/such/activate: No such file or directory",
+        ),
+        (
+            ["setup: line 1: module: command not found", "drumbeat: setup failed (exit 127)"],
+            "setup: command not found: module",
+        ),
+        (["drumbeat: setup failed (exit 3)"], "setup failed (exit 3) before the command started"),
+    ],
+)
+def test_a_failed_setup_is_not_the_commands_failure(lines, title):
+    finding = explain_exit(1, None, lines, ["python"], False)
+    assert (finding.code, finding.title) == ("setup-failed", title)
+
+
+def test_a_missing_script_is_named_as_in_the_command():
+    line = "python3: can't open file '/work/me/src/nope.py': [Errno 2] No such file or directory"
+    finding = explain_exit(2, None, [line], ["python3", "src/nope.py"], False)
+    assert (finding.code, finding.title) == ("file-missing", "no such script: src/nope.py (workdir /work/me)")

@@ -154,5 +154,8 @@ def test_deepspeed():
 def test_setup_and_wrap():
     asked = order(["x", "a b"], setup="module load y", wrap=Wrap((3,), ("prof", "-o", "p-{rank}-{node}")))
     plain, wrapped, _ = processes(asked, PEERS, 1, TOOLS)
-    assert plain.argv == ("bash", "-c", 'set -e\nmodule load y\nset +e\nexec "$@"', "setup", "x", "a b")
+    assert plain.argv[:2] + plain.argv[3:] == ("bash", "-c", "setup", "x", "a b")
+    assert plain.argv[2].startswith("set -e; trap ") and plain.argv[2].endswith(
+        '; module load y\ntrap - EXIT; set +e\nexec "$@"'
+    )
     assert wrapped.argv[4:] == ("prof", "-o", "p-3-1", "x", "a b")

@@ -16,6 +16,7 @@ Lines = List[Tuple[str, str]]  # label, text
 MOST_LINES = 12  # of an end, whatever happened to however many ranks
 _MOST_GROUPS = 3
 _MOST_LOG = 6  # lines of the failed rank's log
+_LONG = 60.0  # seconds: a shorter run is not expected to report anything
 _LONGEST = 300  # characters of a line
 
 
@@ -47,6 +48,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.ledger:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in summary.ledger.items() if seconds >= 0.05)
         after.append(("time", spent))
+    if summary.failure is None and summary.elapsed > _LONG and not summary.throughput and _no_metrics(run, progress):
+        after.append(("metrics", "none recognised; call drumbeat.metrics.report (docs/metrics.md)"))
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
@@ -78,7 +81,8 @@ def failure_lines(
         texts: List[str] = []
         if failure.node not in printed:
             texts = _end_of_log(run, name, failure)[-max(0, min(_MOST_LOG, room - len(lines) - len(last) - 1)) :]
-        lines.append(("log", f"the end of {name}:" if texts else name))
+        path = near(os.path.join(run.path, name))
+        lines.append(("log", f"the end of {path}:" if texts else path))
         lines += [("", text) for text in texts]
     return lines + last
 
@@ -88,6 +92,16 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "requeue":
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
+
+
+def _no_metrics(run: Run, progress: Progress) -> bool:
+    """Whether the ranks printed something, but nothing that is read as a metric."""
+    if progress.step is not None or progress.last_loss is not None:
+        return False
+    if any(True for node in run.nodes() for _ in run.metrics(node)):
+        return False
+    paths = (os.path.join(run.path, log.name) for log in run.logs())
+    return any(os.path.exists(path) and os.path.getsize(path) for path in paths)
 
 
 def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:

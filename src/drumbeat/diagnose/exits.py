@@ -18,13 +18,18 @@ from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, UNKNOWN, Evidence, Finding
+from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED, STOPPED, PEER_LOST = "finished", "stopped", "peer-lost"
 
 # Ends that tell nothing about the cause: another rank, or we, came first.
 CONSEQUENCES = frozenset({STOPPED, PEER_LOST})
 
+_SETUP_FAILED = re.compile(rf"{SETUP_FAILED} \(exit (\d+)\)$")
+_OF_SETUP = re.compile(r"^(?:setup|bash|/bin/bash): line \d+: ")
+_NO_COMMAND = re.compile(r"(\S+): command not found$")
 MAX_TAIL = 2_000  # lines of each stream that are read
+_NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
 _LOST = "find the rank that stopped first; its own log has the cause"
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
@@ -84,6 +89,10 @@ def explain_exit(
     signal, exit_code = _ending(signal, exit_code)
     if exit_code == 0 and signal is None:
         return Finding(FINISHED, OK, "finished")
+    if signal is None and not killed_by_us:
+        setup = _failed_setup(stderr_tail)
+        if setup is not None:
+            return setup
     end = RankEnd(None, exit_code, signal, stdout_tail, stderr_tail)
     failure = _read([end], end)
     finding, role = failure.finding, _role(failure)
@@ -93,13 +102,44 @@ def explain_exit(
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()
         return replace(_from_rule("oom-kill", shown), seen=("the kernel's count of out-of-memory kills",))
     if finding is not None and role == CAUSE:
-        return _own(finding)
+        return _own(_missing_script(finding, command))
     if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
         return _own(replace(finding, code=PEER_LOST, severity=ERROR, fix=_LOST))
     lines = [*stdout_tail, *stderr_tail]
     if signal is not None:
         return _by_signal(signal, lines, finding)
     return _by_code(exit_code, lines, command, finding if role else None)
+
+
+def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
+    """The job's setup ended the rank before its command was started: the trap around it says so in the last line."""
+    texts = [text for text in (clean(line).text.strip() for line in lines) if text]
+    match = _SETUP_FAILED.fullmatch(texts[-1]) if texts else None
+    if match is None:
+        return None
+    words = texts[-2] if len(texts) > 1 else ""
+    said = _OF_SETUP.sub("", words)
+    missing = _NO_COMMAND.search(said)
+    title = f"setup failed (exit {match[1]}) before the command started" + (f": {said[:200]}" if said else "")
+    return Finding(
+        "setup-failed",
+        ERROR,
+        f"setup: command not found: {missing[1]}" if missing else title,
+        "" if said else "not known: it wrote nothing",
+        "run the setup lines by hand on that node, in bash with set -e",
+        (Evidence(words or texts[-1]),),
+        seen=(f"setup ended with exit code {match[1]}",),
+    )
+
+
+def _missing_script(finding: Finding, command: Sequence[str]) -> Finding:
+    """Python names the script's whole path; the command, what was written."""
+    match = _NO_SCRIPT.search(finding.evidence[0].text) if finding.evidence else None
+    script = match and next((word for word in command if word and match[1].endswith(f"/{word}")), None)
+    if not match or not script:
+        return finding
+    title = f"no such script: {script} (workdir {match[1][: -len(script) - 1]})"
+    return replace(finding, title=title, fix="check the name, and workdir: in the job file")
 
 
 def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:

@@ -16,6 +16,7 @@ from drumbeat.problem import Problem
 
 # Filled in by the shim, which alone knows it under torchrun.
 LOCAL_RANK_LATER = "{local_rank}"
+SETUP_FAILED = "drumbeat: setup failed"  # the rank's own words, on standard error
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     if not order.setup:
         return tuple(argv)
     # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank
-    return ("bash", "-c", f'set -e\n{order.setup}\nset +e\nexec "$@"', "setup", *argv)
+    # The trap says which part failed: the command's own exit code may be the same. One line, so that bash counts right.
+    failed = f"trap 'code=$?; echo \"{SETUP_FAILED} (exit $code)\" >&2' EXIT"
+    return ("bash", "-c", f'set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\nexec "$@"', "setup", *argv)
 
 
 def _torchrun(order: Order, found: Optional[Found], peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:

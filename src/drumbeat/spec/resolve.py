@@ -259,8 +259,8 @@ def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
     asked, room = nodes * ranks, job.oversubscribe * here.cpus
     if asked > room:
         raise Problem(
-            f"{nodes} nodes x {ranks} ranks = {asked} ranks on this one machine; "
-            f"{here.cpus} cores x {job.oversubscribe} a core allow {room}",
+            f"{nodes} node{'s' * (nodes > 1)} x {ranks} rank{'s' * (ranks > 1)} = {asked} ranks on this one machine; "
+            f"{here.cpus} core{'s' * (here.cpus > 1)} x {job.oversubscribe} per core allow {room}",
             f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
         )
 
