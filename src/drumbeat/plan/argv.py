@@ -12,6 +12,7 @@ from drumbeat.facts.model import Peers
 from drumbeat.order import Order, Wrap
 from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.launchers.others import refusal, starts_its_own_ranks
+from drumbeat.plan.ranks import IDENTITY
 from drumbeat.problem import Problem
 
 # Filled in by the shim, which alone knows it under torchrun.
@@ -106,8 +107,11 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     """The user's setup is shell, and runs before the command, which never is."""
     if not order.setup:
         return tuple(argv)
-    # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank
-    return ("bash", "-c", f'set -e\n{order.setup}\nset +e\nexec "$@"', "setup", *argv)
+    # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank. Who a rank is
+    # stays what it was, whatever the setup exports.
+    saved = "\n".join(f'_drumbeat_{name}="${{{name}-}}"' for name in IDENTITY)
+    again = "\n".join(f'[ -z "$_drumbeat_{name}" ] || export {name}="$_drumbeat_{name}"' for name in IDENTITY)
+    return ("bash", "-c", f'{saved}\nset -e\n{order.setup}\nset +e\n{again}\nexec "$@"', "setup", *argv)
 
 
 def _torchrun(order: Order, found: Optional[Found], peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:
