@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -151,11 +153,16 @@ def test_deepspeed():
     assert "--hostfile" not in process.argv
 
 
+def test_a_setup_cannot_change_who_a_rank_is():
+    asked = order(["sh", "-c", "echo $RANK $LOCAL_RANK $A"], setup="export RANK=7 A=b")
+    argv = processes(asked, PEERS, 1, TOOLS)[0].argv
+    env = {"PATH": os.environ["PATH"], "RANK": "2", "LOCAL_RANK": "0"}
+    assert subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout == "2 0 b\n"
+
+
 def test_setup_and_wrap():
     asked = order(["x", "a b"], setup="module load y", wrap=Wrap((3,), ("prof", "-o", "p-{rank}-{node}")))
     plain, wrapped, _ = processes(asked, PEERS, 1, TOOLS)
-    assert plain.argv[:2] + plain.argv[3:] == ("bash", "-c", "setup", "x", "a b")
-    assert plain.argv[2].startswith("set -e; trap ") and plain.argv[2].endswith(
-        '; module load y\ntrap - EXIT; set +e\nexec "$@"'
-    )
+    assert plain.argv[:2] == ("bash", "-c") and plain.argv[3:] == ("setup", "x", "a b")
+    assert "; module load y\ntrap - EXIT; set +e\n" in plain.argv[2] and plain.argv[2].endswith('exec "$@"')
     assert wrapped.argv[4:] == ("prof", "-o", "p-3-1", "x", "a b")

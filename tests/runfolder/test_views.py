@@ -117,6 +117,14 @@ def test_an_exact_id_wins_over_a_prefix(home, tmp_path):
         find_run("nothing", os.environ)
 
 
+def test_an_exact_name_wins_over_the_start_of_an_id(home, tmp_path):
+    names = {"pre-0101-a": "pre", "prep-0101-b": "prep"}
+    for run_id, name in names.items():
+        make_run(tmp_path / run_id, name=name)
+    index(home, *(tmp_path / run_id for run_id in names))
+    assert find_run("pre", os.environ).run_id == "pre-0101-a" and find_run("prep", os.environ).run_id == "prep-0101-b"
+
+
 def test_cancel_takes_the_only_one_that_runs(home, tmp_path):
     for name in ("one", "two", "three"):
         make_run(tmp_path / name)

@@ -221,3 +221,15 @@ def test_names_that_are_not_secret(name):
 def test_a_job_made_in_code_is_held_to_the_same_limits():
     with pytest.raises(Problem, match="nodes: must be at least 1, got 0"):
         resolve(Job(command=("x",), nodes=0), LOCALHOST, HERE)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "DRUMBEAT_RUN"])
+def test_variables_that_drumbeat_sets_itself_are_refused(name):
+    with pytest.raises(Problem, match=f"drumbeat sets {name} itself"):
+        order(f"command: x\nenv: {{{name}: '7'}}\n")
+
+
+@pytest.mark.parametrize("text", [r'runs: "x\0y"', r'env: {A: "x\0y"}', r'setup: "a\0b"', r'command: [a, "b\0c"]'])
+def test_a_nul_character_is_refused(text):
+    with pytest.raises(Problem, match="NUL"):
+        order(text + ("" if text.startswith("command") else "\ncommand: x") + "\n")

@@ -14,6 +14,8 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
 
+_CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
+
 
 class NodeMetrics:
     """`local` is a folder on the node's own disk: ranks make many small writes."""
@@ -21,6 +23,7 @@ class NodeMetrics:
     def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
         self.folder, self.shipping = folder, shipping
         self.progress = Progress()
+        self._began = time.time()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
         self._printed: Optional[PrintedMetrics] = None
@@ -42,6 +45,8 @@ class NodeMetrics:
         for line in lines:
             record = decode(line) or {}
             metric = parse_metric(record, self.folder.node)
+            if metric and not self._began - _CLOCK_ERROR <= metric.t <= time.time() + _CLOCK_ERROR:
+                metric = None  # no time of this run: it would make durations and rates of nonsense
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)

@@ -14,6 +14,7 @@ import zipfile
 from typing import Dict, Mapping, Optional
 
 import drumbeat
+from drumbeat.home import home_folder
 from drumbeat.packaged import parse_yaml
 from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
@@ -123,7 +124,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
 
 def _cache_folder(environ: Mapping[str, str]) -> str:
     """Agents run what lies here with the run's token: a folder that others can write to is refused."""
-    home = environ.get("HOME") or _home()
+    home = home_folder(environ)
     cache = environ.get("XDG_CACHE_HOME") or (home and os.path.join(home, ".cache"))
     if not cache:
         raise Problem("neither HOME nor the user database says where this user's files are", _ELSEWHERE)
@@ -137,15 +138,6 @@ def _cache_folder(environ: Mapping[str, str]) -> str:
     if problem:
         raise Problem(f"no place for drumbeat.pyz: {problem}", f"remove it if it is yours; or {_ELSEWHERE}")
     return folder
-
-
-def _home() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        return ""
 
 
 def _sealed(archive: bytes) -> bytes:

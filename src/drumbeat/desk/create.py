@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
+from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
@@ -85,7 +86,7 @@ def _git(workdir: str, *words: str) -> Optional[str]:
 
 def index_folder(environ: Mapping[str, str]) -> str:
     """Links to every run this user started here, wherever its folder is: what `drumbeat list` looks through."""
-    state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "."), ".local", "state")
+    state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
     return os.path.join(state, "drumbeat", "runs")
 
 

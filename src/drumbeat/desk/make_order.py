@@ -11,6 +11,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import Backend
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
+from drumbeat.home import users_folder
 from drumbeat.order import Order
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers.find import find_launcher
@@ -84,7 +85,7 @@ def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job
     }
     origins = {**job.origins, **{key: f"${backend.exported[key]}" for key in exported}}
     job = dataclasses.replace(job, **exported, origins=origins)
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
+    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
     path = os.path.join(config, "drumbeat", "defaults.yaml")
     if not os.path.exists(path):
         return job

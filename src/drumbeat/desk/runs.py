@@ -45,7 +45,7 @@ def is_trial(run: Run) -> bool:
 
 
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
-    """The one that is meant; the newest if none is named. An exact id wins over ids that begin with it."""
+    """The one that is meant; the newest if none is named. An exact id wins, then an exact name, then the start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
         return _opened(wanted)
     runs = all_runs(environ).runs
@@ -85,6 +85,9 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     exact = [run for run in runs if run.run_id == wanted]
     if exact:
         return exact[:1]
+    named = [run for run in runs if run.record.name == wanted]
+    if len(named) == 1:
+        return named
     job, _, task = wanted.rpartition("/")[2].partition("_")
     if job.isdigit():
         by_job = [run for run in runs if job_of(run) == job]
@@ -93,7 +96,7 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     of_array = [run for run in runs if wanted.startswith(run.run_id + "-") and wanted[len(run.run_id) + 1 :].isdigit()]
     if of_array:
         return [_task(of_array[0], wanted[len(of_array[0].run_id) + 1 :])]
-    return [run for run in runs if run.run_id.startswith(wanted)]
+    return named or [run for run in runs if run.run_id.startswith(wanted)]
 
 
 def _task(whole: Run, task: str) -> Run:

@@ -7,6 +7,7 @@ import secrets
 import stat
 from typing import Mapping
 
+from drumbeat.home import users_folder
 from drumbeat.problem import Problem
 
 
@@ -19,7 +20,7 @@ def users_token(environ: Mapping[str, str]) -> str:
     """For nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's own 0600 file."""
     if environ.get("DRUMBEAT_TOKEN"):
         return environ["DRUMBEAT_TOKEN"]
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "."), ".config")
+    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
     path = os.path.join(config, "drumbeat", "token")
     try:
         if not os.path.exists(path):

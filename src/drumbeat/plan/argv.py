@@ -12,6 +12,7 @@ from drumbeat.facts.model import Peers
 from drumbeat.order import Order, Wrap
 from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.launchers.others import refusal, starts_its_own_ranks
+from drumbeat.plan.ranks import IDENTITY
 from drumbeat.problem import Problem
 
 # Filled in by the shim, which alone knows it under torchrun.
@@ -107,10 +108,14 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     """The user's setup is shell, and runs before the command, which never is."""
     if not order.setup:
         return tuple(argv)
-    # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank
-    # The trap says which part failed: the command's own exit code may be the same. One line, so that bash counts right.
+    # bash, because `source` and `module` are what people write there; with -e a failed setup stops the rank.
+    # The trap says which part failed: the command's own exit code may be the same. Who a rank is stays what it was,
+    # whatever the setup exports. All before the setup is one line, so that bash counts its lines right.
+    saved = " ".join(f'_drumbeat_{name}="${{{name}-}}";' for name in IDENTITY)
     failed = f"trap 'code=$?; echo \"{SETUP_FAILED} (exit $code)\" >&2' EXIT"
-    return ("bash", "-c", f'set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\nexec "$@"', "setup", *argv)
+    again = "\n".join(f'[ -z "$_drumbeat_{name}" ] || export {name}="$_drumbeat_{name}"' for name in IDENTITY)
+    text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\nexec "$@"'
+    return ("bash", "-c", text, "setup", *argv)
 
 
 def _torchrun(order: Order, found: Optional[Found], peers: Peers, node: int, tools: Tools) -> Tuple[str, ...]:

@@ -7,6 +7,12 @@ from typing import List
 from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
 
+# Set for every process after everything else, so nobody else can.
+IDENTITY = (
+    "RANK", "LOCAL_RANK", "NNODES", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "DRUMBEAT_RUN", "DRUMBEAT_ATTEMPT", "DRUMBEAT_METRICS", "DRUMBEAT_FOLDER",
+)  # fmt: skip
+
 
 def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
     """What all processes of a node share."""

@@ -105,6 +105,7 @@ class Checker:
             raise Problem(f"{place}: expected text, got {kind_of(node)}")
         if node.missing:
             raise Problem(f"{place}: has no value; write '' for an empty one, or pass to hand yours on")
+        check_no_nul(node.value, place)
         return None if node.value == "pass" and not node.quoted else node.value
 
     def _variables(self, table: Table, path: str) -> Dict[str, Optional[str]]:
@@ -136,6 +137,11 @@ def check_limits(key: Key, value: Any, place: str) -> None:
         raise Problem(f"{place}: {shown(value)} is not one of {', '.join(key.allowed)}{near(value, key.allowed)}")
 
 
+def check_no_nul(text: str, place: str) -> None:
+    if "\0" in text:
+        raise Problem(f"{place}: has a NUL character, which no path, argument or variable can hold")
+
+
 def check_variable_name(name: str, place: str) -> None:
     if not _VARIABLE.fullmatch(name):
         raise Problem(f"{place}: {shown(name)} is no name of a variable (letters, digits and '_', no digit first)")
@@ -158,7 +164,10 @@ def _table(key: Key, node: Node, place: str) -> Table:
 
 
 def _text(key: Key, node: Node, place: str) -> str:
-    return node.value if isinstance(node, Text) and not node.missing else _wrong(key, node, place)
+    if not isinstance(node, Text) or node.missing:
+        return _wrong(key, node, place)
+    check_no_nul(node.value, place)
+    return node.value
 
 
 def _filled(key: Key, node: Node, place: str) -> str:

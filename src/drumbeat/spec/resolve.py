@@ -15,6 +15,7 @@ from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers import accelerate
 from drumbeat.plan.launchers.find import Found, find_launcher
+from drumbeat.plan.ranks import IDENTITY
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
@@ -311,6 +312,16 @@ def _split_port(master: str) -> Tuple[str, Optional[int]]:
     return host, int(port)
 
 
+_INSTEAD = {
+    "WORLD_SIZE": "; nodes and ranks-per-node say how many ranks there are",
+    "LOCAL_WORLD_SIZE": "; ranks-per-node says how many ranks each node has",
+    "NNODES": "; nodes says how many there are",
+    "NODE_RANK": "; --node-rank says which node this is",
+    "MASTER_ADDR": "; --master says where nodes that you start by hand meet",
+    "MASTER_PORT": "; export MASTER_PORT before drumbeat to choose the ranks' port",
+}
+
+
 def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
     _check_no_secret(job)
     variables: Dict[str, EnvVar] = {}
@@ -328,6 +339,10 @@ def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tupl
     for name, text in job.env.items():
         place = job.where(f"env.{name}")
         check_variable_name(name, place)
+        if name in IDENTITY:
+            raise Problem(
+                f"{place}: drumbeat sets {name} itself, for each rank", f"leave it out{_INSTEAD.get(name, '')}"
+            )
         overruled = variables.pop(name, None)
         if text is None:
             if name not in here.environ:

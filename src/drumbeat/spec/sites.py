@@ -8,6 +8,7 @@ import pkgutil
 import re
 from typing import Dict, List, Mapping, Optional
 
+from drumbeat.home import users_folder
 from drumbeat.problem import Problem
 from drumbeat.spec.check import near
 from drumbeat.spec.site import Detect, Site, site_from_text
@@ -93,7 +94,7 @@ def built_in() -> List[str]:
 
 
 def user_folder(environ: Mapping[str, str]) -> str:
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
+    config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
     return os.path.join(config, "drumbeat", "sites")
 
 
