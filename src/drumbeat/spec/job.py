@@ -161,6 +161,7 @@ class Job:
         "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
         "source $VENV/bin/activate",
         "",
+        flag="SHELL",
         default_text="none",
     )
     env: Dict[str, Optional[str]] = key(
