@@ -109,7 +109,7 @@ def toys(tmp_path):
 def test_submit_status_logs_shell_and_cancel(toys):
     job = toys.job("waits", WAITS)
     plan = toys("plan", job)
-    assert "waits on toybox: 2 nodes x 1 ranks" in plan.stdout, plan.stderr  # found as submit finds it
+    assert "waits on toybox: 2 nodes x 1 rank" in plan.stdout, plan.stderr  # found as submit finds it
     shown = toys("plan", "--render", "--save", "order.json", job)
     handle, folder = toys.submit("order.json")
     assert handle == "toy://toys/1" and (toys.queue / "1/only/script").read_text() == shown.stdout

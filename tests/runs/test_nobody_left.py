@@ -145,7 +145,7 @@ def test_stopped_agent_is_ended_by_the_guards_deadline(drumbeat, tmp_path):
     env = {**os.environ, "AWKWARD": str(place)}
     command = (sys.executable, str(AWKWARD))
     process, run_id = start_with_timing(drumbeat, command, env, agent_deadline=2.0, lost_node=60.0)
-    wait_for(lambda: len(list(place.glob("*.ready"))) == 4, what="the ranks")
+    wait_for(lambda: len(list(place.glob("*.ready"))) == 4, 120, what="the ranks")
     os.kill(tree(run_id)["agent"][1], signal.SIGSTOP)
     assert process.wait(20) != 0
     assert_all_gone(run_id)
@@ -158,7 +158,7 @@ def test_a_silent_node_is_given_up(drumbeat, tmp_path):
 
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     process, run_id = start_with_timing(drumbeat, command, dict(os.environ), agent_deadline=6.0, lost_node=2.0)
-    wait_for(lambda: len(marked(run_id)) == 4, what="the ranks")
+    wait_for(lambda: len(marked(run_id)) == 4, 120, what="the ranks")
     agent = tree(run_id)["agent"][1]
     os.kill(agent, signal.SIGSTOP)
     events = drumbeat.folder / "runs" / run_id / "events.jsonl"

@@ -46,7 +46,7 @@ def test_in_an_salloc_shell(oar):
 
 def test_submitted_as_one_job(oar):
     at_login = oar("tune", "batch", job(oar, "tuned"), "--global-batch", 16)
-    assert at_login.returncode == 2 and "add --submit" in at_login.stderr
+    assert at_login.returncode == 2 and "drumbeat tune --submit" in at_login.stderr
     words = ("tune", "batch", job(oar, "tuned"), "--global-batch", 16, "--steps", 3, "--submit")
     shown = oar(*words, "--dry-run")
     assert shown.returncode == 0 and "at most" in shown.stderr

@@ -142,13 +142,14 @@ def told_by(number: int, folder: str) -> Any:
             os.kill(os.getpid(), number)
 
     texts = ["steps=6", "batch=2", "validation=8", "validate_every=2", "report_every=1", f"checkpoint={folder}"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)}  # nohup, `&`
     Step._update = signalled  # type: ignore[method-assign]
     try:
         result = run(fill(LlamaSettings, texts))
     finally:
         Step._update = update  # type: ignore[method-assign]
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     return result.step, result.exit_code, len(result.validation)
 
 

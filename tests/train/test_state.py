@@ -226,7 +226,7 @@ def test_saving_faster_than_the_disk_writes_is_said(
     settings = ["steps=3", "save_every=1", f"checkpoint={tmp_path}", "batch=2", "length=8", "validation=0"]
     assert main(["train", "llama", "--set", *settings]) == 0
     said = capfd.readouterr().out
-    assert said.count("training waited") == 1 and "checkpoint of step 1, which took 3 s" in said, said
+    assert said.count("training waited") == 1 and "checkpoint of step 1, which took " in said, said
 
 
 def statistics_of_all_ranks(folder: str) -> Tuple[float, float, float]:

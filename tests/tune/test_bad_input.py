@@ -59,7 +59,8 @@ def test_inside_a_task_of_a_job(drumbeat, monkeypatch):
 @pytest.mark.parametrize("command", ["run", "submit", "plan"])
 def test_a_place_that_is_still_open_is_no_command(drumbeat, command):
     (drumbeat.folder / "job.yaml").write_text(f"command: {PY} t.py --tp {{tp}} --b {{batch}}\n")
-    done = drumbeat(command, "job.yaml", "--nodes", 1)
+    site = ("--site", "slurm") if command == "submit" else ()
+    done = drumbeat(command, "job.yaml", "--nodes", 1, *site)
     assert done.returncode == 2 and "job.yaml:1" in done.stderr and "{tp} stands for a value" in done.stderr
     assert "drumbeat tune layout" in done.stderr
 

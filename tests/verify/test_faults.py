@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.facts.model import Peers
-from drumbeat.record import from_plain
+from drumbeat.desk.verify import peers_of
+from drumbeat.runfolder.run import Run
 from drumbeat.verify.judge import judge
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
@@ -23,8 +23,7 @@ def with_fault(drumbeat, tmp_path):
         done = drumbeat("run", "--ranks-per-node", 3, "--", *command, timeout=120)
         assert done.returncode == 0, done.stderr
         results = json.loads(out.read_text())
-        peers = from_plain(Peers, json.loads((drumbeat.run_folder() / "peers.json").read_text()))
-        judgement = judge(results, peers, {}, False)
+        judgement = judge(results, peers_of(Run.open(drumbeat.run_folder())), {}, False)
         assert judgement.failed
         return results, {verdict.check: verdict for verdict in judgement.verdicts}, done
 

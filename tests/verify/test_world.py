@@ -100,12 +100,11 @@ def test_the_run_folder_holds_script_results_verdicts_and_a_plot(answer):
 
 
 def test_the_table_names_all_of_it(answer):
-    from drumbeat.facts.model import Peers
-    from drumbeat.record import from_plain
+    from drumbeat.desk.verify import peers_of
+    from drumbeat.runfolder.run import Run
     from drumbeat.verify.judge import judge
     from drumbeat.verify.table import table
 
-    with open(os.path.join(answer["folder"], "peers.json"), encoding="utf-8") as file:
-        peers = from_plain(Peers, json.load(file))
+    peers = peers_of(Run.open(answer["folder"]))
     text = table(answer["results"], judge(answer["results"], peers, {}, True))
     assert all(op in text for op in OPS) and "4 ranks on 2 nodes" in text and "values: right" in text

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from drumbeat.runfolder.run import Run
 
 
+_PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
+
+
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
@@ -55,6 +58,7 @@ def _runs(found: Run) -> List[Tuple[Run, str]]:
 
 
 def _follow(found: Run, args: Any) -> bool:
+    from drumbeat.backends.contract import UNKNOWN
     from drumbeat.desk.state import GOING_ON, status
     from drumbeat.runfolder.follow import LINES, Follower
 
@@ -69,10 +73,16 @@ def _follow(found: Run, args: Any) -> bool:
                 followers[run.path] = (Follower(run, what=(LINES,), rank=args.rank, **limits), label)
 
     printed = False
-    while status(found).state in GOING_ON:
+    unknown = 0.0  # since when nobody can say how the run stands: a busy scheduler answers again
+    while True:
+        state, now = status(found).state, time.monotonic()
+        unknown = (unknown or now) if state == UNKNOWN else 0.0
+        if state not in GOING_ON and not (unknown and now - unknown < _PATIENCE):
+            break
         begin()
         for follower, label in followers.values():
-            printed = _print(follower.poll(), args, label) or printed
+            some = _print(follower.poll(), args, label)
+            printed, unknown = printed or some, now if some and unknown else unknown
         if not any(follower.behind for follower, _ in followers.values()):
             time.sleep(0.3)
     begin()

@@ -51,7 +51,7 @@ def run_verify(job: Job, node_rank: Optional[int], master: str) -> Tuple[int, Op
 def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgement]]:
     """What rank 0 wrote and what it means; nothing where the ranks did not even meet."""
     run = Run.open(folder.path)
-    results, peers, order = run.results(RESULTS), _peers(run), run.order()
+    results, peers, order = run.results(RESULTS), peers_of(run), run.order()
     if results is None or order is None or not peers.nodes:
         return None, None
     results = _with_nics(run, results)
@@ -59,7 +59,7 @@ def judged(folder: RunFolder) -> Tuple[Optional[Dict[str, Any]], Optional[Judgem
     return results, dataclasses.replace(judgement, verdicts=(*_transport(run), *judgement.verdicts))
 
 
-def _peers(run: Run) -> Peers:
+def peers_of(run: Run) -> Peers:
     """The members, each with the facts that it wrote itself."""
     nodes = [
         Peer(member.node, member.host, member.address, run.facts(member.node) or Facts(member.host), ranks=member.ranks)

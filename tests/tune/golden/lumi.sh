@@ -3,7 +3,7 @@
 #SBATCH --account=project_465
 #SBATCH --chdir=/project/465/code
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1                      # one agent a node; it starts the node's ranks
+#SBATCH --ntasks-per-node=1                      # one agent per node; it starts the node's ranks
 #SBATCH --cpus-per-task=56                       # cores of the node, for all its ranks
 #SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
 #SBATCH --mem=480G                               # of each node
