@@ -165,6 +165,6 @@ def test_a_failed_setup_is_not_the_commands_failure(lines, title):
 
 
 def test_a_missing_script_is_named_as_in_the_command():
-    line = "python3: can't open file '/work/me/src/nope.py': [Errno 2] No such file or directory"
+    line = "python3: can't open file '/home/me/src/nope.py': [Errno 2] No such file or directory"
     finding = explain_exit(2, None, [line], ["python3", "src/nope.py"], False)
-    assert (finding.code, finding.title) == ("file-missing", "no such script: src/nope.py (workdir /work/me)")
+    assert (finding.code, finding.title) == ("file-missing", "no such script: src/nope.py (workdir /home/me)")

@@ -222,7 +222,7 @@ class Trainer:
         return self._stop.agreed()
 
     def report(self, result: Result, every: int = 10) -> None:
-        """Every so many steps: a line on rank 0, and the figures for drumbeat's own views (`drumbeat watch`)."""
+        """Every so many steps: a line on rank 0, and the figures for drumbeat's own views (`drumbeat status`)."""
         if result.step % every:
             return
         values = {"loss": float(result.loss), "grad_norm": float(result.norm)}
