@@ -114,9 +114,9 @@ def test_no_umask_makes_it_writable(planted):
 
 def test_without_home_the_user_database_is_asked(planted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(build, "_home", lambda: str(tmp_path / "home"))
+    monkeypatch.setattr(build, "home_folder", lambda environ: str(tmp_path / "home"))
     assert cached_bundle({}).startswith(str(tmp_path / "home" / ".cache"))
-    monkeypatch.setattr(build, "_home", lambda: "")
+    monkeypatch.setattr(build, "home_folder", lambda environ: "")
     with pytest.raises(Problem, match="neither HOME nor the user database"):
         cached_bundle({})
     assert not (tmp_path / ".cache").exists()

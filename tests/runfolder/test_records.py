@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import time
 
 import pytest
 
@@ -51,9 +52,10 @@ def test_a_hostile_metrics_line_ends_no_job(drumbeat):
     """All of them, written by a rank as any script may; the agent and the desk go on."""
     (drumbeat.folder / "lines").write_text("\n".join(HOSTILE.values()) + "\n")
     code = """
-import os
+import os, time
+first, last = ('{"t": %f, "rank": 0, "step": %d}\\n' % (time.time(), step) for step in (1, 7))
 with open(os.environ["DRUMBEAT_METRICS"], "a") as file:
-    file.write('{"t": 1.0, "rank": 0, "step": 1}\\n' + open("lines").read() + '{"t": 2.0, "rank": 0, "step": 7}\\n')
+    file.write(first + open("lines").read() + last)
 """
     done = drumbeat("run", "--", "python3", "-c", code)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
@@ -122,12 +124,13 @@ def test_the_summary_states_the_throughput(drumbeat):
     """Two ranks, 40 samples each and step, one step per second by the reports' own clock: 80 samples per second."""
     code = """
 import json, os
-rank = int(os.environ["RANK"])
+rank, begin = int(os.environ["RANK"]), float(os.environ["BEGIN"])
 with open(os.environ["DRUMBEAT_METRICS"], "a") as file:
     for step in range(1, 6):
-        file.write(json.dumps({"t": 5000.0 + step, "rank": rank, "step": step, "samples": 40}) + "\\n")
+        file.write(json.dumps({"t": begin + step, "rank": rank, "step": step, "samples": 40}) + "\\n")
 """
-    done = drumbeat("run", "--ranks-per-node", 2, "--", "python3", "-c", code)
+    begin = f"BEGIN={int(time.time())}"
+    done = drumbeat("run", "--ranks-per-node", 2, "--env", begin, "--", "python3", "-c", code)
     assert done.returncode == 0, done.stderr
     summary = Run.open(str(drumbeat.run_folder())).summary()
     assert (summary.throughput.value, summary.throughput.unit) == (80.0, "samples/s")

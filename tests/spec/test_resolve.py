@@ -168,7 +168,7 @@ def test_as_many_emulated_ranks_as_are_allowed():
         ("command: x\ngpus: 8", {"gpus": 2}, "job.yaml:2: gpus: 8 GPUs per node requested, but laptop has 2"),
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not filled in here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
-         "2 cores x 4 a core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
+         "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
         ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1 among 1, "
          "counted from 0"),
         ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and what stands here is "
