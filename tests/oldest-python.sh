@@ -21,6 +21,6 @@ if [ ! -x "$venv/bin/pytest" ]; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python.
-PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
+DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
   tests/agent tests/contracts tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
   tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"

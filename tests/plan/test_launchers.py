@@ -136,9 +136,8 @@ def options_of(parser):
 
 
 def test_torchruns_own_parser():
-    from torch.distributed.run import get_args_parser
-
-    bare, valued = options_of(get_args_parser())
+    run = pytest.importorskip("torch.distributed.run", reason="needs torch: pip install '.[cpu]'")
+    bare, valued = options_of(run.get_args_parser())
     assert bare <= torchrun.BARE and valued <= torchrun.VALUED
     assert torchrun.BARE - bare == {"--use-env"}  # of torch.distributed.launch
 
