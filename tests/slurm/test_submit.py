@@ -147,7 +147,7 @@ def test_script_error_is_one_clear_message(oar):
     job = oar.cluster.wait(number, ["FAILED"])
     assert job["ExitCode"] == "1:0"
     text = output(folder)
-    assert "No module named 'no_such_module'" in text
+    assert "No module named 'no_such_module'" in text.partition("failed  ")[2]
     assert text.count("failed     rank") == 1
 
 
