@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
 from drumbeat.train.loop import train

@@ -44,7 +44,7 @@ FOUR: List[Case] = [
 
 
 def verified(cases: List[Case], folder: str) -> List[Tuple[str, bool]]:
-    from drumbeat.train import float8
+    from drumbeat.train.layers import float8
     from drumbeat.train.models import bert, llama
     from drumbeat.train.settings import fill
     from drumbeat.train.verify_resume import verify_resume
@@ -75,7 +75,7 @@ def test_a_state_that_is_not_restored_is_named(tmp_path: Path, monkeypatch: pyte
     """As torch's own loading did: the optimizer's state in the dtype of the parameters."""
     import torch
 
-    from drumbeat.train.state import TrainingState
+    from drumbeat.train.checkpoint.state import TrainingState
 
     restore = TrainingState.restore
 
@@ -96,11 +96,11 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
     from torch import Tensor
 
     from drumbeat.train import loop
-    from drumbeat.train.digest import tensor_hash
+    from drumbeat.train.checkpoint.digest import tensor_hash
+    from drumbeat.train.checkpoint.state import TrainingState
     from drumbeat.train.models import llama
     from drumbeat.train.recipes.llama import LlamaSettings, run
     from drumbeat.train.settings import fill
-    from drumbeat.train.state import TrainingState
     from drumbeat.train.step import Step, plain
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)

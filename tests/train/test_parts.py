@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from drumbeat.hardware import peak_of
-from drumbeat.train import float8, loss
-from drumbeat.train.attention import causal_attention
 from drumbeat.train.data.images import ImageArray
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.order import places
@@ -24,17 +22,20 @@ from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
 from drumbeat.train.data.text import TokenWindows
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.layout import Layout
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.meter import WARM_UP, Meter
-from drumbeat.train.mfu import Utilisation, transformer_flops, utilisation
+from drumbeat.train.layers import cross_entropy as loss
+from drumbeat.train.layers import float8
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.layers.swiglu import GatedFeed
+from drumbeat.train.measure.meter import WARM_UP, Meter
+from drumbeat.train.measure.mfu import Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import large_modules
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import large_modules
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Step
-from drumbeat.train.swiglu import GatedFeed
 
 CPU = torch.device("cpu")
 
@@ -338,7 +339,7 @@ def test_a_pipeline_layout_without_a_pipeline_is_refused() -> None:
 def test_recomputing_an_image_model_changes_nothing_but_its_memory() -> None:
     """Running means too: the second forward pass of a block must not count the same images again."""
     from drumbeat.train.models.resnet import WideResNet
-    from drumbeat.train.parallelize import apply_recompute, block_list
+    from drumbeat.train.parallel.parallelize import apply_recompute, block_list
     from drumbeat.train.refusal import Refusal
 
     def after_a_step(recompute: str) -> Tuple[List[Tensor], List[Tensor]]:

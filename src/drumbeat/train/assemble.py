@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from drumbeat.train.checkpoint import Checkpoints
-from drumbeat.train.context import Context
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.checkpoint.generators import seed_generators
 from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
-from drumbeat.train.generators import seed_generators
-from drumbeat.train.init_parts import fill_parts
-from drumbeat.train.layout import Layout
+from drumbeat.train.layers.cross_entropy import cross_entropy_sum
 from drumbeat.train.loop import Plan
-from drumbeat.train.loss import cross_entropy_sum
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.measure.profile import Profile
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import RECOMPUTE, Sharding, parallelize, shards
-from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
+from drumbeat.train.parallel.context import Context
+from drumbeat.train.parallel.init_parts import fill_parts
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import RECOMPUTE, Sharding, parallelize, shards
+from drumbeat.train.parallel.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.precision import Precision
-from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Loss, Step, plain
@@ -118,7 +118,7 @@ def assemble(
     context: Optional[Context] = None,
     shared: Optional[Shared] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (init_parts.py). `shared`: entries of the
+    """`large`: make the weights only after they are cut, each rank its own part (parallel/init_parts.py). `shared`: entries of the
     model's state on which ranks agree before a save."""
     precision = Precision(settings.precision)
     layout = meshes.layout

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
+from drumbeat.train.checkpoint.state import named_buffers
 from drumbeat.train.data.stream import Images
-from drumbeat.train.layout import Layout
 from drumbeat.train.loop import average
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.parallelize import shards
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
-from drumbeat.train.state import named_buffers
 from drumbeat.train.world import World
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from drumbeat.train import float8
+from drumbeat.train.layers import float8
 from drumbeat.train.refusal import Refusal
 
 NAMES = {

@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
-from drumbeat.train.loss import IGNORE
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import shards
-from drumbeat.train.pipeline import Pipeline
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.parallel.pipeline import Pipeline
+from drumbeat.train.parallel.replicas import add_gradients
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses

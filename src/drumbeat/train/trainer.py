@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat import metrics
-from drumbeat.train.batch import micro_batches, rows_of
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.data.batch import micro_batches, rows_of
 from drumbeat.train.data.loaders import Batches
 from drumbeat.train.images import agreed_statistics, mean_statistics
-from drumbeat.train.loss import IGNORE
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.precision import Precision
-from drumbeat.train.profile import Profile, Profiler
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Step, plain, vocabulary_cut
 from drumbeat.train.stopping import StopTogether

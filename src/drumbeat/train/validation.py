@@ -8,8 +8,8 @@ import torch
 
 from drumbeat.train.assemble import Assembly
 from drumbeat.train.data.stream import Samples
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.loop import average
-from drumbeat.train.loss import IGNORE
 from drumbeat.train.step import Loss, plain, vocabulary_cut
 
 

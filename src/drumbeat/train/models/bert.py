@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.loss import linear_cross_entropy
+from drumbeat.train.layers.cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True)

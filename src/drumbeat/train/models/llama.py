@@ -13,9 +13,9 @@ from typing import Callable, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.attention import causal_attention
-from drumbeat.train.loss import linear_cross_entropy
-from drumbeat.train.swiglu import GatedFeed
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.layers.cross_entropy import linear_cross_entropy
+from drumbeat.train.layers.swiglu import GatedFeed
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

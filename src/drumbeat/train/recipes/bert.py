@@ -20,9 +20,9 @@ from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss

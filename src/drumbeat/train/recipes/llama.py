@@ -21,16 +21,16 @@ from torch.distributed.tensor.parallel import (
 )
 
 from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
-from drumbeat.train.context import Context
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
+from drumbeat.train.parallel.context import Context
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss

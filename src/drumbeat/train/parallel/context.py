@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
-from drumbeat.train.attention import causal_attention
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.parallel.ring import Ring, zigzag
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.ring import Ring, zigzag
 
 KINDS = ("auto", "ulysses", "ring")
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.swiglu import GatedFeed, gate_gradient, gate_product
+from drumbeat.train.layers.swiglu import GatedFeed, gate_gradient, gate_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 Quantized = Tuple[Tensor, Tensor, Tensor]  # in 8 bits, that transposed, and the factor that turns either back
@@ -120,7 +120,7 @@ class Float8Linear(nn.Linear):
 
 class Float8Head(nn.Linear):
     """A language model's head. Its logits and the gradient that goes on into the model stay bf16; the gradient of its own
-    weights is an 8-bit product (loss.py), as those of the blocks are."""
+    weights is an 8-bit product (cross_entropy.py), as those of the blocks are."""
 
 
 class _Float8Feed(torch.autograd.Function):

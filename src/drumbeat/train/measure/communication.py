@@ -15,7 +15,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from drumbeat.train.meter import WARM_UP
+from drumbeat.train.measure.meter import WARM_UP
 from drumbeat.train.world import World
 
 _EXCHANGES = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")  # how torch names an exchange that a CPU carries out
