@@ -42,9 +42,9 @@ def ring_blocks() -> Dict[str, float]:
         for causal in (True, False):
             want = blocks.block_attention(q.float(), k.float(), v.float(), causal)
             got = blocks.block_attention(q, k, v, causal)
-            slopes = blocks.block_attention_backward(up, q, k, v, *got, causal)
+            grads = blocks.block_attention_backward(up, q, k, v, *got, causal)
             plain = blocks.block_attention_backward(up.float(), q.float(), k.float(), v.float(), *want, causal)
-            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), (*got, *slopes), (*want, *plain)):
+            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), (*got, *grads), (*want, *plain)):
                 found[f"ring {kernel} {'causal ' if causal else ''}{name}"] = far(a, b)
     blocks.has_cudnn = best
     return found

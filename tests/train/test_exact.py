@@ -101,7 +101,7 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
     from drumbeat.train.models import llama
     from drumbeat.train.recipes.llama import LlamaSettings, run
     from drumbeat.train.settings import fill
-    from drumbeat.train.step import Step, plain
+    from drumbeat.train.step import Step, full_tensor
 
     llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
     steps: List[Step] = []
@@ -123,7 +123,7 @@ def whole_state(folder: str, layout: str, precision: str, *more: str) -> Dict[st
         loop._train = made
     state = TrainingState(steps[0].parts, steps[0].optimizer).now()
     tensors = {f"{kind}.{name}": value for kind in ("model", "optimizer") for name, value in state[kind].items()}
-    return {name: tensor_hash(plain(value)) for name, value in tensors.items() if isinstance(value, Tensor)}
+    return {name: tensor_hash(full_tensor(value)) for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def test_on_another_number_of_ranks_weights_and_optimizer_are_still_exact(world: GlooWorld, tmp_path: Path) -> None:

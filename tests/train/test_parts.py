@@ -25,7 +25,7 @@ from drumbeat.train.data.tokens import token_file
 from drumbeat.train.layers import cross_entropy as loss
 from drumbeat.train.layers import float8
 from drumbeat.train.layers.attention import causal_attention
-from drumbeat.train.layers.swiglu import GatedFeed
+from drumbeat.train.layers.swiglu import GatedMLP
 from drumbeat.train.measure.meter import WARM_UP, Meter
 from drumbeat.train.measure.mfu import Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
@@ -214,16 +214,16 @@ def test_fp8_products_are_as_close_as_three_bits_allow() -> None:
 
 def test_a_gated_feed_in_fp8_is_as_close_as_its_layers_are() -> None:
     torch.manual_seed(0)
-    plain, layers, joined = (GatedFeed(64, 96, 2) for _ in range(3))
+    plain, layers, joined = (GatedMLP(64, 96, 2) for _ in range(3))
     for other in (layers, joined):
         other.load_state_dict(plain.state_dict())
         assert float8.convert_linears(other, lambda name, _: True) == 2
-    float8.join_feeds(joined)
+    float8.fuse_mlps(joined)
     x = torch.randn(4, 32, 64, requires_grad=True)
     up = torch.randn(4, 32, 64)
     kinds = []
-    for feed in (plain, layers, joined):
-        kinds.append(torch.autograd.grad((feed(x) * up).sum(), (x, feed.gate_up.weight, feed.down.weight)))
+    for mlp in (plain, layers, joined):
+        kinds.append(torch.autograd.grad((mlp(x) * up).sum(), (x, mlp.gate_up.weight, mlp.down.weight)))
     for exact, by_layer, at_once in zip(*kinds):
         torch.testing.assert_close(at_once, by_layer, rtol=1e-3, atol=1e-3)
         assert 0 < (at_once - exact).norm() / exact.norm() < 0.15

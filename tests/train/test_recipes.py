@@ -143,14 +143,14 @@ def bad_on_one_rank(layout: str, precision: str, bad: str) -> str:
     from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision
-    from drumbeat.train.step import Step, plain
+    from drumbeat.train.step import Step, full_tensor
 
     torch.manual_seed(0)
     meshes, how, cpu = Meshes(Layout.parse(layout), "cpu"), Precision(precision), torch.device("cpu")
     model = parallelize(nn.Linear(8, 8), meshes, device=cpu, precision=how)
     optimizer = torch.optim.AdamW(model.parameters())
     step = Step([model], optimizer, lambda m, x, y: ((m(x).float() - y) ** 2).sum(), meshes, how, cpu)
-    now = lambda: [plain(p.detach()).clone() for p in model.parameters()]  # noqa: E731
+    now = lambda: [full_tensor(p.detach()).clone() for p in model.parameters()]  # noqa: E731
     before = now()
     targets = torch.ones(2, 8)
     if step.scaler is not None:
