@@ -54,7 +54,7 @@ class Toys:
             "PYTHONPATH": f"{package}:{SRC}", "LANG": "C.UTF-8",
         }  # fmt: skip
 
-    def __call__(self, *words, timeout=90, **more):
+    def __call__(self, *words, timeout=150, **more):
         argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
         environ = {**self.environ, **more}
         return subprocess.run(
@@ -88,7 +88,7 @@ class Toys:
         return json.loads(done.stdout)["status"]
 
     def waited(self, run, *states):
-        wait_for(lambda: self.state(run)["state"] in states, 60, f"{run} to be {states}")
+        wait_for(lambda: self.state(run)["state"] in states, 120, f"{run} to be {states}")
         return self.state(run)
 
     def end(self):
@@ -114,7 +114,7 @@ def test_submit_status_logs_shell_and_cancel(toys):
     handle, folder = toys.submit("order.json")
     assert handle == "toy://toys/1" and (toys.queue / "1/only/script").read_text() == shown.stdout
     toys.waited(handle, "running")
-    wait_for(lambda: "rank 1 of 2" in toys("logs", "1").stdout, 60, "both ranks")
+    wait_for(lambda: "rank 1 of 2" in toys("logs", "1").stdout, 120, "both ranks")
     shell = toys("shell", handle, "--node", "1")
     assert shell.stdout == f"a shell of {handle} on {socket.gethostname()}\n"
     listed = toys("list")
@@ -147,7 +147,7 @@ def test_requeue(toys):
     (toys.base / "busy").touch()
     handle, folder = toys.submit(toys.job("saves", SAVES))
     state = toys.waited(handle, "queued")
-    wait_for(lambda: toys.state(handle)["starts"] == 1, 60, "the requeue")
+    wait_for(lambda: toys.state(handle)["starts"] == 1, 120, "the requeue")
     state = toys.state(handle)
     assert state["state"] == "queued", state
     (toys.base / "busy").unlink()
@@ -193,7 +193,7 @@ def test_tune_here_and_submitted(toys):
     sent = toys(*words, "--submit", "--json")
     assert sent.returncode == 0, sent.stderr
     folder = Path(json.loads(sent.stdout)["folder"])
-    wait_for(lambda: (toys.queue / "1/only/state").read_text() in ("finished", "failed"), 90, "the tuning")
+    wait_for(lambda: (toys.queue / "1/only/state").read_text() in ("finished", "failed"), 120, "the tuning")
     answer = json.loads((folder / "tune.json").read_text())
     assert [trial["outcome"] for trial in answer["trials"]][:2] == ["ok", "ok"], answer
 
