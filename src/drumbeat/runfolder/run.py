@@ -18,6 +18,7 @@ from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.ledger import PARTS, ledger
 from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
@@ -240,6 +241,14 @@ class Run:
     def progress(self) -> Progress:
         """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
         return derived.progress(self)
+
+    def ledger(self, now: float) -> Dict[str, float]:
+        """Where the time went, by the parts of ledger.py: as the summary says, else as far as the events tell at `now`."""
+        summary = self.summary()
+        if summary and summary.ledger:
+            return {**dict.fromkeys(PARTS, 0.0), **summary.ledger}
+        queued = self.files.chunk(_AT.script, 0, 0) is not None
+        return ledger(self.record.created, now, self.run_events(), queued, self.progress())
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
