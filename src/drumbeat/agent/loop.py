@@ -225,7 +225,7 @@ class Agent:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _gather_tasks(self) -> None:
-        meeting = task_meeting(self.facts.identity, os.environ, self.number)
+        meeting = task_meeting(self.facts.identity, os.environ, self.number, self.token)
         self.tasks.gather(
             meeting,
             self.token,

@@ -64,7 +64,8 @@ def _open_again(order: Order, identity: Identity) -> None:
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
     node = own_node(order, identity)
     assert identity.local_id is not None
-    return run_task(task_meeting(identity, environ, node), token, order.timing.muster, own_view(identity.local_id))
+    meeting = task_meeting(identity, environ, node, token)
+    return run_task(meeting, token, order.timing.muster, own_view(identity.local_id))
 
 
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:
