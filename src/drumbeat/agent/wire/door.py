@@ -137,6 +137,7 @@ def most_strangers(nodes: int, files: int) -> int:
     if left < 8:
         raise WireError(
             f"{nodes} nodes need {nodes + _OWN_FILES + 8} open files on the lead's node, and it allows {files}: "
-            "raise the hard limit there (ulimit -Hn; nofile in limits.conf, LimitNOFILE of slurmd, --ulimit of a container)"
+            "raise the hard limit there (ulimit -Hn: nofile in limits.conf, LimitNOFILE of the scheduler's daemon, a "
+            "container's --ulimit)"
         )
     return min(left, nodes + _SPARE_STRANGERS)
