@@ -20,6 +20,7 @@ from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
+from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class RunRecord:
     version: str = ""
     desk: Optional[Desk] = None
     output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
+    cancelled: bool = False  # the desk has taken the job out of the queue: a scheduler may forget it at once
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ class Run:
     def folder(self) -> RunFolder:
         """Paths, for those who write."""
         return RunFolder(self.path)
+
+    def ask_to_stop(self, word: str, reason: str) -> bool:
+        """A line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: stop_file.WORDS."""
+        return self.files.append(_AT.stop, stop_line(word, reason))
 
     # -- whole files -------------------------------------------------------------------------------------------------
 
