@@ -84,7 +84,7 @@ class LeadSide:
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
-        self.first_step: Optional[float] = None
+        self.first_step_of = -1  # the attempt whose first step is recorded
         self.master_addr = "127.0.0.1"
         self.events: EventLog
         self.lead: Lead
@@ -256,9 +256,11 @@ class LeadSide:
         self._do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
 
     def _first_step(self, member: int, message: FirstStep) -> None:
-        if self.first_step is None:
-            self.first_step = message.t + self.lead.members[member].clock_offset
-            self._do([Record("first-step", {"seconds": round(self.first_step - self.agent.order.created, 3)})])
+        attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
+        if attempt > self.first_step_of:
+            self.first_step_of = attempt
+            first = message.t + self.lead.members[member].clock_offset
+            self._do([Record("first-step", {"seconds": round(first - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
         self._do([Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})])
@@ -281,7 +283,7 @@ class LeadSide:
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                write_end(self.folder, self.lead, self.first_step)
+                write_end(self.folder, self.lead)
                 self.exit_code = act.exit_code
 
     def _complete(self, message: Message) -> Message:

@@ -18,9 +18,10 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.run import Ranks, Run
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
 from drumbeat.runfolder.write import replace_json
