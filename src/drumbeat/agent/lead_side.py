@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import selectors
@@ -15,7 +16,7 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
-from drumbeat.agent.summary import write_end
+from drumbeat.agent.summary import what_follows, write_end
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import resolve
 from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
@@ -23,6 +24,7 @@ from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
     Done,
+    End,
     FilePart,
     FirstStep,
     Found,
@@ -46,6 +48,7 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
+from drumbeat.runfolder.verdict import REQUEUE
 from drumbeat.runfolder.write import EventLog, replace
 
 if TYPE_CHECKING:
@@ -287,10 +290,16 @@ class LeadSide:
                 self._record(act)
             elif isinstance(act, Tell):
                 others = tuple(number for number in act.members if number != 0)
-                self.outbox.put(act.message, (*others, 0) if 0 in act.members else others)
+                self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
                 write_end(self.folder, self.lead)
                 self.exit_code = act.exit_code
+
+    def _complete(self, message: Message) -> Message:
+        """An end also says whether there is another start: only the run folder knows how many there have been."""
+        if isinstance(message, End):
+            return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
+        return message
 
     def _record(self, record: Record) -> None:
         lead = self.lead

@@ -93,6 +93,7 @@ class MemberSide:
         if self.up is not None and self.up.closed and self.agent.exit_code is None:
             self.agent.complain("the connection to the lead is lost; ending")
             self.agent.exit_code = EXIT_MUSTER
+            self.agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
 
     def give_up(self) -> None:
         """Nothing to tell: the lead sees the connection close when this agent leaves."""
