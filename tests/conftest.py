@@ -52,13 +52,20 @@ def pytest_runtest_makereport(item, call):
         report.longrepr = f"skipped where nothing may be missing: {reason}"
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Where drumbeat keeps its bundle: building one takes a second of CPU time, so the tests of a process share it."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch, cache):
     """A home of its own: no test touches the user's runs, token or cache."""
     folder = tmp_path / "home"
     folder.mkdir()
-    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "DRUMBEAT_TOKEN"):
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "DRUMBEAT_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     for name in ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))

@@ -35,7 +35,7 @@ for step in range(1, 200):
 class Toys:
     """A machine with the toy package installed, and its queue."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, cache: Path) -> None:
         self.base, self.queue, self.home = base, base / "queue", base / "home"
         self.queue.mkdir()
         self.home.mkdir()
@@ -51,7 +51,7 @@ class Toys:
         shutil.copy(base / "toybox.yaml", sites)
         self.environ = {
             "PATH": os.path.dirname(sys.executable) + ":/usr/bin:/bin", "HOME": str(self.home), "TOY_QUEUE": str(self.queue),
-            "PYTHONPATH": f"{package}:{SRC}", "LANG": "C.UTF-8",
+            "PYTHONPATH": f"{package}:{SRC}", "LANG": "C.UTF-8", "XDG_CACHE_HOME": str(cache),
         }  # fmt: skip
 
     def __call__(self, *words, timeout=150, **more):
@@ -100,8 +100,8 @@ class Toys:
 
 
 @pytest.fixture
-def toys(tmp_path):
-    made = Toys(tmp_path)
+def toys(tmp_path, cache):
+    made = Toys(tmp_path, cache)
     yield made
     made.end()
 
