@@ -20,6 +20,8 @@ COMMANDS = {
     "facts": "what this node has; --capture packs it for a support person",
     "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
     "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
+    "report": "what a run did and where its time went; several runs: how they scale",
+    "compare": "several runs side by side: the same as report RUN RUN ...",
     "list": "the runs you started here",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
@@ -33,7 +35,22 @@ COMMANDS = {
 
 
 # These only show something: if their reader has seen enough, that is no error.
-VIEWS = ("list", "status", "logs", "plan", "facts", "site", "completion", "-h", "--help", "help", "-V", "--version")
+VIEWS = (
+    "list",
+    "status",
+    "logs",
+    "report",
+    "compare",
+    "plan",
+    "facts",
+    "site",
+    "completion",
+    "-h",
+    "--help",
+    "help",
+    "-V",
+    "--version",
+)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

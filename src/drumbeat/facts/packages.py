@@ -10,7 +10,19 @@ from drumbeat.facts.host import Host
 from drumbeat.facts.library_folders import package_folders
 
 _NAMES = ("torch", "jax", "deepspeed", "horovod")
-_DIST = re.compile(r"(?P<name>[A-Za-z0-9_]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+_DIST = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+
+
+def all_versions(host: Host) -> Dict[str, object]:
+    """Every package of the same folders as `versions` reads, by its name: what a run records once."""
+    folders = package_folders(Loader(host, None))
+    found: Dict[str, str] = {}
+    for folder in folders:
+        for name in sorted(host.list(folder)):
+            matched = _DIST.fullmatch(name)
+            if matched:
+                found.setdefault(matched["name"].lower().replace("_", "-"), matched["version"])
+    return {"folders": folders, "packages": dict(sorted(found.items()))}
 
 
 def versions(host: Host) -> Dict[str, str]:
