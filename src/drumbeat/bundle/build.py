@@ -22,7 +22,7 @@ from drumbeat.problem import Problem
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("integrations", "train", "watch", "report", "predict")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too.
-_BROUGHT = ("train/__init__.py", "train/layout.py", "train/refusal.py")
+_BROUGHT = ("train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py")
 
 _SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
 _ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"

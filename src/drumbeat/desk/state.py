@@ -18,8 +18,9 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks, Run
+from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step

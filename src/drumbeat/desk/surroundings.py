@@ -19,7 +19,7 @@ from drumbeat.plan.argv import Tools, launcher_python
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
-from drumbeat.spec.resolve import Here
+from drumbeat.spec.here import Here
 
 _CONFIG_LIMIT = 1 << 20
 

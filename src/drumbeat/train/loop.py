@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumbeat.signals import EXIT_REQUEUE
-from drumbeat.train.checkpoint import Checkpoints, Saved
-from drumbeat.train.communication import Communication
+from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
+from drumbeat.train.checkpoint.digest import Digest, digest
+from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.deterministic import deterministic
-from drumbeat.train.digest import Digest, digest
-from drumbeat.train.meter import VALIDATION, Meter
-from drumbeat.train.mfu import Utilisation
-from drumbeat.train.profile import Profile, Profiler
+from drumbeat.train.measure.communication import Communication
+from drumbeat.train.measure.meter import VALIDATION, Meter
+from drumbeat.train.measure.mfu import Utilisation
+from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.reporting import Reporter
-from drumbeat.train.state import TrainingState
 from drumbeat.train.step import Outcome, Step
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World

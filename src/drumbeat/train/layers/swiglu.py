@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class GatedFeed(nn.Module):
+class GatedMLP(nn.Module):
     """The feed-forward part of a block: width -> (gate, up) -> width. `groups`: how often gate and up take turns."""
 
     def __init__(self, width: int, inner: int, groups: int) -> None:

@@ -18,14 +18,14 @@ _WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
 
 
 @torch.no_grad()
-def fill_parts(part: nn.Module, device: torch.device, home: Union[str, torch.device]) -> None:
-    """`home`: where the parts stay (offloading: the CPU). The model has `first_weights(name, out)`, and `tie()`."""
+def init_sharded(part: nn.Module, device: torch.device, home: Union[str, torch.device]) -> None:
+    """`home`: where the parts stay (offloading: the CPU). The model has `init_weights(name, out)`, and `tie()`."""
     part.to_empty(device=home)
     model: Any = part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
     model.tie()
     for name, parameter in model.named_parameters():
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        model.first_weights(name.replace(_WRAPPER, ""), whole)
+        model.init_weights(name.replace(_WRAPPER, ""), whole)
         if isinstance(parameter, DTensor):
             mesh, placements = parameter.device_mesh, parameter.placements
             sizes, starts = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)

@@ -1,7 +1,7 @@
 """Context parallelism: each rank holds a part of every sequence. Only attention looks across parts, in one of two ways.
 
 Ulysses: ranks exchange parts of the sequence for parts of the heads, so each attends over the whole sequence with some
-of the heads, and back. Four exchanges a layer; the heads must divide by the number of ranks.
+of the heads, and back. Four all-to-alls per layer; the heads must divide by the number of ranks.
 Ring: keys and values go round the ranks (ring.py). As many rounds as ranks; any number of heads.
 """
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
-from drumbeat.train.attention import causal_attention
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.parallel.ring import Ring, zigzag
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.ring import Ring, zigzag
 
 KINDS = ("auto", "ulysses", "ring")
 
@@ -53,10 +53,10 @@ class Context:
         """Every attention layer (a module with an `attend` attribute) attends across the ranks, and the model is told
         at which places of the sequence its tokens stand (its `positions` argument)."""
 
-        def tell(_model: nn.Module, args: Tuple[Any, ...], more: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
+        def add_positions(_model: nn.Module, args: Tuple[Any, ...], more: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
             return args, {**more, "positions": self.places}
 
-        model.register_forward_pre_hook(tell, with_kwargs=True)
+        model.register_forward_pre_hook(add_positions, with_kwargs=True)
         for module in model.modules():
             if hasattr(module, "attend"):
                 module.attend = self.attend  # type: ignore[assignment]
@@ -73,13 +73,13 @@ class Ulysses:
     def _gather_time(self, x: Tensor) -> Tensor:
         """(batch, time / n, heads, width) -> (batch, time, heads / n, width)"""
         parts = torch.stack(x.chunk(self.size, dim=2))
-        return torch.cat(self._exchange(parts).unbind(0), dim=1)
+        return torch.cat(self._all_to_all(parts).unbind(0), dim=1)
 
     def _gather_heads(self, x: Tensor) -> Tensor:
         parts = torch.stack(x.chunk(self.size, dim=1))
-        return torch.cat(self._exchange(parts).unbind(0), dim=2)
+        return torch.cat(self._all_to_all(parts).unbind(0), dim=2)
 
-    def _exchange(self, parts: Tensor) -> Tensor:
+    def _all_to_all(self, parts: Tensor) -> Tensor:
         even = [1] * self.size
         flat: Any = all_to_all_single_autograd(parts.flatten(1), even, even, self.group)
         return torch.ops._c10d_functional.wait_tensor(flat).view_as(parts) if _waits(flat) else flat.view_as(parts)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.swiglu import GatedFeed, gate_gradient, gate_product
+from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 Quantized = Tuple[Tensor, Tensor, Tensor]  # in 8 bits, that transposed, and the factor that turns either back
@@ -120,10 +120,10 @@ class Float8Linear(nn.Linear):
 
 class Float8Head(nn.Linear):
     """A language model's head. Its logits and the gradient that goes on into the model stay bf16; the gradient of its own
-    weights is an 8-bit product (loss.py), as those of the blocks are."""
+    weights is an 8-bit product (cross_entropy.py), as those of the blocks are."""
 
 
-class _Float8Feed(torch.autograd.Function):
+class _Float8MLP(torch.autograd.Function):
     """down(swiglu(gate_up(x))); x is two-dimensional."""
 
     @staticmethod
@@ -149,9 +149,9 @@ class _Float8Feed(torch.autograd.Function):
         return product(p8, g8_turned, p_scale, g_scale, dtype), d_gate_up, d_down, None
 
 
-class Float8GatedFeed(GatedFeed):
+class Float8GatedMLP(GatedMLP):
     def forward(self, x: Tensor) -> Tensor:
-        y = _Float8Feed.apply(x.flatten(0, -2), self.gate_up.weight, self.down.weight, self.part)
+        y = _Float8MLP.apply(x.flatten(0, -2), self.gate_up.weight, self.down.weight, self.part)
         return y.unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
 
 
@@ -167,12 +167,12 @@ def convert_linears(model: nn.Module, wanted: Callable[[str, nn.Linear], bool]) 
     return count
 
 
-def join_feeds(model: nn.Module) -> None:
+def fuse_mlps(model: nn.Module) -> None:
     """Gated feed-forwards whose layers are fp8 become one function. It takes the layers' weights as they are, so it must
     not be used where weights are gathered layer by layer (FSDP without named blocks)."""
     for module in model.modules():
-        if type(module) is GatedFeed and type(module.gate_up) is type(module.down) is Float8Linear:
-            module.__class__ = Float8GatedFeed
+        if type(module) is GatedMLP and type(module.gate_up) is type(module.down) is Float8Linear:
+            module.__class__ = Float8GatedMLP
 
 
 def convert_head(model: nn.Module) -> None:

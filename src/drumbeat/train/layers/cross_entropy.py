@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from drumbeat.train.float8 import E5M2, Float8Head, product, quantize
+from drumbeat.train.layers.float8 import E5M2, Float8Head, product, quantize
 
 IGNORE = -100
 _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, small beside the activations

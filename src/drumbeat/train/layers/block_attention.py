@@ -12,7 +12,7 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from drumbeat.train.attention import has_cudnn, repeat_heads
+from drumbeat.train.layers.attention import has_cudnn, repeat_heads
 
 Gradients = Tuple[Tensor, Tensor, Tensor]
 

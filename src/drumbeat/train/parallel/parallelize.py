@@ -29,11 +29,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from drumbeat.train import hooks
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.ring import RING_ATTENTION
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.ring import RING_ATTENTION
 
 _BUFFERS = next(
     name

@@ -1,7 +1,7 @@
 """Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
 
 A save costs the training thread a copy of the state (state.py). The rest is another thread's: meeting the other ranks,
-torch's writing, the commit marker (checkpoint_folder.py). A save before a stop takes the same way, and is waited for.
+torch's writing, the commit marker (folder.py). A save before a stop takes the same way, and is waited for.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from drumbeat.train.checkpoint_folder import commit, name_of, newest, read_marker, remove_uncommitted
-from drumbeat.train.generators import generators, restore_generators
+from drumbeat.train.checkpoint.folder import commit, name_of, newest, read_marker, remove_uncommitted
+from drumbeat.train.checkpoint.generators import generators, restore_generators
+from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.state import TrainingState, own_part
 
 # torch says so at every save and load of a world of one, where it is meant.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)

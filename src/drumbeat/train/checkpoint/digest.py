@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumbeat.train.generators import generators
-from drumbeat.train.state import TrainingState, own_part
+from drumbeat.train.checkpoint.generators import generators
+from drumbeat.train.checkpoint.state import TrainingState, own_part
 
 _CHUNK = 1 << 24  # elements hashed at once: 128 MB of 64-bit products
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number with mixed bits: the weight of an element follows from its place

@@ -1,8 +1,8 @@
 """How long ranks talk to each other in a step, and how much of that is not hidden behind computing.
 
-Rarely, one whole step is watched with torch's profiler. *Communication* is the time in which at least one exchange was
-under way; *exposed* is the part of it in which nothing was computed. Waiting for a slower rank is part of both: an
-exchange lasts until the last rank has come. On a GPU the kernels are looked at, on a CPU the operators.
+Rarely, one whole step is watched with torch's profiler. *Communication* is the time in which at least one collective or
+message was under way; *exposed* is the part of it in which nothing was computed. Waiting for a slower rank is part of
+both: a collective lasts until the last rank has come. On a GPU the kernels are looked at, on a CPU the operators.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from drumbeat.train.meter import WARM_UP
+from drumbeat.train.measure.meter import WARM_UP
 from drumbeat.train.world import World
 
-_EXCHANGES = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")  # how torch names an exchange that a CPU carries out
+_COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")  # how torch names a collective that a CPU carries out
 _CALLS = ("c10d::", "_c10d_functional::", "c10d_functional::")  # operators that start one, or wait for it
 
 Span = Tuple[int, int]  # from, to; nanoseconds
@@ -80,8 +80,8 @@ def _events(events: Iterable[Any]) -> List[Event]:
 
 
 def host_spans(events: List[Event]) -> Tuple[List[Span], List[Span]]:
-    """Exchanges, and computing: torch's operators but for those inside which an exchange is started or awaited."""
-    exchanges = [(e.start, e.end) for e in events if e.name.startswith(_EXCHANGES)]
+    """Collectives, and computing: torch's operators but for those inside which a collective is started or awaited."""
+    collectives = [(e.start, e.end) for e in events if e.name.startswith(_COLLECTIVES)]
     computing: List[Span] = []
     for thread in {e.thread for e in events}:
         own = [e for e in events if e.thread == thread]
@@ -92,27 +92,27 @@ def host_spans(events: List[Event]) -> Tuple[List[Span], List[Span]]:
                 at += 1
             if at == len(calls) or calls[at][0] > e.end:  # the next call begins after this operator
                 computing.append((e.start, e.end))
-    return exchanges, computing
+    return collectives, computing
 
 
 def device_spans(events: Iterable[Any]) -> Tuple[List[Span], List[Span]]:
     """NCCL's and RCCL's kernels, and all other work of the device."""
-    exchanges: List[Span] = []
+    collectives: List[Span] = []
     computing: List[Span] = []
     for e in events:
         if e.device_type() == DeviceType.CPU or e.is_user_annotation():
             continue
         name = e.name().lower()
-        (exchanges if "nccl" in name else computing).append((e.start_ns(), e.start_ns() + e.duration_ns()))
-    return exchanges, computing
+        (collectives if "nccl" in name else computing).append((e.start_ns(), e.start_ns() + e.duration_ns()))
+    return collectives, computing
 
 
-def lengths(exchanges: List[Span], computing: List[Span]) -> Tuple[int, int]:
-    """(time with an exchange under way, the part of it without computing)"""
-    exchanges, computing = merged(exchanges), merged(computing)
-    total = sum(end - start for start, end in exchanges)
+def lengths(collectives: List[Span], computing: List[Span]) -> Tuple[int, int]:
+    """(time with a collective under way, the part of it without computing)"""
+    collectives, computing = merged(collectives), merged(computing)
+    total = sum(end - start for start, end in collectives)
     hidden = at = 0
-    for start, end in exchanges:
+    for start, end in collectives:
         while at < len(computing) and computing[at][1] <= start:
             at += 1
         i = at

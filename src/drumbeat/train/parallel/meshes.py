@@ -6,7 +6,7 @@ from typing import Dict, Optional, Tuple
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from drumbeat.train.layout import ORDER, Layout
+from drumbeat.train.parallel.layout import ORDER, Layout
 
 
 class Meshes:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumbeat.train.loss import IGNORE
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.refusal import Refusal
 
 Batch = Tuple[Tensor, Tensor]

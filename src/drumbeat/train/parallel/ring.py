@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 
-from drumbeat.train.block_attention import block_attention, block_attention_backward
+from drumbeat.train.layers.block_attention import block_attention, block_attention_backward
 
 
 def zigzag(length: int, rank: int, ranks: int) -> Tensor:
