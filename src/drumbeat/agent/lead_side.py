@@ -106,7 +106,7 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
-        replace_json(self.folder.packages, all_versions(LiveHost()))
+        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order

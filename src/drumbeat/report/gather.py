@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 import statistics
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK
+from drumbeat.finding import INFO, OK, UNKNOWN, Verdict
 from drumbeat.hardware import peak_of
 from drumbeat.order import Order
 from drumbeat.record import RecordError
@@ -216,11 +215,14 @@ def _notes(events: Sequence[Event], failure: Any) -> List[Note]:
         if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
             found.append(Note(event.finding.severity, event.finding.title, event.finding.fix))
         elif isinstance(event, kinds.VerdictGiven):
-            verdict = event.verdict
-            found.append(
-                Note(INFO, f"{verdict.check}: {verdict.answer} ({verdict.confidence}) {verdict.summary}".strip())
-            )
+            found.append(Note(INFO, _verdict(event.verdict)))
     return list(dict.fromkeys(found))
+
+
+def _verdict(verdict: Verdict) -> str:
+    about = verdict.summary[len("unknown: ") :] if verdict.summary.startswith("unknown: ") else verdict.summary
+    sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
+    return f"{verdict.check}: {verdict.answer}{sure}" + (f"; {about}" if about else "")
 
 
 def _curves(
@@ -238,7 +240,3 @@ def _curves(
 
 def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
     return None if first is None or last is None else (first, last)
-
-
-def command_text(command: Sequence[str]) -> str:
-    return shlex.join(command)

@@ -8,7 +8,7 @@ import textwrap
 from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import duration
+from drumbeat.desk.closing import count, duration
 from drumbeat.report.chart import line_chart
 from drumbeat.report.page import document
 from drumbeat.report.scaling import NOT, STRONG, WEAK, Comparison, Row
@@ -102,20 +102,24 @@ def text(comparison: Comparison, width: int = 80) -> List[str]:
     widths = [max(len(each[place]) for each in [short, *rows]) for place in range(len(header))]
     lines = ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in [short, *rows]]
     lines += [""] + [
-        line for paragraph in said(comparison) for line in textwrap.wrap(paragraph, width, subsequent_indent="  ")
+        line
+        for paragraph in said(comparison)
+        for line in textwrap.wrap(paragraph, width, subsequent_indent="  ", break_on_hyphens=False)
     ]
     return lines
 
 
 def said(comparison: Comparison) -> List[str]:
     """All that stands below the table: what kind of scaling it is, the losses, what makes it unfair."""
-    names = ", ".join(f"{row.size} {comparison.size_is}: {row.name}" for row in comparison.rows)
-    found = [f"runs: {names}", f"baseline: {comparison.baseline}"]
+    found = [f"run: {row.name} ({count(row.size, comparison.size_is[:-1])})" for row in comparison.rows]
+    found.append(f"baseline: {comparison.baseline}")
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
     if any(row.error is not None for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
     for row in comparison.rows[1:]:
         found.append(loss_words(row, comparison))
+    sources = {each.kind: each.source for row in comparison.rows for each in row.losses if each.ms is not None}
+    found += [f"{kind}: measured as {source}" for kind, source in sources.items()]
     broken = [each.text() for each in comparison.differences if each.breaks]
     if broken:
         found.append("NOT A FAIR COMPARISON: the runs differ in more than their size")
@@ -130,11 +134,10 @@ def loss_words(row: Row, comparison: Comparison) -> str:
     if row.lost_ms is None or row.step_ms is None:
         why = "" if comparison.kind in (STRONG, WEAK) else f": scaling is {comparison.kind}"
         return f"{begin}{NOT} per step{why}"
-    parts = [
-        f"{each.kind} {each.ms:+.1f} ms [{each.source}]" if each.ms is not None else f"{each.kind} {NOT}"
-        for each in row.losses
-    ]
-    return f"{begin}{row.lost_ms:+.1f} of {row.step_ms:.1f} ms per step: {', '.join(parts)}"
+    if row.lost_ms < 0:
+        return f"nothing lost on {row.size} {comparison.size_is}: {-row.lost_ms:.1f} ms per step faster than ideal"
+    named = [f"{each.kind} {NOT}" if each.ms is None else f"{each.kind} {each.ms:+.1f} ms" for each in row.losses]
+    return f"{begin}{row.lost_ms:+.1f} of {row.step_ms:.1f} ms per step: {', '.join(named)}"
 
 
 def page(comparison: Comparison) -> str:
