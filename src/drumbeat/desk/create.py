@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from typing import Any, Dict, Mapping, Optional
+from typing import Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
