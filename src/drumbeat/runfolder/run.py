@@ -24,6 +24,7 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
 from drumbeat.runfolder.run_record import RunRecord
+from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Run:
     def folder(self) -> RunFolder:
         """Paths, for those who write."""
         return RunFolder(self.path)
+
+    def ask_to_stop(self, word: str, reason: str) -> bool:
+        """A line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: stop_file.WORDS."""
+        return self.files.append(_AT.stop, stop_line(word, reason))
 
     # -- whole files -------------------------------------------------------------------------------------------------
 

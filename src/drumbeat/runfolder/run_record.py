@@ -27,3 +27,4 @@ class RunRecord:
     version: str = ""
     desk: Optional[Desk] = None
     output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
+    cancelled: bool = False  # the desk has taken the job out of the queue: a scheduler may forget it at once
