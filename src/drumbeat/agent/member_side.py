@@ -14,11 +14,12 @@ from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
 from drumbeat.agent.wire.messages import Message, Ping, Pong, Refuse, StopAsked, Welcome, WireError
 from drumbeat.order import Order, dump_order
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.trusted import untrusted
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_MUSTER
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
 _WORD = 5.0  # seconds for the last messages, where there are no files to send
+
+
+def _is_of(folder: RunFolder, run_id: str) -> bool:
+    try:
+        return read_run_record(folder.path).run_id == run_id
+    except RecordError:
+        return False
 
 
 def beat_interval(order: Order) -> float:
@@ -177,8 +185,7 @@ class MemberSide:
         agent, theirs = self.agent, RunFolder(message.folder)
         # Joined nodes made orders of their own; the lead's run id is the run's.
         agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
-        run = read_json(theirs.run_json)
-        self.shared_folder = run is not None and run.get("run_id") == message.run_id
+        self.shared_folder = _is_of(theirs, message.run_id)
         foreign = untrusted(theirs, agent.number) if self.shared_folder else ""
         if foreign:
             agent.complain(f"the lead's run folder is not used here: {foreign}")
@@ -192,5 +199,5 @@ class MemberSide:
                 return
             os.makedirs(theirs.path, exist_ok=True)
             replace(theirs.order, dump_order(agent.order))
-            replace_json(theirs.run_json, {"schema": SCHEMA, "run_id": message.run_id, "lead": message.host})
+            write_run_record(theirs, RunRecord(message.run_id, lead=message.host))
         agent.open_folder(theirs)
