@@ -53,7 +53,6 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import END, REQUEUE, next_step
 from drumbeat.runfolder.write import EventLog, replace, replace_json
-from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
