@@ -8,7 +8,7 @@ from typing import List, Sequence
 
 from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
-from drumbeat.agent.requeue import after_end
+from drumbeat.agent.requeue import Next, after_end
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
@@ -19,13 +19,16 @@ from drumbeat.runfolder.summary import AttemptEnd, Summary, summarize, write_sum
 from drumbeat.runfolder.verdict import requeues, write_verdict
 
 
+def what_follows(folder: RunFolder, lead: Lead) -> Next:
+    """After the last attempt, before its end is written."""
+    asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
+    allowed = lead.order.resources.requeues
+    return after_end(saved, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
+
+
 def write_end(folder: RunFolder, lead: Lead) -> None:
-    last, allowed = lead.history[-1], lead.order.resources.requeues
-    asked = lead.requests
-    after = after_end(
-        last.outcome == REQUEUE, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed
-    )
-    write_verdict(folder, last.exit_code, after.step, lead.exclude, after.counts)
+    after = what_follows(folder, lead)
+    write_verdict(folder, lead.history[-1].exit_code, after.step, lead.exclude, after.counts)
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, time.time(), queued=os.path.exists(folder.script)))
 
