@@ -43,6 +43,8 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.packages import all_versions
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
@@ -50,7 +52,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import REQUEUE
-from drumbeat.runfolder.write import EventLog, replace
+from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -109,6 +111,7 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order

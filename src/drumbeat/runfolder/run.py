@@ -100,6 +100,14 @@ class Run:
         """Every variable that the node's ranks were given, with reason and source, and their binding; {} if unknown."""
         return read_json(_AT.node(node).environment, self.files) or {}
 
+    def code(self) -> Dict[str, Any]:
+        """Which code it was: commit, whether files differ from it, the image's digest; {} if unknown."""
+        return read_json(_AT.code, self.files) or {}
+
+    def packages(self) -> Dict[str, Any]:
+        """Versions of the Python packages that node 0 found: `packages`, and the `folders` they are in; {} if unknown."""
+        return read_json(_AT.packages, self.files) or {}
+
     def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
         """A JSON file that a rank has left in the last attempt's folder."""
         attempts = self.attempts(node)
