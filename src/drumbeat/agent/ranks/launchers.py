@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import time
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
+from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.torchrun_shim import shim_argv
 from drumbeat.order import EnvVar, Order
@@ -108,7 +108,7 @@ class Torchrun(Once):
 def plain_end(rank: int, status: int) -> End:
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return End(rank, code, number, time.time(), bool(os.WCOREDUMP(status)))
+    return End(rank, code, number, clock.now(), bool(os.WCOREDUMP(status)))
 
 
 _LAUNCHERS = {"ranks": Direct, "tasks": Direct, "torchrun": Torchrun, "once": Once}
