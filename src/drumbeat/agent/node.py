@@ -76,7 +76,7 @@ class Node:
             shipping = Shipping(self.logs, folder)
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping)
-        self.launcher = launcher_of(order, folder, self.logs, bundle)
+        self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.explainer = self._new_explainer()
         self._first_step_told = False
         replace_json(folder.facts, facts)
@@ -100,6 +100,7 @@ class Node:
             self._tell_finding(finding)
         place = os.path.abspath(self.folder.attempt(attempt))
         variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path, place)
+        stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
@@ -108,7 +109,7 @@ class Node:
         self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
-            self._start_one(process, variables, bound)
+            self._start_one(process, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
         self.metrics.read_printed(self.logs.attempt(attempt))
 
@@ -259,9 +260,10 @@ class Node:
         finding = None
         if end.exit_code != 0:
             run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = self.explainer.explain(end, self.stopped_by_us, run_folder)
-            # A launcher in the command names the rank in its own lines.
-            rank = end.rank if self.launcher.starts_ranks or finding.rank is None else finding.rank
+            finding = end.finding or self.explainer.explain(end, self.stopped_by_us, run_folder)
+            rank: Optional[int] = end.rank
+            if not self.launcher.starts_ranks or end.of_command:  # a launcher names the rank in its own lines
+                rank = finding.rank if end.of_command or finding.rank is not None else end.rank
             finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
             for gate in self.gates:
                 gate.failed = gate.failed or not self.stopped_by_us

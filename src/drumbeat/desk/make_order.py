@@ -8,6 +8,7 @@ import socket
 from typing import Any, Dict, Mapping
 
 from drumbeat import backends
+from drumbeat.agent.ranks.script_text import script_at
 from drumbeat.backends.contract import Backend
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
@@ -119,7 +120,8 @@ def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
 
 
 def _ranks_unknown(job: Job, site: Site, here: Here, order: Order) -> bool:
-    said = job.ranks_per_node is not None or job.gpus is not None or order.launcher == "once"
+    alone = order.launcher == "once" and (job.launcher == "once" or order.ranks_per_node > 1)
+    said = job.ranks_per_node is not None or job.gpus is not None or alone
     return not (said or here.gpus is not None or site.ranks_per_node or find_launcher(job.command))
 
 
@@ -135,7 +137,8 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
         if job.launcher == "tasks":
             job = dataclasses.replace(job, ranks_per_node=job.ranks_per_node or 1)
         return job
-    launcher, why = choose_launcher(job.command, job.launcher)
+    script = script_at(job.command, os.path.join(os.getcwd(), job.workdir or "."))
+    launcher, why = choose_launcher(job.command, job.launcher, script, os.environ, job.ranks_per_node)
     if job.launcher not in ("auto", "tasks") or (job.launcher == "auto" and launcher != "ranks"):
         raise Problem(
             f"{tasks} tasks on this node, but {launcher} starts a node's ranks itself ({why})",

@@ -15,6 +15,7 @@ from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers import accelerate
 from drumbeat.plan.launchers.find import Found, find_launcher
+from drumbeat.plan.launchers.inside import Script
 from drumbeat.plan.ranks import IDENTITY
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.visibility import count_shown
@@ -51,6 +52,7 @@ class Here:
     hosts: Tuple[str, ...] = ()  # in the scheduler's order
     master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
     read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
+    script: Callable[[Tuple[str, ...], str], Script] = lambda command, workdir: Script()  # what the command runs
 
 
 def resolve(job: Job, site: Site, here: Here) -> Order:
@@ -61,10 +63,13 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     command = _command(job, here)
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
-    launcher, launcher_why = choose_launcher(command, job.launcher)
+    workdir = _absolute(_path(job.workdir, job.where("workdir"), here) or ".", here)
+    script = here.script(command, workdir)
+    launcher, launcher_why = choose_launcher(command, job.launcher, script, here.environ, job.ranks_per_node)
     said = _said(command, here)  # a launch command that exists already says how large it is meant to be
     nodes = job.nodes or len(here.hosts) or (said and said.nodes) or site.nodes or 1
-    ranks = _ranks_said(job, said, here) or _ranks_per_node(job, site, here)
+    inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
+    ranks = _ranks_said(job, said, here) or inside or _ranks_per_node(job, site, here)
     _check_range(said, nodes)
     _check_gpus(job, site, here)
     if emulated:
@@ -81,7 +86,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         ranks_per_node=ranks,
         launcher=launcher,
         launcher_why=launcher_why,
-        workdir=_absolute(_path(job.workdir, job.where("workdir"), here) or ".", here),
+        workdir=workdir,
         folder=_absolute(os.path.join(runs, run_id), here),
         site=site.name,
         backend=site.backend,

@@ -25,7 +25,7 @@ class Explainer:
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool, run_folder: str) -> Finding:
-        log, out = (self._written(end.rank, stream) for stream in ("err", "out"))
+        log, out = (self._written(end, stream) for stream in ("err", "out"))
         lines, printed = tail(log), tail(out)
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
@@ -39,10 +39,10 @@ class Explainer:
         file = os.path.relpath(self.kept or log, run_folder)
         return replace(found, evidence=tuple(replace(each, file=each.file or file) for each in found.evidence))
 
-    def _written(self, rank: int, stream: str) -> str:
+    def _written(self, end: End, stream: str) -> str:
         """The rank's own log, or its launcher's where the rank wrote nothing."""
-        log = self.logs.log(self.attempt, rank, stream)
-        return log if os.path.exists(log) and os.path.getsize(log) else self.launcher.log(self.attempt, rank, stream)
+        log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
+        return log if not end.of_command and os.path.exists(log) and os.path.getsize(log) else own
 
     def _no_workdir(self, line: str) -> Finding:
         return Finding(
