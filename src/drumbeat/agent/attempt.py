@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.finding import Finding
 from drumbeat.runfolder.summary import Affected, group
@@ -48,6 +49,8 @@ class Attempt:
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+
+    world: Optional[WorldCount] = None
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""

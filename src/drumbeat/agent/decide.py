@@ -10,7 +10,10 @@ from drumbeat.finding import Finding
 FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
 
 _FREE_RETRIES = 3
-_SAME_AGAIN = ("transport-mismatch", "wrong-interface", "rdma-not-used")  # what the gate stops for
+# What checks of a running job stop it for.
+_SAME_AGAIN = (
+    "transport-mismatch", "wrong-interface", "rdma-not-used", "separate-worlds", "ranks-repeated", "launcher-refused",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
     FAILED,
     FINISHED,
@@ -24,10 +25,11 @@ from drumbeat.agent.decide import (
     decide,
 )
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
-from drumbeat.agent.wire.messages import Beat, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
+from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.plan.world_seen import Planned
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
@@ -73,6 +75,7 @@ class Lead:
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    first_step: Optional[float] = None  # on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -180,6 +183,23 @@ class Lead:
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
+    def counted(self, member: int, counted: Counted, now: float) -> List[Act]:
+        """What a node sees of its rank processes."""
+        if self.phase != "running" or not self._is_current(counted.attempt):
+            return []
+        attempt = self.attempts[-1]
+        if attempt.world is None:
+            ranks = sum(self.members[number].ranks for number in attempt.assignment)
+            planned = Planned(ranks, len(attempt.assignment), self.order.launcher in ("ranks", "tasks"))
+            attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
+        if len(self.attempts) == 1:  # that of a later attempt is not told
+            attempt.world.first_step = self.first_step
+        attempt.world.add(self._node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+        verdict, findings, stop = attempt.world.judge()
+        acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
+        acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
+        return acts + (self.watcher_stop(findings[0], now) if stop else [])
+
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
@@ -263,6 +283,8 @@ class Lead:
         if outcome.finding:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+        if outcome.outcome == FINISHED and attempt.world:
+            acts += [Record("finding", {"finding": to_plain(finding)}) for finding in attempt.world.at_end()]
         acts.append(Record("attempt-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         decision = decide(self.history, self.members, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))

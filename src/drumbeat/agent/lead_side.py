@@ -22,6 +22,7 @@ from drumbeat.agent.wire.dial import resolve
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
+    Counted,
     Done,
     FilePart,
     FirstStep,
@@ -88,6 +89,7 @@ class LeadSide:
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
+            Counted: self._counted,
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -254,7 +256,7 @@ class LeadSide:
 
     def _first_step(self, member: int, message: FirstStep) -> None:
         if self.first_step is None:
-            self.first_step = message.t + self.lead.members[member].clock_offset
+            self.first_step = self.lead.first_step = message.t + self.lead.members[member].clock_offset
             self._do([Record("first-step", {"seconds": round(self.first_step - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
@@ -264,6 +266,9 @@ class LeadSide:
         self._do([Record("finding", {"finding": to_plain(message.finding)})])
         if message.stop:
             self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
+
+    def _counted(self, member: int, message: Counted) -> None:
+        self._do(self.lead.counted(member, message, time.monotonic()))
 
     def _file(self, member: int, message: FilePart) -> None:
         take(self.folder.node(member), message)

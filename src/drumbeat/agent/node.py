@@ -138,6 +138,7 @@ class Node:
     def on_task_started(self, local_id: int, pid: int) -> None:
         rank = self.ranks.guarded(local_id)
         if rank:
+            self.ranks.guarded_pids[local_id] = pid
             self._write_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
@@ -207,7 +208,10 @@ class Node:
     def _watch(self, peers: Peers, facts: Facts, bound: Binding, right: Binding, variables: List[EnvVar]) -> None:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(bound.slots) if self.launcher.starts_ranks else 0
-        scene = Scene(self.node_rank, first, facts, bound, right, variables, ranks, self.local)
+        scene = Scene(
+            self.node_rank, first, facts, bound, right, variables, ranks, self.local, self.attempt,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+        )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
 

@@ -56,6 +56,8 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
     if place.kind == ALLOCATION:
         _check_tasks(order)
         return dataclasses.replace(order, backend=place.backend)
+    if job.checks.world is None:  # a joined job is not stopped unless it asks for that
+        order = dataclasses.replace(order, checks={**order.checks, "world": "warn"})
     if order.launcher == "tasks":
         why = f"{place.identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
         order = dataclasses.replace(order, launcher_why=why)

@@ -133,6 +133,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
+            "world": job.checks.world or "stop",
         },
     )
     return replace(order, meeting=_identity(order, here))
