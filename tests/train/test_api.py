@@ -208,8 +208,8 @@ def refused(what: str) -> str:
         if what in ("pp", "cp", "tp"):
             train.setup(model, optimizer, layout=what)
         elif what == "low-level pp":
-            from drumbeat.train.layout import Layout
-            from drumbeat.train.meshes import Meshes
+            from drumbeat.train.parallel.layout import Layout
+            from drumbeat.train.parallel.meshes import Meshes
             from drumbeat.train.precision import Precision
             from drumbeat.train.step import Step
 

@@ -13,8 +13,8 @@ from typing import Iterator
 import pytest
 
 from drumbeat.cli import main
+from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.reporting import Reporter
 
 
 def need(package: str) -> None:

@@ -75,7 +75,7 @@ class Lead:
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
-    first_step: Optional[float] = None  # on the lead's wall clock
+    first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ class Lead:
             ranks = sum(self.members[number].ranks for number in attempt.assignment)
             planned = Planned(ranks, len(attempt.assignment), self.order.launcher in ("ranks", "tasks"))
             attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
-        if len(self.attempts) == 1:  # that of a later attempt is not told
-            attempt.world.first_step = self.first_step
+        if self.first_step and self.first_step[0] == attempt.number:
+            attempt.world.first_step = self.first_step[1]
         attempt.world.add(self._node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
         verdict, findings, stop = attempt.world.judge()
         acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
@@ -264,6 +264,9 @@ class Lead:
         starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
         return [*acts, *starts[1:], starts[0]]  # the lead's own ranks last: starting them takes its time
 
+    def clock_offsets(self) -> Dict[int, float]:
+        return {number: member.clock_offset for number, member in self.members.items()}
+
     def _present(self) -> Tuple[int, ...]:
         return tuple(number for number, member in sorted(self.members.items()) if not member.lost)
 
@@ -285,7 +288,9 @@ class Lead:
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
         if outcome.outcome == FINISHED and attempt.world:
             acts += [Record("finding", {"finding": to_plain(finding)}) for finding in attempt.world.at_end()]
-        acts.append(Record("attempt-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
+        progress = attempt.progress(self.clock_offsets())
+        ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
+        acts.append(Record("attempt-ended", ended))
         decision = decide(self.history, self.members, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):

@@ -21,6 +21,12 @@ def main(arguments: List[str]) -> int:
         from drumbeat.agent.monitor import run_monitor
 
         return run_monitor(arguments[1:])
+    if arguments[:1] == ["_files"]:
+        import sys
+
+        from drumbeat.runfolder.remote import serve
+
+        return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_shim"]:
         from drumbeat.agent.ranks.rank_shim import run_shim
 
