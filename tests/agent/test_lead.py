@@ -11,7 +11,7 @@ from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
@@ -335,6 +335,34 @@ def members(*lost, count=2, stuck=()):
 )
 def test_decide(history, restarts, action):
     assert decide(history, members(), restarts).action == action
+
+
+@pytest.mark.parametrize(
+    "line,action",
+    [
+        (
+            "failed to listen on any local network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE",
+            "restart",
+        ),
+        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart"),
+        ("OSError: [Errno 98] Address already in use", "restart"),
+        (
+            "failed to listen on any local network address. port: 12355, useIpv6: false, code: -98, name: EADDRINUSE",
+            "stop",
+        ),
+        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop"),
+    ],
+)
+def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
+    finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
+    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000)], members(), 0).action == action
+
+
+def test_a_range_of_nodes_goes_on_with_fewer():
+    assert decide([FAULT], members(1), 1, 1) == Restart("restart 1 of 1, with 1 of 2 nodes", (0,))
+    assert decide([FAULT], members(1), 0, 1).action == "requeue"  # no restart is left
+    assert decide([FAULT], members(1), 1, 2).action == "requeue"  # the range does not reach so far down
+    assert decide([FAULT], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
 
 
 def test_decide_by_members():

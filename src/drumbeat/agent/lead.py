@@ -280,7 +280,7 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        outcome = replace(self._outcome(attempt), assignment=attempt.assignment)
+        outcome = replace(self._outcome(attempt), assignment=attempt.assignment, port=attempt.port)
         self.history.append(outcome)
         acts: List[Act] = []
         if outcome.finding:
@@ -291,7 +291,7 @@ class Lead:
         progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
-        decision = decide(self.history, self.members, self.order.restarts)
+        decision = decide(self.history, self.members, self.order.restarts, self.order.fewest_nodes)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):
             return acts + self._start(decision.assignment, now)

@@ -25,13 +25,14 @@ from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Message, RankEnded, StartRank
+from drumbeat.facts.identity import rank_variables
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import node_identity, trace
+from drumbeat.plan.ranks import jax_identity, node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
@@ -222,6 +223,7 @@ class Node:
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]
+        variables += self._for_jax(process, variables)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
         added = {variable.name: variable.value for variable in variables}
@@ -235,9 +237,20 @@ class Node:
             self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
             return
         env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        pid = start(argv, {**env, **added}, self.order.workdir, out, err, cpus)
+        environ = {**env, **added}
+        if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
+            environ.update(rank_variables(environ))
+        pid = start(argv, environ, self.order.workdir, out, err, cpus)
         self.ranks.add_own(pid, process)
         self._write_started(process, pid, cpus)
+
+    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
+        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
+        known = {**os.environ, **{variable.name: variable.value for variable in variables}}
+        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
+        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
+            return []
+        return jax_identity(known, process.rank)
 
     def _write_started(self, process: Process, pid: int, cpus: tuple[int, ...]) -> None:
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}

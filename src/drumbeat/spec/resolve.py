@@ -84,6 +84,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
+        fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,

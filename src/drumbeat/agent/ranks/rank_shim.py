@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Dict, List
 
+from drumbeat.facts.identity import rank_variables
 from drumbeat.order import Wrap
 from drumbeat.plan.argv import STAND_INS, wrapped
 from drumbeat.plan.launchers.owned import LOCAL_RANK_LATER
@@ -34,7 +35,8 @@ def run_shim(arguments: List[str]) -> int:
     wrap = from_plain(Wrap, settings["wrap"]) if settings["wrap"] else None
     argv = [word.replace(LOCAL_RANK_LATER, str(local_rank)) for word in wrapped(wrap, command, rank, settings["node"])]
     try:
-        os.execvpe(argv[0], argv, without_stand_ins(dict(os.environ)))
+        environ = without_stand_ins(dict(os.environ))
+        os.execvpe(argv[0], argv, {**environ, **rank_variables(environ)})
     except OSError as error:
         print(f"drumbeat: cannot start: {argv[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
