@@ -40,9 +40,12 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     Welcome,
     WireError,
+    encode,
 )
 from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.packages import all_versions
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
@@ -50,7 +53,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import REQUEUE
-from drumbeat.runfolder.write import EventLog, replace
+from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -60,6 +63,7 @@ _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
 _LEAVE = 120.0  # seconds for all members' files
+_BEAT = encode(Beat())
 
 
 @dataclass
@@ -82,6 +86,7 @@ class LeadSide:
         self.stop_file = StopFile(self.folder.stop)
         self.stop_file.skip()
         self.last_look = 0.0
+        self.looks = 0
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
@@ -108,6 +113,7 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
@@ -133,6 +139,7 @@ class LeadSide:
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
+            self._beat_members()
             if self.door and self.door.is_open:
                 self.door.tick(now)
             self.last_look = now
@@ -243,6 +250,14 @@ class LeadSide:
             connection.heard += late
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
+
+    def _beat_members(self) -> None:
+        """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
+        every = max(1, int(self.agent.order.timing.lost_node / 3))
+        self.looks += 1
+        for number, connection in self.by_member.items():
+            if number % every == self.looks % every and not connection.channel.closed:
+                connection.channel.send_encoded(_BEAT)
 
     # -- messages of members -----------------------------------------------------------------------------------------
 
