@@ -22,10 +22,11 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def environ(tmp_path, cache):
+def environ(home, tmp_path, cache):
     """With a small torch in place of the real one."""
     library, programs = little_torch.install(tmp_path / "little", sys.executable)
     path = os.pathsep.join([programs, os.environ["PATH"]])
+    library = os.pathsep.join([library, os.environ["PYTHONPATH"]])
     return {**os.environ, "PATH": path, "PYTHONPATH": library, "XDG_CACHE_HOME": cache}
 
 
@@ -88,6 +89,19 @@ def test_mpirun_in_a_script_is_refused_with_the_line_to_type(drumbeat, environ, 
     program.chmod(0o755)
     done = run(drumbeat, environ, "mpirun -n 4 python who.py\n", "--launcher", "once")
     assert done.returncode == 2 and "mpirun -n 4 drumbeat run -- python who.py" in done.stderr
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_a_failure_that_only_the_text_shows(drumbeat, environ):
+    fails = f"import sys\nprint('Traceback (most recent call last):\\n  File \"x.py\", line 1, in <module>\\n{OOM}')\nsys.exit(1)"
+    (drumbeat.folder / "f.py").write_text(fails)
+    done = run(drumbeat, environ, "python3 f.py | tee log.txt\necho done\n", "--nodes", 1)
+    assert done.returncode == 0 and "but what was written last is a failure" in done.stderr, done.stderr
+    assert "doubt      rank 0" in done.stderr and "the GPU ran out of memory" in done.stderr
+    (folder,) = drumbeat.runs()
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "doubtful"
 
 
 def test_ranks_get_back_the_environment_of_before(drumbeat, environ):

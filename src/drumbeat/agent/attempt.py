@@ -73,6 +73,11 @@ class Attempt:
                     total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
         return total
 
+    def doubt(self) -> Optional[Finding]:
+        """The first sign of a failure where all exit codes are 0."""
+        doubtful = [end for end in self.ends if end.finding and not end.failed]
+        return min(doubtful, key=lambda end: end.at).finding if doubtful else None
+
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""
         if finding is None:

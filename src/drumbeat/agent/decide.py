@@ -9,6 +9,7 @@ from typing import Mapping, Optional, Sequence, Tuple, Union
 from drumbeat.finding import Finding
 
 FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
+DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
 
 _FREE_RETRIES = 3
 _PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")

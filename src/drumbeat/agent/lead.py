@@ -13,6 +13,7 @@ from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt, RankEnd
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
+    DOUBTFUL,
     FAILED,
     FINISHED,
     REQUEUE,
@@ -283,7 +284,7 @@ class Lead:
         outcome = replace(self._outcome(attempt), assignment=attempt.assignment, port=attempt.port)
         self.history.append(outcome)
         acts: List[Act] = []
-        if outcome.finding:
+        if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
         if outcome.outcome == FINISHED and attempt.world:
@@ -313,7 +314,8 @@ class Lead:
             return Outcome(FAILED, EXIT_MUSTER if lost else 1, attempt.finding)
         first = attempt.cause()
         if first is None:
-            return Outcome(FINISHED, 0)
+            doubt = attempt.doubt()
+            return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
         if first.exit_code == EXIT_REQUEUE:
             return Outcome(REQUEUE, EXIT_REQUEUE)
         unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)

@@ -285,6 +285,12 @@ class Node:
             finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
             for gate in self.gates:
                 gate.failed = gate.failed or not self.stopped_by_us
+        elif self.launcher.may_hide_failures and not self.stopped_by_us:
+            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
+            finding = self.explainer.doubt(end, self.launcher.once, run_folder)
+            if finding:
+                rank = finding.rank if self.launcher.once else end.rank
+                finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
         by_us = self.stopped_by_us
         self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, by_us, finding))
 

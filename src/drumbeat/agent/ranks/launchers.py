@@ -68,6 +68,11 @@ class Direct:
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
 
+    @property
+    def may_hide_failures(self) -> bool:
+        """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
+        return self._stages is not None
+
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
