@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tupl
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.on_end import run_on_end
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import what_follows, write_end
@@ -52,7 +53,7 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.verdict import REQUEUE
+from drumbeat.runfolder.verdict import END, REQUEUE, next_step
 from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ class LeadSide:
         does it; the guard goes on hearing from us."""
         if self.connections:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+        summary = Run.open(self.folder.path).summary() if self.agent.order.on_end else None
+        if summary is not None and next_step(self.folder) == END:
+            problem = run_on_end(self.agent.order, self.folder, summary, self.agent.beat)
+            if problem:
+                self.agent.complain(problem)
 
     # -- connections -------------------------------------------------------------------------------------------------
 

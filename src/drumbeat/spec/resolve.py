@@ -85,6 +85,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
         fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
+        on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,
