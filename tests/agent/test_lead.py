@@ -308,6 +308,16 @@ def test_messages_of_an_earlier_attempt_are_passed_over():
     assert lead.member_done(0, Done(0), 13.0) == []
 
 
+def test_ranks_that_go_on_without_the_others_are_named():
+    lead, _ = mustered()
+    for rank in (0, 1, 3):
+        lead.rank_ended(rank // 2, ended(rank), 10.0)
+    assert lead.tick(60.0) == []
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "3 of 4 ranks ended 120 s ago; rank 2 still runs"
+    assert lead.tick(200.0) == []  # said once
+
+
 FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"), (0, 1))
 PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"), (0, 1))
 GATE = Outcome(FAILED, 1, Finding("transport-mismatch", ERROR, "x"), (0, 1))

@@ -128,9 +128,12 @@ def test_composer_torchtune_and_fabric():
     )
     assert process.argv[:2] == ("tune", "run") and process.argv[-3:] == ("full_finetune", "--config", "c")
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3"} <= set(process.argv)
-    (process,) = processes(order(["fabric", "run", "--devices", "2", "--precision", "16", "train.py"]), PEERS, 1, TOOLS)
-    assert process.argv == ("fabric", "run", "--precision", "16", "--num-nodes=2", "--node-rank=1",
-                            "--main-address=10.0.0.1", "--main-port=61000", "--devices=3", "train.py")  # fmt: skip
+    tools = Tools(("shim",), "DRIVER", "{}", ("/v/python",))
+    (process,) = processes(order(["fabric", "run", "--devices", "2", "--precision", "16", "train.py"]), PEERS, 1, tools)
+    assert process.argv == (
+        "/v/python", "-c", "DRIVER", '{"shim": ["shim"]}', "lightning.fabric.cli", "--precision", "16", "--num-nodes=2",
+        "--node-rank=1", "--main-address=10.0.0.1", "--main-port=61000", "--devices=3", "train.py",
+    )  # fmt: skip
 
 
 def test_accelerate():

@@ -49,6 +49,8 @@ class Attempt:
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
+    last_end: float = 0.0  # when a rank, or a node's command, ended last
+    left_told: int = 0  # how many had ended when it was said that others still run
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
 
     world: Optional[WorldCount] = None

@@ -28,12 +28,15 @@ from drumbeat.agent.decide import (
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.plan.world_seen import Planned
+from drumbeat.ranges import ranges
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
+
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Lead:
         at = ended.t + self.members[member].clock_offset
         end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us)
         attempt.ends.append(end)
+        attempt.last_end = now
         if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
             attempt.first_failure = now
         return []
@@ -238,7 +242,19 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
+            return self._left_behind(attempt, now)
         return []
+
+    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
+        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        ended, seconds = len(attempt.ends), now - attempt.last_end
+        each = self.order.launcher in ("ranks", "tasks")  # else one end is that of a node's command
+        total = sum(self.members[number].ranks for number in attempt.assignment) if each else len(attempt.assignment)
+        if attempt.first_failure is not None or not attempt.left_told < ended < total or seconds < _LEFT_BEHIND:
+            return []
+        attempt.left_told = ended
+        finding = left_behind_finding(attempt, total, "ranks" if each else "nodes", seconds)
+        return [Record("finding", {"finding": to_plain(finding)})]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -344,6 +360,18 @@ class Lead:
                 acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]
+
+
+def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
+    ended = {end.rank for end in attempt.ends}
+    left = ranges(number for number in range(total) if number not in ended)
+    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
+    return Finding(
+        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
+        + ("s" if total - len(ended) == 1 else ""),
+        "they ended with 0; one that waits for them in a collective waits until its timeout",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
+    )  # fmt: skip
 
 
 def lost_finding(node: int, host: str, why: str) -> Finding:

@@ -152,10 +152,33 @@ def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
     return 0
 
 
+def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
+    from torch.distributed import run
+
+    try:
+        from lightning.fabric import cli
+    except ImportError:
+        from lightning_fabric import cli
+
+    def main(words: List[str]) -> None:
+        """torchrun as Fabric calls it, with our shim before each rank."""
+        place = next(number for number, word in enumerate(words) if not word.startswith("-"))
+        worker = ["--no-python", *settings["shim"], sys.executable, "-u", *words[place:]]
+        run.run(run.parse_args([*words[:place], *worker]))  # type: ignore[no-untyped-call]
+
+    run.main = main
+    sys.argv = ["fabric", "run", *arguments]
+    try:
+        return by_torch(settings, cli._main)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+
+
 MODULES: Dict[str, Callable[[Dict[str, Any], List[str]], int]] = {
     "torch.distributed.run": torchrun,
     "accelerate.commands.launch": accelerate,
     "deepspeed.launcher.launch": deepspeed,
+    "lightning.fabric.cli": fabric,
 }
 
 

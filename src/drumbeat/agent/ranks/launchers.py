@@ -62,7 +62,10 @@ class Direct:
         script = script_of(self.order)
         if not (script.shell or starts_its_own_ranks(self.order.command)):
             return []
-        folder = os.path.join(self.local, f"launchers-{attempt}")
+        place = next((each for each in (self.local, self.folder.attempt(attempt)) if may_run_programs(each)), "")
+        if not place:
+            return []  # the census sees what a launcher inside does
+        folder = os.path.join(place, f"launchers-{attempt}")
         ports = rendezvous(self.order, peers).ports
         settings = settings_of(folder, node, peers, ports, self.once, self.driver_tools(attempt, node, bound))
         self._stages = Stages(folder)
@@ -158,6 +161,11 @@ class Driven(Once):
         """The launcher's own status says little; the driver has written how each failed rank ended."""
         found = rank_ends(read_failures(self._failures(attempt))) if status else []
         return found or [plain_end(process.rank, status)]
+
+
+def may_run_programs(folder: str) -> bool:
+    """Whether programs in this folder can be started: /tmp is mounted noexec on some clusters."""
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:

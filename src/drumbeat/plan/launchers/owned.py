@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os.path
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Tuple
 
 from drumbeat.facts.model import Peers
@@ -18,7 +18,13 @@ from drumbeat.plan.launchers.find import Found
 # Filled in by the shim, which alone knows it under a launcher.
 LOCAL_RANK_LATER = "{local_rank}"
 
-WITH_DRIVER = ("torchrun", "launch", "accelerate", "deepspeed")  # kinds whose ranks get logs and cores of their own
+WITH_DRIVER = (
+    "torchrun",
+    "launch",
+    "accelerate",
+    "deepspeed",
+    "fabric",
+)  # kinds whose ranks get logs and cores of their own
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,10 @@ def _fabric(found: Found, peers: Peers, node: int, tools: Tools) -> Tuple[str, .
         f"--num-nodes={len(peers.nodes)}", f"--node-rank={node}", f"--main-address={peers.master_addr}",
         f"--main-port={peers.master_port}", f"--devices={peers.nodes[node].ranks}",
     )  # fmt: skip
-    return (found.program, "run", *found.kept, *ours, *found.script)
+    settings = json.dumps({**json.loads(tools.settings), "shim": tools.shim}) if tools.settings else ""
+    python = launcher_python(found, tools)
+    driver = driven(python, "lightning.fabric.cli", replace(tools, settings=settings), bool(found.prefix))
+    return (*driver, *found.kept, *ours, *found.script)
 
 
 _BUILDERS = {
