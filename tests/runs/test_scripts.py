@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import sys
 
 import pytest
 
+from tests.conftest import wait_for
 from tests.runs import little_torch
 
 BIN = os.path.dirname(sys.executable)
@@ -102,6 +104,25 @@ def test_a_failure_that_only_the_text_shows(drumbeat, environ):
     assert "doubt      rank 0" in done.stderr and "the GPU ran out of memory" in done.stderr
     (folder,) = drumbeat.runs()
     assert json.loads((folder / "summary.json").read_text())["outcome"] == "doubtful"
+
+
+def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, environ):
+    (drumbeat.folder / "s.py").write_text(
+        "import os, signal, sys, time\n"
+        "def save(number, frame):\n"
+        "    time.sleep(2)\n"
+        "    open('saved-' + os.environ['RANK'], 'w').close()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "open('up-' + os.environ['RANK'], 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
+    started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 60, "two ranks")
+    started.send_signal(signal.SIGTERM)
+    out = started.communicate(timeout=90)[0]
+    assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out
 
 
 def test_ranks_get_back_the_environment_of_before(drumbeat, environ):

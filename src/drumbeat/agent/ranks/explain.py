@@ -50,7 +50,7 @@ class Explainer:
         ends = [RankEnd(rank, 0, None, tail(out), tail(err)) for rank, (out, err) in zip(ranks, paths)]
         if every_rank:
             paths.append([self.launcher.log(self.attempt, end.rank, stream) for stream in ("out", "err")])
-            ends.append(RankEnd(None, 0, None, *(tail(path) for path in paths[-1])))
+            ends.append(RankEnd(None, 0, None, tail(paths[-1][0]), tail(paths[-1][1])))
         failure = explain_run(ends, self.order.command)
         found = failure.finding
         if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN, PEER_LOST) or not found.evidence:

@@ -166,7 +166,7 @@ def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
         worker = ["--no-python", *settings["shim"], sys.executable, "-u", *words[place:]]
         run.run(run.parse_args([*words[:place], *worker]))  # type: ignore[no-untyped-call]
 
-    run.main = main
+    run.main = main  # type: ignore[assignment]
     sys.argv = ["fabric", "run", *arguments]
     try:
         return by_torch(settings, cli._main)

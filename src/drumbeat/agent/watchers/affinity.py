@@ -93,7 +93,7 @@ def look_at_ranks(
             continue
         rank = int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
         opened = _open_gpus(pid, gpus)
-        if rank is None and not opened:
+        if (rank is None and not opened) or _is_shim(pid):
             continue
         about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users), opened or ())
         found.setdefault(rank, []).append((about, environ))
@@ -163,6 +163,15 @@ def _number(path: str) -> int:
             return int(file.read())
     except (OSError, ValueError):
         return 0
+
+
+def _is_shim(pid: int) -> bool:
+    """Whether this is our own program, about to bind itself and become the rank."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"\0_shim\0" in file.read(4096)
+    except OSError:
+        return False
 
 
 def _pids() -> List[int]:
