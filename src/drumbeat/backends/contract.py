@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.runfolder.stop_file import ask_to_stop
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",
@@ -105,6 +106,7 @@ class Backend:
     default_site = ""  # the profile of a cluster that has none of its own
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
+    takes_hosts = False  # whether its nodes are machines that the job or the site names
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -156,6 +158,13 @@ class Backend:
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         """End a job, queued or running, for good."""
         raise self.unable("cannot cancel jobs")
+
+    def ask_to_stop(self, handle: str, path: str, word: str, why: str, environ: Mapping[str, str]) -> None:
+        """Ask the lead of a running job to end it: a line in the run's `stop` file, whose path here is `path`."""
+        ask_to_stop(path, word, why)
+
+    def refresh(self, handle: str, folder: str, environ: Mapping[str, str]) -> None:
+        """Bring the desk's copy of a run folder up to date, where the lead writes to storage that is not seen from here."""
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
         """The command that opens a shell on a node of a running job."""

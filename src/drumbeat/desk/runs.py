@@ -85,6 +85,9 @@ def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
     exact = [run for run in runs if run.run_id == wanted]
     if exact:
         return exact[:1]
+    by_handle = [run for run in runs if run.record.handle == wanted]
+    if by_handle:
+        return by_handle[:1]
     named = [run for run in runs if run.record.name == wanted]
     if len(named) == 1:
         return named

@@ -24,6 +24,7 @@ from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
 
+_REFRESH_EVERY = 2.0  # seconds between two looks at a run folder on another machine
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
 
@@ -94,8 +95,25 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     return reader.report().failure.finding
 
 
+_refreshed: Dict[str, float] = {}
+
+
+def refresh(run: Run) -> None:
+    """Where the lead writes to storage that is not seen from here, bring what it wrote since. A lead that cannot be reached
+    now is for `status` to name."""
+    backend = _scheduler(run.record.handle)
+    if backend is None or time.monotonic() - _refreshed.get(run.path, -_REFRESH_EVERY) < _REFRESH_EVERY:
+        return
+    try:
+        backend.refresh(run.record.handle, run.path, os.environ)
+    except Problem:
+        pass
+    _refreshed[run.path] = time.monotonic()
+
+
 def status(run: Run) -> Status:
     """The run folder is read first; only where its job may come back is the scheduler asked."""
+    refresh(run)
     handle, tasks = run.record.handle, array_numbers(run)
     if tasks:
         return _array_status(run, tasks)
@@ -206,7 +224,7 @@ def _cancel(run: Run) -> None:
         backend.cancel(run.record.handle, os.environ)
         _asked.clear()
     else:
-        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")
+        backend.ask_to_stop(run.record.handle, run.folder.stop, "CANCEL", "drumbeat cancel", os.environ)
 
 
 def _cancel_array(run: Run) -> None:
@@ -223,7 +241,7 @@ def _cancel_array(run: Run) -> None:
     for task in alive:
         number = task.handle.rpartition("_")[2]
         if task.state == RUNNING and number in runs:
-            ask_to_stop(runs[number].folder.stop, "CANCEL", "drumbeat cancel")
+            backend.ask_to_stop(task.handle, runs[number].folder.stop, "CANCEL", "drumbeat cancel", os.environ)
         elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
             backend.cancel(task.handle, os.environ)
 
