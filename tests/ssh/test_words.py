@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drumbeat.backends.ssh import connection, files
+from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
 from drumbeat.problem import Problem
 from drumbeat.spec.hostfile import read_hostfile
@@ -79,25 +79,6 @@ def test_an_old_python_says_which_it_is():
         [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert "3.6" in connection.reason("h", done.returncode, done.stderr)[0]
-
-
-def test_a_copy_of_a_folder_takes_no_file_outside_of_it(tmp_path):
-    there, here = tmp_path / "there", tmp_path / "here"
-    (there / "nodes" / "1").mkdir(parents=True)
-    here.mkdir()
-    (there / "nodes" / "1" / "metrics.jsonl").write_bytes(b"one\ntwo\n")
-    (there / "summary.json").write_text("{}")
-    (there / "run.json").write_text("theirs")
-    for part in files.parts_of(str(there), {"nodes/1/metrics.jsonl": 4}, (), ()):
-        files.take(str(here), part)
-    assert (here / "summary.json").read_text() == "{}" and not (here / "run.json").exists()
-    assert (here / "nodes" / "1" / "metrics.jsonl").read_bytes()[4:] == b"two\n"
-    for name in ("../evil", "/tmp/evil", "nodes/../../evil", ".hidden", "run.json"):
-        files.take(str(here), {"name": name, "at": 0, "data": "eA=="})
-    assert not (tmp_path / "evil").exists() and sorted(path.name for path in here.iterdir()) == [
-        "nodes",
-        "summary.json",
-    ]
 
 
 LISTENS = """

@@ -29,8 +29,9 @@ class NodeMetrics:
         self._printed: Optional[PrintedMetrics] = None
         self._steps_reported = False
 
-    def read_printed(self, folder: str) -> None:
-        """Scripts that know nothing of us still print how they get on: read that from the logs in this folder too."""
+    def begin_attempt(self, folder: str) -> None:
+        """Progress counts from here. What scripts print is read too: from the logs in this folder."""
+        self.progress = Progress()
         self._printed = PrintedMetrics(folder)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:

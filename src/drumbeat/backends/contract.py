@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
 from drumbeat.problem import Problem
-from drumbeat.runfolder.stop_file import ask_to_stop
+from drumbeat.runfolder.read import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",
@@ -159,16 +159,14 @@ class Backend:
         """End a job, queued or running, for good."""
         raise self.unable("cannot cancel jobs")
 
-    def ask_to_stop(self, handle: str, path: str, word: str, why: str, environ: Mapping[str, str]) -> None:
-        """Ask the lead of a running job to end it: a line in the run's `stop` file, whose path here is `path`."""
-        ask_to_stop(path, word, why)
-
-    def refresh(self, handle: str, folder: str, environ: Mapping[str, str]) -> None:
-        """Bring the desk's copy of a run folder up to date, where the lead writes to storage that is not seen from here."""
-
     def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
         """The command that opens a shell on a node of a running job."""
         raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
+
+    def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
+        """How to read the folder of a run whose nodes do not share it with this machine: a mirror that keeps a copy of it in
+        `folder`. None: it is shared, or all of it is here."""
+        return None
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
         """How to start `drumbeat.pyz _node RUN/order.json` on every node of the allocation that we are in."""

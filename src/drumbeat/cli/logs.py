@@ -28,11 +28,9 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import refresh
     from drumbeat.problem import Problem
 
     found = find_run(args.run, os.environ)
-    refresh(found)
     printed = _follow(found, args) if args.follow else _print_all(found, args)
     if printed:
         return 0

@@ -7,6 +7,7 @@ silence counts as a request to stop. A detached one is on its own; the host keep
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -16,7 +17,6 @@ import sys
 import time
 from typing import Any, Callable, Dict, Mapping
 
-from drumbeat.backends.ssh.files import parts_of
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
 from drumbeat.bundle.build import running_bundle
 from drumbeat.desk.foreground import Foreground
@@ -29,7 +29,9 @@ from drumbeat.problem import Problem
 from drumbeat.processes import become_subreaper, children, die_with_parent, heed_interrupts, start_time, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.remote import serve
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import WORDS, ask_to_stop
 from drumbeat.runfolder.write import replace, replace_json
@@ -46,7 +48,9 @@ def run_host() -> int:
     try:
         if request["do"] == "node":
             return _node(request)
-        answer = {"status": _status, "stop": _stop, "files": _files}[request["do"]](request)
+        if request["do"] == "files":
+            return _files(request)
+        answer = {"status": _status, "stop": _stop}[request["do"]](request)
     except (Problem, RecordError, OSError) as error:
         reply(error=str(error))
         return 1
@@ -60,13 +64,17 @@ def run_host() -> int:
 def _node(request: Mapping[str, Any]) -> int:
     """Everything that may fail comes first: nothing starts before every host is ready, and the desk says `go`."""
     order, node = load_order(request["order"]), int(request["node"])
-    reply(prepared=True, shared=_open_folder(order, str(request["handle"]), node))
+    shared = _open_folder(order, str(request["handle"]), node)
+    reply(prepared=True, shared=shared)
     if read_line() != "go":
         return 1
 
     def work() -> int:
         os.environ.update({str(name): str(value) for name, value in request["env"].items()})
-        return _run_node(order, node, str(request["token"]))
+        code = _run_node(order, node, str(request["token"]))
+        if node == 0 and not shared:
+            replace(os.path.join(order.folder, ENDED), "")  # for the desk's mirror: nothing is written any more
+        return code
 
     pid = _daemon(work, os.path.join(order.folder, f"ssh-{node}.out")) if request["detach"] else os.getpid()
     about = {"pid": pid, "started": start_time(pid), "folder": order.folder, "run_id": order.run_id}
@@ -256,12 +264,10 @@ def _stop(request: Mapping[str, Any]) -> Dict[str, Any]:
     return {"alive": alive}
 
 
-def _files(request: Mapping[str, Any]) -> Dict[str, Any]:
-    """The run folder for a desk that does not see it."""
+def _files(request: Mapping[str, Any]) -> int:
+    """What a mirror asks for, as bytes on standard output behind one line."""
     record = _record(request["key"])
     if not record:
-        return {"known": False}
-    alive = _alive(record)  # asked first: what is written later comes with the next answer
-    for part in parts_of(record["folder"], request["have"], request["only"], request["without"]):
-        reply(part=part)
-    return {"known": True, "alive": alive}
+        raise Problem("no such run is known here")
+    reply(answer={"bytes": True})
+    return serve(record["folder"], io.BytesIO(str(request["request"]).encode()), sys.stdout.buffer)

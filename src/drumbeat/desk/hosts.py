@@ -13,8 +13,8 @@ from drumbeat.backends.ssh import start
 from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of
 from drumbeat.backends.ssh.session import Session, Sessions
 from drumbeat.order import Order
-from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.mirror import Mirror
 from drumbeat.runfolder.run import Run
 from drumbeat.signals import EXIT_MUSTER, STOPS
 
@@ -41,7 +41,6 @@ class Hosts:
         sessions = Sessions(self.order.hosts, self.folder.bundle, self.order.python, environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)
-            sessions.open()
             self.sessions = sessions
             for early in self.signals:
                 self._pass_on(early)
@@ -82,10 +81,11 @@ class Hosts:
                 return  # their connections are cut, and they end by that
 
     def _end(self, lead: Session, environ: Mapping[str, str]) -> int:
-        try:
-            get(self.order.backend).refresh(handle_of(self.order), self.folder.path, environ)
-        except (Problem, OSError) as error:
-            _say("warning", f"the run folder stays on {lead.host}: {error}")
+        files = get(self.order.backend).run_files(self.folder.path, handle_of(self.order), environ)
+        if isinstance(files, Mirror):
+            files.sync()
+            if not files.complete:
+                _say("warning", f"the run folder is not all here; the rest is on {lead.host}: {self.folder.path}")
         summary = Run.open(self.folder.path).summary()
         if summary:
             return summary.exit_code
@@ -95,7 +95,7 @@ class Hosts:
     # -- what is shown -----------------------------------------------------------------------------------------------
 
     def _print(self, session: Session, name: str, line: bytes) -> None:
-        if name == "err" and session.code is not None:
+        if name == "err" and session.code == 255:
             session.complaint += line.decode("utf-8", "replace")
         stream = sys.stdout if name == "out" else sys.stderr
         try:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
@@ -18,13 +18,13 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks, Run
-from drumbeat.runfolder.stop_file import ask_to_stop
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
 
-_REFRESH_EVERY = 2.0  # seconds between two looks at a run folder on another machine
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
 
@@ -95,25 +95,8 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     return reader.report().failure.finding
 
 
-_refreshed: Dict[str, float] = {}
-
-
-def refresh(run: Run) -> None:
-    """Where the lead writes to storage that is not seen from here, bring what it wrote since. A lead that cannot be reached
-    now is for `status` to name."""
-    backend = _scheduler(run.record.handle)
-    if backend is None or time.monotonic() - _refreshed.get(run.path, -_REFRESH_EVERY) < _REFRESH_EVERY:
-        return
-    try:
-        backend.refresh(run.record.handle, run.path, os.environ)
-    except Problem:
-        pass
-    _refreshed[run.path] = time.monotonic()
-
-
 def status(run: Run) -> Status:
     """The run folder is read first; only where its job may come back is the scheduler asked."""
-    refresh(run)
     handle, tasks = run.record.handle, array_numbers(run)
     if tasks:
         return _array_status(run, tasks)
@@ -122,8 +105,10 @@ def status(run: Run) -> Status:
     comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
     if not desk_pid(run) and (end is None or comes_back):
         asked = ask_scheduler(handle)
+        if asked and asked.state == UNKNOWN and _was_cancelled(run):
+            return Status(handle, CANCELLED)
         if asked:
-            return settled(handle, asked, end)
+            return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
     if end:
         return settled(handle, None, end)
     if desk_pid(run):
@@ -133,6 +118,14 @@ def status(run: Run) -> Status:
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
     return Status(handle, FAILED, "the process that started it is gone, and it left no summary")
+
+
+def _was_cancelled(run: Run) -> bool:
+    """Read again: `cancel` may have written it after the run was opened."""
+    try:
+        return read_run_record(run.path).cancelled
+    except RecordError:
+        return False
 
 
 def _recorded_end(run: Run) -> Optional[End]:
@@ -214,17 +207,22 @@ def cancel(run: Run) -> None:
 def _cancel(run: Run) -> None:
     pid = desk_pid(run)
     if pid is not None:
-        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")  # says that the run must not come back
+        run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
     state, backend = status(run).state, _scheduler(run.record.handle)
     if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")
-    if state == QUEUED:
-        backend.cancel(run.record.handle, os.environ)
-        _asked.clear()
-    else:
-        backend.ask_to_stop(run.record.handle, run.folder.stop, "CANCEL", "drumbeat cancel", os.environ)
+    if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
+        _take_out(run, backend)
+
+
+def _take_out(run: Run, backend: Backend) -> None:
+    """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
+    backend.cancel(run.record.handle, os.environ)
+    _asked.clear()
+    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+        write_run_record(run.folder, replace(run.record, cancelled=True))
 
 
 def _cancel_array(run: Run) -> None:
@@ -241,7 +239,7 @@ def _cancel_array(run: Run) -> None:
     for task in alive:
         number = task.handle.rpartition("_")[2]
         if task.state == RUNNING and number in runs:
-            backend.ask_to_stop(task.handle, runs[number].folder.stop, "CANCEL", "drumbeat cancel", os.environ)
+            runs[number].ask_to_stop("CANCEL", "drumbeat cancel")
         elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
             backend.cancel(task.handle, os.environ)
 
@@ -251,7 +249,7 @@ def end_job(run: Run) -> bool:
     backend = _scheduler(run.record.handle)
     if backend is None or run.record.desk is not None:
         return False  # a job that was not submitted by us is its owner's to end
-    backend.cancel(run.record.handle, os.environ)
+    _take_out(run, backend)
     return True
 
 

@@ -41,7 +41,7 @@ class Pong:
 
 @dataclass(frozen=True)
 class Beat:
-    """I am here, and this is how far my ranks are."""
+    """I am here; from a member also: this is how far my ranks are."""
 
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
@@ -143,6 +143,7 @@ class Stop:
 @dataclass(frozen=True)
 class End:
     exit_code: int
+    again: bool = False  # the lead comes back, and waits for its members once more
 
 
 # -- between an agent and the tasks of its node ------------------------------------------------------------------------

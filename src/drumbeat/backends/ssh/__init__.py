@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import (
@@ -25,7 +24,6 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
-from drumbeat.backends.ssh.files import own_files, sizes, take
 from drumbeat.backends.ssh.render import render
 from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Sessions, Waiting, ask
@@ -34,6 +32,8 @@ from drumbeat.home import users_folder
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.mirror import Mirror, Source, is_complete
+from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.write import replace_json
 
 _ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
@@ -97,7 +97,7 @@ class Ssh(Backend):
                     ask(session.host, words, RunFolder(order.folder).bundle, order.python, environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
-        said = self._ask(handle, {"do": "status"}, environ)
+        said = self._ask(handle, {"do": "status"}, environ)[0]
         if not said.get("known"):
             return Status(handle, UNKNOWN, f"{_host(handle)} knows no such run")
         if said.get("alive"):
@@ -107,10 +107,7 @@ class Ssh(Backend):
         return Status(handle, FAILED, "its agent is gone, and it left no summary")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        self.ask_to_stop(handle, "", "CANCEL", "drumbeat cancel", environ)
-
-    def ask_to_stop(self, handle: str, path: str, word: str, why: str, environ: Mapping[str, str]) -> None:
-        said = self._ask(handle, {"do": "stop", "word": word, "why": why}, environ)
+        said = self._ask(handle, {"do": "stop", "word": "CANCEL", "why": "drumbeat cancel"}, environ)[0]
         if not said.get("alive"):
             raise Problem(f"it is not running any more on {_host(handle)}")
 
@@ -119,55 +116,29 @@ class Ssh(Backend):
         hosts = _remembered(handle, environ).get("hosts", {})
         return ["ssh", "-t", "--", hosts.get(host, host)]
 
-    def refresh(self, handle: str, folder: str, environ: Mapping[str, str]) -> None:
-        """Each host sends what its node wrote, the lead all the rest, and what is on hosts that do not answer. Nothing travels
-        where the desk sees the lead's own folder, or has all of it already."""
+    def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
+        """Each host is asked for what its node wrote, the lead for all the rest."""
         known = _remembered(handle, environ)
-        if known.get("shared", True) or known.get("complete"):
-            return
+        if known.get("shared", True) or is_complete(folder):
+            return None
         hosts = [str(host) for host in known.get("order", ())]
-        others = list(range(1, len(hosts)))
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            answered = list(
-                pool.map(lambda node: self._pull(handle, hosts[node], folder, own_files(node), (), environ), others)
-            )
-        without = tuple(name for node, said in zip(others, answered) if said for name in own_files(node))
-        lead = self._pull(handle, _host(handle), folder, (), without, environ)
-        if lead is None:
-            raise Problem(f"{_host(handle)} does not answer")
-        if lead.get("known") and not lead.get("alive") and all(said and not said.get("alive") for said in answered):
-            _write_record(handle, {**known, "complete": True}, environ)  # all had ended before we asked
 
-    def _pull(
-        self,
-        handle: str,
-        host: str,
-        folder: str,
-        only: Tuple[str, ...],
-        without: Tuple[str, ...],
-        environ: Mapping[str, str],
-    ) -> Optional[Dict[str, Any]]:
-        """What one host has and we do not; None where it does not answer, or knows nothing."""
-        while True:
-            parts: List[Dict[str, Any]] = []
-            words = {"do": "files", "have": sizes(folder), "only": only, "without": without}
-            try:
-                said = self._ask(handle, words, environ, host, parts)
-            except Problem:
-                return None
-            for part in parts:
-                take(folder, part)
-            if not any(part.get("more") for part in parts):
-                return said if said.get("known") else None
+        def source(node: int) -> Source:
+            return Source(
+                lambda request: self._exchange(handle, hosts[node], request, environ), f"nodes/{node}" if node else ""
+            )
+
+        return Mirror(folder, lambda: [source(node) for node in range(len(hosts))])
+
+    def _exchange(self, handle: str, host: str, request: bytes, environ: Mapping[str, str]) -> Optional[bytes]:
+        try:
+            return self._ask(handle, {"do": "files", "request": request.decode()}, environ, host)[1]
+        except Problem:
+            return None
 
     def _ask(
-        self,
-        handle: str,
-        words: Dict[str, Any],
-        environ: Mapping[str, str],
-        host: str = "",
-        parts: Optional[List[Dict[str, Any]]] = None,
-    ) -> Dict[str, Any]:
+        self, handle: str, words: Dict[str, Any], environ: Mapping[str, str], host: str = ""
+    ) -> Tuple[Dict[str, Any], bytes]:
         """Ask the lead, or `host`."""
         parsed = parse_handle(handle)
         if parsed is None or not parsed.cluster:
@@ -175,7 +146,7 @@ class Ssh(Backend):
         host = host or parsed.cluster
         connection.check_host(host, handle)
         python = str(_remembered(handle, environ).get("python", ""))
-        return ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ, parts)
+        return ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
 
 
 def start(

@@ -13,14 +13,14 @@ import selectors
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
 from drumbeat.problem import Problem
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
-_MOST_LINE = 1 << 20
+_MOST_LINE = 256 << 20  # bytes without an end of line: a host that is broken must not fill our memory
 _MOST_COMPLAINT = 64 << 10
 
 Waiting = Callable[[List[str]], None]  # called now and then with the hosts that have not answered yet
@@ -43,7 +43,9 @@ class Session:
             os.set_blocking(stream.fileno(), False)
         self.outbox = b""
         self.replies: List[Dict[str, Any]] = []
-        self.talking = True  # until `open`: lines on standard output are replies, and what login scripts print
+        self.talking = (
+            True  # lines on standard output are replies, and what login scripts print; after the last reply, output
+        )
         self.complaint = ""
         self._partial = {"out": b"", "err": b""}
 
@@ -121,17 +123,19 @@ class Session:
         return [line + b"\n" for line in lines]
 
     def take(self, name: str, line: bytes) -> bool:
-        """Whether this line was for us, and not output."""
+        """Whether this line was for us, and not output: that comes behind the reply that says so."""
+        if not self.talking:
+            return False
         text = line.decode("utf-8", "replace").strip()
         if name == "out" and text.startswith(MARK):
             try:
                 self.replies.append(json.loads(text[len(MARK) :]))
             except ValueError:
                 pass
-            return True
-        if name == "err" and self.talking:
+            self.talking = not {"started", "answer"} & set(self.replies[-1] if self.replies else ())
+        elif name == "err":
             self.complaint = (self.complaint + text + "\n")[-_MOST_COMPLAINT:]
-        return self.talking
+        return True
 
 
 class Sessions:
@@ -201,11 +205,6 @@ class Sessions:
                 raise _without(failed or [each for each in lacking if each.reply("kept") is None], seconds)
             self.turn(0.2)
 
-    def open(self) -> None:
-        """From now on what hosts print is output."""
-        for session in self.all:
-            session.talking = False
-
     def close(self) -> None:
         for session in self.all:
             session.close()
@@ -229,23 +228,24 @@ def _without(missing: Sequence[Session], seconds: float) -> Problem:
 
 
 def ask(
-    host: str,
-    words: Mapping[str, Any],
-    bundle: str,
-    python: str,
-    environ: Mapping[str, str],
-    parts: Optional[List[Dict[str, Any]]] = None,
-) -> Dict[str, Any]:
-    """One question to one host, and its answer; pieces of files that come with it are added to `parts`."""
+    host: str, words: Mapping[str, Any], bundle: str, python: str, environ: Mapping[str, str]
+) -> Tuple[Dict[str, Any], bytes]:
+    """One question to one host: its answer, and what it printed behind it."""
     sessions = Sessions([host], bundle, python, environ)
+    session, printed = sessions.all[0], []
+
+    def output(session: Session, name: str, line: bytes) -> None:
+        if name == "out":
+            printed.append(line)
+
     try:
         sessions.load(ANSWER_SECONDS)
-        sessions.all[0].request(words)
+        session.request(words)
         sessions.wait_for("answer", ANSWER_SECONDS)
-        replies = sessions.all[0].replies
-        if parts is not None:
-            parts += [reply["part"] for reply in replies if "part" in reply]
-        answer: Dict[str, Any] = sessions.all[0].reply("answer")
-        return answer
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not session.over and time.monotonic() < deadline:
+            sessions.turn(0.2, output)
+        answer: Dict[str, Any] = session.reply("answer")
+        return answer, b"".join(printed)
     finally:
         sessions.kill()
