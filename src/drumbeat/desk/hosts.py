@@ -55,7 +55,7 @@ class Hosts:
         """Until every host has ended. A beat now and then says that the desk is still there."""
         beaten, lead_gone = time.monotonic(), 0.0
         lead = sessions.all[0]
-        while not all(session.over for session in sessions.all):
+        while any(session.early or not session.over for session in sessions.all):
             sessions.turn(0.5, self._print)
             now = time.monotonic()
             if now - beaten > BEAT_EVERY:

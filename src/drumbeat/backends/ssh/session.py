@@ -46,6 +46,7 @@ class Session:
         self.talking = (
             True  # lines on standard output are replies, and what login scripts print; after the last reply, output
         )
+        self.early: List[Tuple[str, bytes]] = []  # output that came while nobody took it
         self.complaint = ""
         self._partial = {"out": b"", "err": b""}
 
@@ -165,15 +166,17 @@ class Sessions:
                     selector.register(stream, selectors.EVENT_READ, (session, name))
             if not selector.get_map():
                 time.sleep(min(seconds, 0.05))
-                return
-            for key, _ in selector.select(seconds):
+            for key, _ in selector.select(seconds) if selector.get_map() else ():
                 session, name = key.data
                 if not name:
                     session.write_some()
                     continue
-                for line in session.read_some(name):
-                    if not session.take(name, line) and output:
-                        output(session, name, line)
+                session.early += [(name, line) for line in session.read_some(name) if not session.take(name, line)]
+        for session in self.all if output else ():
+            waiting, session.early = session.early, []
+            for name, line in waiting:
+                assert output
+                output(session, name, line)
 
     def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None) -> None:
         """Until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting` is
@@ -243,7 +246,7 @@ def ask(
         session.request(words)
         sessions.wait_for("answer", ANSWER_SECONDS)
         deadline = time.monotonic() + ANSWER_SECONDS
-        while not session.over and time.monotonic() < deadline:
+        while (session.early or not session.over) and time.monotonic() < deadline:
             sessions.turn(0.2, output)
         answer: Dict[str, Any] = session.reply("answer")
         return answer, b"".join(printed)
