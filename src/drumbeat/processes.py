@@ -106,9 +106,17 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
     while known and quiet < _QUIET_LOOKS and time.monotonic() < until:
         new = [pid for pid in _children_now() if pid not in known and pid not in keep]
         _kill(new)
-        known.update(new)
+        known.update(pid for pid in new if not _reaped(pid))
         quiet = 0 if new else quiet + 1
     return alive
+
+
+def _reaped(pid: int) -> bool:
+    """Orphans that only became ours now: nobody asks how they ended, and thousands of zombies would slow the chase."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _kill(pids: Iterable[int]) -> None:
