@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
+from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -23,6 +24,7 @@ class NodeMetrics:
     def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
         self.folder, self.shipping = folder, shipping
         self.progress = Progress()
+        self.ranks = RankProgress()
         self._began = time.time()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
@@ -32,6 +34,9 @@ class NodeMetrics:
     def read_printed(self, folder: str) -> None:
         """Scripts that know nothing of us still print how they get on: read that from the logs in this folder too."""
         self._printed = PrintedMetrics(folder)
+
+    def begin_attempt(self) -> None:
+        self.ranks = RankProgress()
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
         """Carry on what has come, in few writes; the records that could be used."""
@@ -50,6 +55,7 @@ class NodeMetrics:
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
+                self.ranks.add(metric, time.monotonic())
                 records.append(record)
         return records
 

@@ -18,6 +18,7 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Ranks, Run
 from drumbeat.runfolder.stop_file import ask_to_stop
@@ -40,6 +41,7 @@ class State:
     progress: Progress
     ranks: Ranks
     summary: Optional[Summary] = None
+    hang: Optional[Hang] = None  # reported, and not over
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
 
     @property
@@ -65,7 +67,8 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure)
+    hang = hang_of(run.run_events()) if goes_on else None
+    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, hang, failure)
 
 
 def read_summary(run: Run) -> Optional[Summary]:

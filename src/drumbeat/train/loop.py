@@ -140,6 +140,7 @@ def _train(
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
+                    reporter.begins("checkpoint", done)
                     for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
                         _saved(reporter, saved)
                         if saved.waited > 1 and not (stopped or last):
@@ -248,6 +249,7 @@ def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
 
 
 def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, done: int) -> Dict[str, float]:
+    reporter.begins("validation", done)
     values = validate()
     reporter.figures("validation", done, {}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))

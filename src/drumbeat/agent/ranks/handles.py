@@ -46,6 +46,11 @@ class Ranks:
     def pids(self) -> List[int]:
         return list(self._own)
 
+    @property
+    def mains(self) -> Dict[int, int]:
+        """The processes that were started here, with their ranks."""
+        return {pid: rank.process.rank for pid, rank in self._own.items()}
+
     def own(self, pid: int) -> Optional[Rank]:
         return self._own.get(pid)
 
