@@ -75,19 +75,12 @@ BLAME = (
 # Long work that is no hang: nothing may be said. (FAULT_LONG: seconds that it takes.)
 HEALTHY = tuple(
     Row(
-        f"healthy: {kind}{', torch' if world else ''}",
-        kind,
-        "",
-        None,
-        world=world,
-        exit_code=0,
-        at=15,
-        steps=31,
+        f"healthy: {kind}{', torch' if world else ''}", kind, "", None, world=world, exit_code=0, at=15, steps=31,
         quick=(kind, world) == ("announced", ""),
     )
     for kind in ("validation", "announced", "checkpoint", "compile", "uneven")
     for world in ("", "torch")
-)
+)  # fmt: skip
 
 REPEATED = 3  # times that each healthy row is run by `make faults`
 
