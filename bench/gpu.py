@@ -98,11 +98,11 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
-    from drumbeat.train.layout import Layout
-    from drumbeat.train.meshes import Meshes
     from drumbeat.train.models.llama import SHAPES, Llama
     from drumbeat.train.optim import MasterAdamW
-    from drumbeat.train.parallelize import parallelize
+    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step
 
@@ -121,9 +121,9 @@ def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
 
 
 def our_resnet() -> Callable[[], Any]:
-    from drumbeat.train.layout import Layout
-    from drumbeat.train.meshes import Meshes
     from drumbeat.train.models.resnet import ResNet
+    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel.meshes import Meshes
     from drumbeat.train.precision import Precision
     from drumbeat.train.step import Step
 
@@ -145,7 +145,7 @@ def our_resnet() -> Callable[[], Any]:
 
 
 def ceilings() -> Dict[str, Any]:
-    from drumbeat.train.mfu import matmul_tflops
+    from drumbeat.train.measure.mfu import matmul_tflops
 
     a = torch.empty(1 << 30, device=DEVICE, dtype=torch.bfloat16)
     b = torch.empty_like(a)
@@ -161,7 +161,7 @@ def ceilings() -> Dict[str, Any]:
 
 
 def llama_case(step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False) -> Dict[str, Any]:
-    from drumbeat.train.mfu import transformer_flops
+    from drumbeat.train.measure.mfu import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
     shape = SHAPES["1b"]

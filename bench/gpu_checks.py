@@ -16,7 +16,7 @@ def far(got: Tensor, want: Tensor) -> float:
 
 
 def attention() -> Dict[str, float]:
-    from drumbeat.train.attention import causal_attention, repeat_heads
+    from drumbeat.train.layers.attention import causal_attention, repeat_heads
 
     q = torch.randn(2, 512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 512, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
@@ -32,7 +32,7 @@ def attention() -> Dict[str, float]:
 
 def ring_blocks() -> Dict[str, float]:
     """One block of ring attention by the fused kernels: cuDNN's, and FlashAttention as where cuDNN's does not run."""
-    from drumbeat.train import block_attention as blocks
+    from drumbeat.train.layers import block_attention as blocks
 
     q, up = (torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     k, v = (torch.randn(2, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -42,16 +42,16 @@ def ring_blocks() -> Dict[str, float]:
         for causal in (True, False):
             want = blocks.block_attention(q.float(), k.float(), v.float(), causal)
             got = blocks.block_attention(q, k, v, causal)
-            slopes = blocks.block_attention_backward(up, q, k, v, *got, causal)
+            grads = blocks.block_attention_backward(up, q, k, v, *got, causal)
             plain = blocks.block_attention_backward(up.float(), q.float(), k.float(), v.float(), *want, causal)
-            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), (*got, *slopes), (*want, *plain)):
+            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), (*got, *grads), (*want, *plain)):
                 found[f"ring {kernel} {'causal ' if causal else ''}{name}"] = far(a, b)
     blocks.has_cudnn = best
     return found
 
 
 def gate() -> Dict[str, float]:
-    from drumbeat.train.swiglu import swiglu
+    from drumbeat.train.layers.swiglu import swiglu
 
     pairs = torch.randn(4, 256, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     up = torch.randn(4, 256, 2048, device="cuda", dtype=torch.bfloat16)
@@ -65,7 +65,7 @@ def gate() -> Dict[str, float]:
 
 
 def cross_entropy() -> Dict[str, float]:
-    from drumbeat.train import loss
+    from drumbeat.train.layers import cross_entropy as loss
 
     loss._SLICE_BYTES = 1 << 24  # several slices
     head = torch.nn.Linear(256, 128_256, bias=False, device="cuda", dtype=torch.bfloat16)
@@ -81,8 +81,8 @@ def cross_entropy() -> Dict[str, float]:
 
 
 def float8() -> Dict[str, float]:
-    from drumbeat.train import float8 as f8
-    from drumbeat.train.swiglu import gate_gradient, gate_product
+    from drumbeat.train.layers import float8 as f8
+    from drumbeat.train.layers.swiglu import gate_gradient, gate_product
 
     layer = f8.Float8Linear(512, 768, bias=False, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(4, 256, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -128,8 +128,8 @@ def float8() -> Dict[str, float]:
 
 def fp8_gradients() -> Dict[str, float]:
     """The gradients of a whole small model: their distance from fp32, beside that of an emulation in the same formats."""
-    from drumbeat.train import float8 as f8
-    from drumbeat.train import loss as losses
+    from drumbeat.train.layers import cross_entropy as losses
+    from drumbeat.train.layers import float8 as f8
     from drumbeat.train.models.llama import Llama, LlamaShape
     from drumbeat.train.precision import Precision
 
@@ -173,7 +173,7 @@ def fp8_gradients() -> Dict[str, float]:
 
 def pooling() -> Dict[str, float]:
     """Batch norm, ReLU and max-pool as one operation."""
-    from drumbeat.train.norm_pool import norm_relu_pool
+    from drumbeat.train.layers.norm_pool import norm_relu_pool
 
     norm, plain = torch.nn.BatchNorm2d(64).cuda(), torch.nn.BatchNorm2d(64).cuda()
     torch.nn.init.normal_(norm.weight)

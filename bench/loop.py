@@ -22,8 +22,17 @@ from typing import Any
 
 import torch
 
-from drumbeat.train.assemble import Anatomy, Assembly, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.assemble import (
+    Anatomy,
+    Assembly,
+    adamw,
+    assemble,
+    meshes_for,
+    plan_for,
+    resolved,
+    warmup_then_decay,
+)
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.text import TokenWindows, byte_text, standard_library
 from drumbeat.train.loop import train
@@ -104,7 +113,7 @@ def assembled(steps: int) -> tuple[LlamaSettings, World, Assembly]:
 def by_us(steps: int, stream: Stream) -> None:
     settings, world, parts = assembled(steps)
     with contextlib.redirect_stdout(io.StringIO()):
-        train(plan_for(settings, warm_then_down(settings), "tokens"), world, parts.step, stream)
+        train(plan_for(settings, warmup_then_decay(settings), "tokens"), world, parts.step, stream)
 
 
 class EveryOther(Checkpoints):
@@ -153,7 +162,7 @@ def saving(times: int, every: int) -> dict[str, Any]:
         settings, world, parts = assembled(every * (times + 1))
         stream = Watched(samples(), 8)
         saves = stream.saves = EveryOther(folder, parts)
-        plan = replace(plan_for(settings, warm_then_down(settings), "tokens"), save_every=every)
+        plan = replace(plan_for(settings, warmup_then_decay(settings), "tokens"), save_every=every)
         with contextlib.redirect_stdout(io.StringIO()):
             train(plan, world, parts.step, stream, saves)
     reach = max(saves.durable[2:]) + 1  # control and save are compared over the same steps

@@ -1,6 +1,6 @@
 """Train a small byte-level transformer on text that every machine has: the source of Python's own standard library.
 
-An ordinary torch script, one process a rank. It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which drumbeat,
+An ordinary torch script, one process per rank. It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which drumbeat,
 torchrun and most schedulers set; without them it is a world of one. `drumbeat.metrics` is optional.
 
     drumbeat run --nodes 2 --ranks-per-node 2 -- python examples/train_bytes.py --steps 600
@@ -81,7 +81,7 @@ def windows(text, count, context, generator):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--sequences", type=int, default=8, help="sequences a rank and step")
+    parser.add_argument("--sequences", type=int, default=8, help="sequences per rank and step")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument(
         "--checkpoint", help="file to save to when stopped (SIGTERM), and to resume from if it is there"
@@ -121,10 +121,12 @@ def main():
         return value.item() / world
 
     def validate(step):
+        began = time.perf_counter()
         with torch.no_grad():
             loss = mean_over_ranks(model(check))
         if rank == 0:
-            report(step, steps=args.steps, loss=loss, kind="validation")
+            seconds = time.perf_counter() - began
+            report(step, steps=args.steps, loss=loss, kind="validation", seconds=seconds)
             print(f"step {step:4d}  validation loss {loss:.3f}", flush=True)
 
     validate(first)

@@ -177,7 +177,7 @@ class Order:
     expect: Expect = field(default_factory=Expect)
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
-    brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that agents copy to `{attempt}`: verify/collectives.py
+    brings: Tuple[str, ...] = ()  # packages of drumbeat's own that agents copy to `{attempt}`: verify/collective_test
     timing: Timing = field(default_factory=Timing)
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA

@@ -1,5 +1,6 @@
 """Only a backend knows its scheduler. Every file of src/ that names one is listed here, with the reason why it may."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -34,6 +35,7 @@ ALLOWED = {
 }
 
 
+@functools.lru_cache(maxsize=1)
 def naming():
     found = {}
     for path in sorted(SRC.rglob("*.py")):

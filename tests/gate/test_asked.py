@@ -8,8 +8,9 @@ from drumbeat.agent.watchers.feed import Watching
 from drumbeat.finding import ERROR, Finding, Verdict
 from drumbeat.order import Expect
 from drumbeat.problem import Problem
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.site import site_from_text
 
 HERE = Here("n1", "/", {}, 64, None, "me", 0.0, "x")

@@ -9,8 +9,9 @@ from drumbeat.facts.model import Peer, Peers
 from drumbeat.facts.replay import FolderHost
 from drumbeat.plan.interfaces import address_of, candidates
 from drumbeat.plan.node_plan import plan_node
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 from tests.trees.archetypes import build
 

@@ -71,7 +71,7 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
         attempt.ends.append(RankEnd(rank, rank // 8, 1, None, 1.0, found, rank % 3 == 0))
     attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
     lead.attempts, lead.history = [attempt] * 40, [Outcome(FAILED, 1, cause)] * 40
-    summary = summary_of(lead, None, 1100.0, 100.0)
+    summary = summary_of(lead, [], 1100.0)
     write_summary(run.folder, summary)
     assert os.path.getsize(run.folder.summary) < 64_000
     read = run.summary()

@@ -7,9 +7,10 @@ import pytest
 from drumbeat.cli import main
 from drumbeat.order import HostPath
 from drumbeat.plan.known_variables import SPELT
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job
 from drumbeat.spec.paths import expand_pattern, find_paths
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.site import site_from_text
 from drumbeat.spec.sites import built_in, detect, detect_of, load_site
 from drumbeat.spec.sitetext import new_site, site_lines

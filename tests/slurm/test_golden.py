@@ -9,8 +9,9 @@ import pytest
 
 from drumbeat.backends.slurm.directives import notes
 from drumbeat.backends.slurm.render import render
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,8 +7,9 @@ import pytest
 from drumbeat.problem import Problem
 from drumbeat.spec.fields import keys_of
 from drumbeat.spec.flags import add_job_flags, load_job
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 
 HERE = Here("h", "/w", {"HOME": "/h", "KEPT": "1"}, 4, None, "u", 0.0, "e")

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from drumbeat.problem import Problem
 from drumbeat.spec.fields import keys_of
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job, job_from_text
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 from drumbeat.spec.yamlfile import decode
 

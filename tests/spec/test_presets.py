@@ -3,9 +3,10 @@
 import pytest
 
 from drumbeat.problem import Problem
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.presets import preset_names, with_preset
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")

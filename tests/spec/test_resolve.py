@@ -8,9 +8,10 @@ import pytest
 
 from drumbeat.order import EnvVar, dump_order
 from drumbeat.problem import Problem
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job, job_from_text
 from drumbeat.spec.names import default_name
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.site import site_from_text
 from drumbeat.spec.sites import load_site
 

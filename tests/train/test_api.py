@@ -208,8 +208,8 @@ def refused(what: str) -> str:
         if what in ("pp", "cp", "tp"):
             train.setup(model, optimizer, layout=what)
         elif what == "low-level pp":
-            from drumbeat.train.layout import Layout
-            from drumbeat.train.meshes import Meshes
+            from drumbeat.train.parallel.layout import Layout
+            from drumbeat.train.parallel.meshes import Meshes
             from drumbeat.train.precision import Precision
             from drumbeat.train.step import Step
 
@@ -289,5 +289,5 @@ try:
 except Exception as problem:
     print(type(problem).__name__, problem)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
     assert done.stdout.startswith("Problem training needs torch") and "pip install" in done.stdout, done.stderr

@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 import pytest
 from gloo_world import GlooWorld
 
-from drumbeat.train.communication import Event, host_spans, lengths
+from drumbeat.train.measure.communication import Event, host_spans, lengths
 
 
 def test_exposed_is_what_no_computing_covers() -> None:
@@ -23,20 +23,20 @@ def test_exposed_is_what_no_computing_covers() -> None:
 
 def test_an_operator_that_waits_for_an_exchange_is_not_computing() -> None:
     events = [
-        Event("aten::linear", 0, 100, 1),  # of a cut tensor: it holds an exchange and the product
+        Event("aten::linear", 0, 100, 1),  # of a cut tensor: it holds a collective and the product
         Event("_c10d_functional::wait_tensor", 10, 60, 1),
         Event("aten::mm", 60 + 1, 90, 1),
         Event("gloo:all_gather", 10, 60, 2),
         Event("aten::mul", 40, 50, 3),  # another thread computes meanwhile
         Event("autograd::engine", 0, 100, 1),
     ]
-    exchanges, computing = host_spans(events)
-    assert exchanges == [(10, 60)] and sorted(computing) == [(40, 50), (61, 90)]
-    assert lengths(exchanges, computing) == (50, 40)
+    collectives, computing = host_spans(events)
+    assert collectives == [(10, 60)] and sorted(computing) == [(40, 50), (61, 90)]
+    assert lengths(collectives, computing) == (50, 40)
 
 
 def figures(file: str, layout: str, sleep: float = 0.0) -> Dict[str, Any]:
-    """What this rank reports about a short run; rank 1 comes `sleep` seconds late to every exchange."""
+    """What this rank reports about a short run; rank 1 comes `sleep` seconds late to every collective."""
     import torch
     import torch.distributed as dist
 

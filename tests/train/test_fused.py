@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from drumbeat.train import float8
 from drumbeat.train.kernel_cache import keep_kernels
-from drumbeat.train.loss import linear_cross_entropy
-from drumbeat.train.norm_pool import norm_relu_pool
+from drumbeat.train.layers import float8
+from drumbeat.train.layers.cross_entropy import linear_cross_entropy
+from drumbeat.train.layers.norm_pool import norm_relu_pool
+from drumbeat.train.layers.swiglu import gate_gradient, gate_product
 from drumbeat.train.precision import Precision
-from drumbeat.train.swiglu import gate_gradient, gate_product
 
 
 def test_the_gate_and_its_gradient_in_8_bits() -> None:

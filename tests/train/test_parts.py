@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from drumbeat.hardware import peak_of
-from drumbeat.train import float8, loss
-from drumbeat.train.attention import causal_attention
 from drumbeat.train.data.images import ImageArray
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.order import places
@@ -24,17 +22,20 @@ from drumbeat.train.data.stream import Stream
 from drumbeat.train.data.synthetic import SyntheticImages, SyntheticTokens
 from drumbeat.train.data.text import TokenWindows
 from drumbeat.train.data.tokens import token_file
-from drumbeat.train.layout import Layout
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.meter import WARM_UP, Meter
-from drumbeat.train.mfu import Utilisation, transformer_flops, utilisation
+from drumbeat.train.layers import cross_entropy as loss
+from drumbeat.train.layers import float8
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.layers.swiglu import GatedMLP
+from drumbeat.train.measure.meter import WARM_UP, Meter
+from drumbeat.train.measure.mfu import Utilisation, transformer_flops, utilisation
 from drumbeat.train.models import llama, resnet
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import large_modules
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import large_modules
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Step
-from drumbeat.train.swiglu import GatedFeed
 
 CPU = torch.device("cpu")
 
@@ -213,16 +214,16 @@ def test_fp8_products_are_as_close_as_three_bits_allow() -> None:
 
 def test_a_gated_feed_in_fp8_is_as_close_as_its_layers_are() -> None:
     torch.manual_seed(0)
-    plain, layers, joined = (GatedFeed(64, 96, 2) for _ in range(3))
+    plain, layers, joined = (GatedMLP(64, 96, 2) for _ in range(3))
     for other in (layers, joined):
         other.load_state_dict(plain.state_dict())
         assert float8.convert_linears(other, lambda name, _: True) == 2
-    float8.join_feeds(joined)
+    float8.fuse_mlps(joined)
     x = torch.randn(4, 32, 64, requires_grad=True)
     up = torch.randn(4, 32, 64)
     kinds = []
-    for feed in (plain, layers, joined):
-        kinds.append(torch.autograd.grad((feed(x) * up).sum(), (x, feed.gate_up.weight, feed.down.weight)))
+    for mlp in (plain, layers, joined):
+        kinds.append(torch.autograd.grad((mlp(x) * up).sum(), (x, mlp.gate_up.weight, mlp.down.weight)))
     for exact, by_layer, at_once in zip(*kinds):
         torch.testing.assert_close(at_once, by_layer, rtol=1e-3, atol=1e-3)
         assert 0 < (at_once - exact).norm() / exact.norm() < 0.15
@@ -338,7 +339,7 @@ def test_a_pipeline_layout_without_a_pipeline_is_refused() -> None:
 def test_recomputing_an_image_model_changes_nothing_but_its_memory() -> None:
     """Running means too: the second forward pass of a block must not count the same images again."""
     from drumbeat.train.models.resnet import WideResNet
-    from drumbeat.train.parallelize import apply_recompute, block_list
+    from drumbeat.train.parallel.parallelize import apply_recompute, block_list
     from drumbeat.train.refusal import Refusal
 
     def after_a_step(recompute: str) -> Tuple[List[Tensor], List[Tensor]]:

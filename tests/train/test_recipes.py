@@ -81,7 +81,7 @@ def powersgd_on_many_buckets() -> bool:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from drumbeat.train import hooks
+    from drumbeat.train.parallel import hooks
 
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(12)]
@@ -102,7 +102,7 @@ def train_llama(texts: List[str]) -> List[float]:
 
 def in_fp8(texts: List[str]) -> List[float]:
     """fp8 on the CPU is slow and otherwise right, so what is around it can be tried here."""
-    from drumbeat.train import float8
+    from drumbeat.train.layers import float8
 
     refusing, float8.supported = float8.supported, lambda _device: None  # type: ignore[assignment]
     try:
@@ -139,18 +139,18 @@ def bad_on_one_rank(layout: str, precision: str, bad: str) -> str:
     import torch.distributed as dist
     from torch import nn
 
-    from drumbeat.train.layout import Layout
-    from drumbeat.train.meshes import Meshes
-    from drumbeat.train.parallelize import parallelize
+    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.parallel.parallelize import parallelize
     from drumbeat.train.precision import Precision
-    from drumbeat.train.step import Step, plain
+    from drumbeat.train.step import Step, full_tensor
 
     torch.manual_seed(0)
     meshes, how, cpu = Meshes(Layout.parse(layout), "cpu"), Precision(precision), torch.device("cpu")
     model = parallelize(nn.Linear(8, 8), meshes, device=cpu, precision=how)
     optimizer = torch.optim.AdamW(model.parameters())
     step = Step([model], optimizer, lambda m, x, y: ((m(x).float() - y) ** 2).sum(), meshes, how, cpu)
-    now = lambda: [plain(p.detach()).clone() for p in model.parameters()]  # noqa: E731
+    now = lambda: [full_tensor(p.detach()).clone() for p in model.parameters()]  # noqa: E731
     before = now()
     targets = torch.ones(2, 8)
     if step.scaler is not None:

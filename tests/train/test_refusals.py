@@ -10,7 +10,7 @@ import pytest
 from gloo_world import GlooWorld
 
 from drumbeat.cli import main
-from drumbeat.train.layout import Layout
+from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
 
 SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gloo_world import GlooWorld
 
-from drumbeat.train import replicas
+from drumbeat.train.parallel import replicas
 
 
 def test_buckets_hold_every_gradient_once_and_one_dtype_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def run_saver(folder: Path, slow: bool, stop: int) -> subprocess.Popen[str]:
 
 
 def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint_folder import committed
+    from drumbeat.train.checkpoint.folder import committed
 
     done = run_saver(tmp_path, slow=False, stop=5)
     assert done.wait(120) == 75, "stopped and saved: requeue me"
@@ -104,7 +104,7 @@ def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint_folder import newest
+    from drumbeat.train.checkpoint.folder import newest
 
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whatever the caller ignores
@@ -121,7 +121,7 @@ def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(tmp_path: Path)
         pass
     process.send_signal(signal.SIGINT)
     text = process.stdout.read()
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     assert "stopped by a signal" in text
     assert newest(str(tmp_path)) is not None
 
@@ -155,7 +155,7 @@ def told_by(number: int, folder: str) -> Any:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_every_stop_signal_saves_and_does_not_validate_first(world: GlooWorld, tmp_path: Path, name: str) -> None:
-    from drumbeat.train.checkpoint_folder import newest
+    from drumbeat.train.checkpoint.folder import newest
 
     number = int(getattr(signal, name))
     assert world.run(told_by, number, str(tmp_path), size=1) == [(2, 75, 0)]

@@ -14,8 +14,8 @@ from gloo_world import GlooWorld
 from torch import nn
 
 from drumbeat.cli import main
+from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.state import TrainingState
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> None:
@@ -112,7 +112,7 @@ OPTIMIZERS: Dict[str, Any] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_tensor_comes_back_bit_by_bit_in_its_dtype(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
-    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
 
     def fresh() -> Tuple[nn.Module, Any, Checkpoints]:
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(dtype)
@@ -142,7 +142,7 @@ def test_every_tensor_comes_back_bit_by_bit_in_its_dtype(tmp_path: Path, kind: s
 
 
 def test_a_checkpoint_in_another_precision_is_refused_by_name(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
     from drumbeat.train.refusal import Refusal
 
     def of(dtype: torch.dtype, kind: Any) -> Checkpoints:
@@ -182,7 +182,7 @@ def test_a_failed_last_save_is_one_clear_line(tmp_path: Path, capsys: pytest.Cap
 
 def failing(folder: str) -> List[str]:
     """Rank 0 cannot move `latest`: every rank hears of it."""
-    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
 
     model = nn.Linear(4, 4)
     saves = Checkpoints(folder, [model], torch.optim.SGD(model.parameters(), lr=0.1))
@@ -215,7 +215,7 @@ def test_room_is_made_before_it_is_needed_and_kept_while_it_fits() -> None:
 def test_saving_faster_than_the_disk_writes_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
 
     written = Checkpoints._write
 
@@ -266,7 +266,7 @@ def test_a_checkpoint_holds_each_ranks_statistics_and_those_of_all(world: GlooWo
 
 
 def test_an_older_or_newer_checkpoint_is_refused_with_its_version(tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint import Checkpoints
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
     from drumbeat.train.refusal import Refusal
 
     model = nn.Linear(2, 2)
@@ -289,7 +289,7 @@ def test_generators_come_back() -> None:
 
     import numpy as np
 
-    from drumbeat.train.generators import generators, restore_generators
+    from drumbeat.train.checkpoint.generators import generators, restore_generators
 
     random.gauss(0, 1)
     np.random.standard_normal()

@@ -27,12 +27,12 @@ def squares(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def trained(layout: str) -> Any:
     import torch.distributed as dist
 
-    from drumbeat.train.layout import Layout
-    from drumbeat.train.meshes import Meshes
-    from drumbeat.train.parallelize import parallelize
+    from drumbeat.train.parallel.layout import Layout
+    from drumbeat.train.parallel.meshes import Meshes
+    from drumbeat.train.parallel.parallelize import parallelize
+    from drumbeat.train.parallel.uneven import together
     from drumbeat.train.precision import Precision
-    from drumbeat.train.step import Step, plain
-    from drumbeat.train.uneven import together
+    from drumbeat.train.step import Step, full_tensor
 
     torch.manual_seed(0)
     meshes, precision, cpu = Meshes(Layout.parse(layout, 2).for_world(4), "cpu"), Precision("fp32"), torch.device("cpu")
@@ -41,7 +41,7 @@ def trained(layout: str) -> Any:
     step = Step([model], torch.optim.SGD(model.parameters(), lr=0.1), squares, meshes, precision, cpu)
     rank = dist.get_rank()
     counts = [int(step(batches).targets) for batches in together(samples(rank, i) for i in range(len(SHARES[rank])))]
-    return counts, torch.cat([plain(p).detach().flatten() for p in model.parameters()]).tolist()
+    return counts, torch.cat([full_tensor(p).detach().flatten() for p in model.parameters()]).tolist()
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "hsdp"])
@@ -58,7 +58,7 @@ def test_uneven_ranks_end_together_with_the_weights_of_one_process(world: GlooWo
         optimizer.step()
         wanted.append(len(targets))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    for counts, got in world.run(trained, layout, seconds=30):
+    for counts, got in world.run(trained, layout):
         assert counts == wanted
         assert got == pytest.approx(weights, rel=1e-4, abs=1e-6)
 
@@ -66,8 +66,8 @@ def test_uneven_ranks_end_together_with_the_weights_of_one_process(world: GlooWo
 def nothing_on_rank_two() -> str:
     import torch.distributed as dist
 
+    from drumbeat.train.parallel.uneven import together
     from drumbeat.train.refusal import Refusal
-    from drumbeat.train.uneven import together
 
     try:
         list(together([samples(0, 0)] if dist.get_rank() != 2 else []))
@@ -77,4 +77,4 @@ def nothing_on_rank_two() -> str:
 
 
 def test_a_rank_without_any_data_is_refused_on_all_ranks(world: GlooWorld) -> None:
-    assert all("a rank has no data at all" in said for said in world.run(nothing_on_rank_two, seconds=30))
+    assert all("a rank has no data at all" in said for said in world.run(nothing_on_rank_two))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from drumbeat.finding import ERROR, Finding
 from drumbeat.problem import Problem
 from drumbeat.spec.placeholders import fill, places
-from drumbeat.train.layout import Layout
+from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.candidates import layouts, ranked
 from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify
 from drumbeat.tune.command import find_recipe, layout_text, read_layout, tunable

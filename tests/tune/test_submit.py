@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from drumbeat.record import from_plain, to_plain
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job, job_from_text
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 from drumbeat.tune.request import Asked
 from drumbeat.tune.session import settle, sized

@@ -8,16 +8,17 @@ import os
 import sys
 import time
 
-from drumbeat.verify import collectives
+import torch
+import torch.distributed as dist
+
+from drumbeat.verify.collective_test import main, matrix_product, pair_tests, sweep
 
 fault = sys.argv.pop(1)
 mine = os.environ["RANK"] == "1"
-load_torch = collectives.load_torch
+product = matrix_product.run
 
 
-def load_and_break():
-    load_torch()
-    dist = collectives.dist
+def break_collectives():
     gather = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     reduce, collect = dist.all_reduce, getattr(dist, gather)
 
@@ -40,17 +41,16 @@ def never_answers(world, partner, size, step):
     raise RuntimeError("nobody home")
 
 
-def product(world, quick):
-    collectives.torch.Tensor.__matmul__ = lambda a, b: collectives.torch.mm(a, b) + 1
-    matrix_product(world, quick)
+def wrong_product(world, quick):
+    torch.Tensor.__matmul__ = lambda a, b: torch.mm(a, b) + 1
+    product(world, quick)
 
 
-collectives.sweep_sizes = lambda world, quick: [1 << 10, 1 << 14]
-collectives.PAIR_SECONDS = 1.5
-matrix_product = collectives.matrix_product
+sweep.sweep_sizes = lambda world, quick: [1 << 10, 1 << 14]
+pair_tests.PAIR_SECONDS = 1.5
 if mine and fault == "corrupt":
-    collectives.load_torch = load_and_break
-    collectives.matrix_product = product
+    break_collectives()
+    matrix_product.run = wrong_product
 if mine and fault == "silent":
-    collectives.with_partner = never_answers
-sys.exit(collectives.main())
+    pair_tests.with_partner = never_answers
+sys.exit(main.main())

@@ -10,43 +10,39 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.verify import collectives
+pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+import torch
 
-SOURCE = Path(collectives.__file__)
+from drumbeat.verify.collective_test import gpu, pair_tests, patterns
 
-
-@pytest.fixture(scope="module")
-def torch():
-    pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
-    collectives.load_torch()
-    return collectives.torch
+SOURCE = Path(gpu.__file__)
 
 
 @pytest.mark.parametrize("size", [1, 2, 84, 85, 169, 1000, 4096])
-def test_sums_stay_exact_in_bfloat16(torch, size):
-    total = collectives.total(size, 7)
-    assert 0 < int(total.max()) <= collectives.EXACT
+def test_sums_stay_exact_in_bfloat16(size):
+    total = patterns.total(size, 7)
+    assert 0 < int(total.max()) <= patterns.EXACT
     assert torch.equal(total.to(torch.bfloat16).long(), total)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 8, 9, 96])
-def test_a_shifted_sum_shows(torch, size):
+def test_a_shifted_sum_shows(size):
     """Whatever the number of ranks: data of a neighbouring line, block or buffer must not pass for the right one."""
-    total = collectives.tile(collectives.total(size, 3), 1 << 14, torch.zeros(0))
+    total = patterns.tile(patterns.total(size, 3), 1 << 14, torch.zeros(0))
     for shift in (1 << power for power in range(13)):
         assert not torch.equal(total[shift:], total[:-shift]), shift
 
 
-def test_payloads_differ_between_ranks_targets_and_calls(torch):
-    seen = [tuple(collectives.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
-    assert len(set(seen)) == len(seen) and max(map(max, seen)) < collectives.PERIOD
-    stale = collectives.payload(1, 0, 5) == collectives.payload(1, 0, 6)
+def test_payloads_differ_between_ranks_targets_and_calls():
+    seen = [tuple(patterns.payload(*key).tolist()) for key in itertools.product(range(8), range(8), range(4))]
+    assert len(set(seen)) == len(seen) and max(map(max, seen)) < patterns.PERIOD
+    stale = patterns.payload(1, 0, 5) == patterns.payload(1, 0, 6)
     assert stale.float().mean() < 0.1, "an output left over from the call before shows"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 64, 100, 512])
 def test_rounds_of_pairs(count):
-    rounds = collectives.matchings(count)
+    rounds = pair_tests.matchings(count)
     limit = count - 1 + count % 2 if count <= 4 else math.ceil(math.log2(count)) + count % 2
     assert len(rounds) == (limit if count > 1 else 0)
     met = set()
@@ -60,18 +56,18 @@ def test_rounds_of_pairs(count):
 
 
 def test_pairs_inside_nodes_come_before_pairs_between_them():
-    rounds = collectives.pair_rounds([0, 0, 0, 0, 1, 1, 1, 1])
+    rounds = pair_tests.pair_rounds([0, 0, 0, 0, 1, 1, 1, 1])
     assert [kind for kind, _ in rounds] == ["inside"] * 3 + ["between"]
     assert rounds[3][1] == {0: 4, 4: 0, 1: 5, 5: 1, 2: 6, 6: 2, 3: 7, 7: 3}, "like with like: each its own NIC"
     assert all(len(partners) == 8 for _, partners in rounds)
 
 
 def test_uneven_nodes():
-    rounds = collectives.pair_rounds([0, 1, 1])
+    rounds = pair_tests.pair_rounds([0, 1, 1])
     assert rounds == [("inside", {1: 2, 2: 1}), ("between", {0: 1, 1: 0})]
 
 
-def test_smoke_says_what_torch_sees(torch):
+def test_smoke_says_what_torch_sees():
     done = subprocess.run([sys.executable, SOURCE.parent / "smoke.py", "0"], capture_output=True, text=True)
     said = json.loads(done.stdout)
     if torch.cuda.is_available():
@@ -83,21 +79,21 @@ def test_smoke_says_what_torch_sees(torch):
 def test_a_wedged_driver_does_not_hang_the_rank(tmp_path, monkeypatch):
     shutil.copy(SOURCE, tmp_path)
     (tmp_path / "smoke.py").write_text("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)")
-    monkeypatch.setattr(collectives, "__file__", str(tmp_path / "collectives.py"))
-    monkeypatch.setattr(collectives, "GPU_FILES", ("/",))
-    monkeypatch.setattr(collectives, "SMOKE_SECONDS", 0.5)
-    smoke = collectives.Smoke("auto")
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
+    monkeypatch.setattr(gpu, "GPU_FILES", ("/",))
+    monkeypatch.setattr(gpu, "SMOKE_SECONDS", 0.5)
+    smoke = gpu.Smoke("auto")
     said = smoke.answer()
     assert not said["ok"] and "did not answer within 0.5 s" in said["why"]
-    assert smoke.child.wait(10) == -9
+    assert smoke.child.wait(120) == -9
 
 
 def test_a_smoke_test_that_dies_is_told(tmp_path, monkeypatch):
     (tmp_path / "smoke.py").write_text("import os; os.abort()")
-    monkeypatch.setattr(collectives, "__file__", str(tmp_path / "collectives.py"))
-    monkeypatch.setattr(collectives, "GPU_FILES", ("/",))
-    assert "ended with -6" in collectives.Smoke("auto").answer()["why"]
-    assert collectives.Smoke("gloo").answer()["gpu"] is None, "gloo was asked for: no GPU is touched"
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
+    monkeypatch.setattr(gpu, "GPU_FILES", ("/",))
+    assert "ended with -6" in gpu.Smoke("auto").answer()["why"]
+    assert gpu.Smoke("gloo").answer()["gpu"] is None, "gloo was asked for: no GPU is touched"
 
 
 @pytest.mark.parametrize(
@@ -109,4 +105,4 @@ def test_which_gpu_is_the_ranks_own(monkeypatch, shown, index):
     for name, value in shown.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert collectives.own_gpu() == index
+    assert gpu.own_gpu() == index

@@ -93,7 +93,7 @@ def test_the_run_folder_holds_script_results_verdicts_and_a_plot(answer):
     with open(os.path.join(answer["folder"], "verify.json"), encoding="utf-8") as file:
         assert json.load(file)["verdicts"] == answer["verdicts"]
     for node in (0, 1):
-        assert "collectives.py" in os.listdir(os.path.join(answer["folder"], "nodes", str(node), "attempt-0"))
+        assert "collective_test" in os.listdir(os.path.join(answer["folder"], "nodes", str(node), "attempt-0"))
     svg = ElementTree.parse(os.path.join(answer["folder"], "verify.svg")).getroot()
     lines = svg.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == len(OPS) and all(len(line.get("points").split()) == 4 for line in lines)

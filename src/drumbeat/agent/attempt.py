@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.blame import is_consequence
 from drumbeat.agent.decide import Assignment
 from drumbeat.diagnose.exits import STOPPED
 from drumbeat.finding import Finding
+from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.summary import Affected, group
 
 
@@ -56,6 +57,20 @@ class Attempt:
         failed = [end for end in self.ends if end.failed and not end.by_us]
         causes = [end for end in failed if not is_consequence(end)]
         return min(causes or failed, key=lambda end: end.at, default=None)
+
+    def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
+        """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
+        total = Progress()
+        for node, number in enumerate(self.assignment):
+            part = self.done.get(number)
+            if part:
+                progress = Progress.from_plain(part)
+                total.merge(progress, clock_offsets.get(number, 0.0))
+                if node == 0:
+                    total.accuracy, total.target_reached = progress.accuracy, progress.target_reached
+                    total.spent = progress.spent
+                    total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
+        return total
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""

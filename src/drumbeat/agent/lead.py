@@ -251,6 +251,9 @@ class Lead:
         starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
         return [*acts, *starts[1:], starts[0]]  # the lead's own ranks last: starting them takes its time
 
+    def clock_offsets(self) -> Dict[int, float]:
+        return {number: member.clock_offset for number, member in self.members.items()}
+
     def _present(self) -> Tuple[int, ...]:
         return tuple(number for number, member in sorted(self.members.items()) if not member.lost)
 
@@ -270,7 +273,9 @@ class Lead:
         if outcome.finding:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-        acts.append(Record("attempt-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
+        progress = attempt.progress(self.clock_offsets())
+        ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
+        acts.append(Record("attempt-ended", ended))
         decision = decide(self.history, self.members, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -17,14 +17,16 @@ from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.lead_watch import LeadWatching
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
-from drumbeat.agent.summary import write_end
+from drumbeat.agent.summary import what_follows, write_end
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import resolve
+from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
     Done,
+    End,
     FilePart,
     FirstStep,
     Found,
@@ -41,15 +43,18 @@ from drumbeat.agent.wire.messages import (
     Welcome,
     WireError,
 )
-from drumbeat.agent.wire.ports import free_port, listen
+from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.packages import all_versions
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.write import EventLog, replace
+from drumbeat.runfolder.verdict import REQUEUE
+from drumbeat.runfolder.write import EventLog, replace, replace_json
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -75,7 +80,7 @@ class LeadSide:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.folder = RunFolder(agent.order.folder)
-        self.listener: Optional[socket.socket] = None
+        self.door: Optional[Door] = None
         self.connections: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}
         self.stop_file = StopFile(self.folder.stop)
@@ -84,7 +89,7 @@ class LeadSide:
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
-        self.first_step: Optional[float] = None
+        self.first_step_of = -1  # the attempt whose first step is recorded
         self.master_addr = "127.0.0.1"
         self.events: EventLog
         self.lead: Lead
@@ -98,7 +103,6 @@ class LeadSide:
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""
         agent, order = self.agent, self.agent.order
-        raise_open_files()
         agent.open_folder(self.folder)
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
@@ -110,13 +114,15 @@ class LeadSide:
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
         if order.nodes > 1:
-            # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
-            self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
-            agent.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            most = most_strangers(order.nodes, raise_open_files())
+            listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
+            self.door = Door(listener, agent.token, most, agent.selector, self._admit, self._another_token)
+            self.door.tick(time.monotonic())
             self.master_addr = resolve(order.master, agent.wait_politely) or self.master_addr
         self._do(self.lead.hello(agent.hello(self.master_addr), 0.0, time.monotonic()))
 
@@ -134,6 +140,8 @@ class LeadSide:
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
+            if self.door and self.door.is_open:
+                self.door.tick(now)
             self._do(self.watching.tick(now))
             self.last_look = now
         self.look_for_stop(now)
@@ -156,27 +164,32 @@ class LeadSide:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        assert self.listener
-        for _ in range(256):  # others wait for their turn, too
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections[sock] = Connection(Channel(sock, self.agent.token, lead=True))
-            self.agent.selector.register(sock, selectors.EVENT_READ, lambda sock=sock: self._receive(sock))
+    def _admit(self, channel: Channel, messages: List[Message]) -> None:
+        """One who knows the token has come in."""
+        sock = channel.sock
+        self.connections[sock] = Connection(channel, heard=time.monotonic())
+        self.agent.selector.register(sock, selectors.EVENT_READ, lambda: self._receive(sock))
+        self._handle(sock, lambda: messages)
+
+    def _another_token(self, address: str, why: str) -> None:
+        warn(f"a node at {address} was sent away: {why}; all nodes of a run must have the same DRUMBEAT_TOKEN")
 
     def _receive(self, sock: socket.socket) -> None:
+        connection = self.connections.get(sock)
+        if connection is not None:
+            self._handle(sock, connection.channel.receive)
+
+    def _handle(self, sock: socket.socket, receive: Callable[[], List[Message]]) -> None:
         connection = self.connections[sock]
-        channel = connection.channel
+        channel, why = connection.channel, "its agent's connection broke"
         try:
-            messages = channel.receive()
-            for message in messages:
+            for message in receive():
                 self._on_message(connection, message)
-        except WireError:
+        except WireError as error:
+            why = f"its agent's connection was closed: {error}"
             channel.close()
         if channel.closed:
-            self._drop(sock, "its agent's connection broke")
+            self._drop(sock, why)
 
     def _drop(self, sock: socket.socket, why: str) -> None:
         connection = self.connections.pop(sock, None)
@@ -228,6 +241,8 @@ class LeadSide:
             self.master_addr = connection.channel.sock.getsockname()[0]  # proved: a member has reached us by it
         connection.channel.send(Welcome(self.agent.order.run_id, self.folder.path, socket.gethostname()))
         self._do(self.lead.hello(hello, round(min(connection.trips)[1], 6), time.monotonic()))
+        if self.door and self.lead.phase != "muster":
+            self.door.close()
 
     def _check_silence(self, now: float, late: float) -> None:
         """`late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
@@ -263,9 +278,11 @@ class LeadSide:
         self._do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
 
     def _first_step(self, member: int, message: FirstStep) -> None:
-        if self.first_step is None:
-            self.first_step = message.t + self.lead.members[member].clock_offset
-            self._do([Record("first-step", {"seconds": round(self.first_step - self.agent.order.created, 3)})])
+        attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
+        if attempt > self.first_step_of:
+            self.first_step_of = attempt
+            first = message.t + self.lead.members[member].clock_offset
+            self._do([Record("first-step", {"seconds": round(first - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
         self._do([Record("verdict", {"verdict": to_plain(message.verdict), "peer": member})])
@@ -290,10 +307,16 @@ class LeadSide:
                 self._do(self.watching.recorded(act.kind, time.monotonic()))
             elif isinstance(act, Tell):
                 others = tuple(number for number in act.members if number != 0)
-                self.outbox.put(act.message, (*others, 0) if 0 in act.members else others)
+                self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                write_end(self.folder, self.lead, self.first_step)
+                write_end(self.folder, self.lead)
                 self.exit_code = act.exit_code
+
+    def _complete(self, message: Message) -> Message:
+        """An end also says whether there is another start: only the run folder knows how many there have been."""
+        if isinstance(message, End):
+            return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
+        return message
 
     def _record(self, record: Record) -> None:
         lead = self.lead
@@ -385,13 +408,3 @@ class LeadSide:
         except WireError:
             connection.channel.close()
         return not connection.channel.closed
-
-
-def raise_open_files() -> None:
-    """One connection per member: as many open files as this process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            pass

@@ -147,7 +147,7 @@ class Agent:
             self.node.look(message)
         elif isinstance(message, End) and self.exit_code is None:
             self.exit_code = message.exit_code
-            self.report({"ended": self.exit_code})
+            self.report({"ended": self.exit_code, "again": message.again})
 
     def beat(self) -> None:
         """To the guard, and to the lead: I am here."""
@@ -228,7 +228,7 @@ class Agent:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _gather_tasks(self) -> None:
-        meeting = task_meeting(self.facts.identity, os.environ, self.number)
+        meeting = task_meeting(self.facts.identity, os.environ, self.number, self.token)
         self.tasks.gather(
             meeting,
             self.token,

@@ -14,10 +14,12 @@ from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
 from drumbeat.agent.wire.messages import Message, Ping, Pong, Refuse, StopAsked, Welcome, WireError
 from drumbeat.order import Order, dump_order
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.trusted import untrusted
+from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_MUSTER
 
 if TYPE_CHECKING:
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
 _WORD = 5.0  # seconds for the last messages, where there are no files to send
+
+
+def _is_of(folder: RunFolder, run_id: str) -> bool:
+    try:
+        return read_run_record(folder.path).run_id == run_id
+    except RecordError:
+        return False
 
 
 def beat_interval(order: Order) -> float:
@@ -61,7 +70,10 @@ class MemberSide:
 
     def _dial(self, seconds: float) -> None:
         agent, order = self.agent, self.agent.order
-        self.up = dial(order.master, self.ports, agent.token, seconds, agent.wait_politely, agent.complain)
+        # A pod's name is known only once the pod has a machine: that may take as long as the muster itself.
+        unresolved = {"unresolved": seconds} if agent.facts.identity.own_home else {}
+        wait, tell = agent.wait_politely, agent.complain
+        self.up = dial(order.master, self.ports, agent.token, seconds, wait, tell, **unresolved)
         agent.selector.register(self.up.sock, selectors.EVENT_READ, self._receive)
         mine = self.up.sock.getsockname()[0]
         self.up.send(agent.hello(order.hosts[agent.number] if order.emulated else mine))
@@ -89,6 +101,7 @@ class MemberSide:
         if self.up is not None and self.up.closed and self.agent.exit_code is None:
             self.agent.complain("the connection to the lead is lost; ending")
             self.agent.exit_code = EXIT_MUSTER
+            self.agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
 
     def give_up(self) -> None:
         """Nothing to tell: the lead sees the connection close when this agent leaves."""
@@ -135,7 +148,8 @@ class MemberSide:
             messages = []
             channel.close()
         for message in messages:
-            self._from_lead(message)
+            if self.agent.exit_code is None:
+                self._from_lead(message)
         if channel.closed and channel is self.up:
             self.agent.selector.unregister(sock)
 
@@ -167,16 +181,23 @@ class MemberSide:
         self.agent.exit_code = EXIT_MUSTER
 
     def _welcome(self, message: Welcome) -> None:
-        """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
-        theirs = RunFolder(message.folder)
+        """The lead's run folder if this node sees it and it is this user's, else one of its own that the lead gathers from."""
+        agent, theirs = self.agent, RunFolder(message.folder)
         # Joined nodes made orders of their own; the lead's run id is the run's.
-        self.agent.order = dataclasses.replace(self.agent.order, run_id=message.run_id)
-        run = read_json(theirs.run_json)
-        self.shared_folder = run is not None and run.get("run_id") == message.run_id
+        agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
+        self.shared_folder = _is_of(theirs, message.run_id)
+        foreign = untrusted(theirs, agent.number) if self.shared_folder else ""
+        if foreign:
+            agent.complain(f"the lead's run folder is not used here: {foreign}")
+            self.shared_folder = False
         if not self.shared_folder:
-            order = self.agent.order
-            theirs = RunFolder(order.folder)
+            theirs = RunFolder(agent.order.folder)
+            foreign = untrusted(theirs, agent.number)
+            if foreign:
+                agent.complain(f"cannot use the run folder: {foreign}; choose another place with --runs")
+                agent.exit_code = EXIT_MUSTER
+                return
             os.makedirs(theirs.path, exist_ok=True)
-            replace(theirs.order, dump_order(order))
-            replace_json(theirs.run_json, {"schema": SCHEMA, "run_id": message.run_id, "lead": message.host})
-        self.agent.open_folder(theirs)
+            replace(theirs.order, dump_order(agent.order))
+            write_run_record(theirs, RunRecord(message.run_id, lead=message.host))
+        agent.open_folder(theirs)

@@ -93,7 +93,6 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        self.metrics.begin_attempt()
         os.makedirs(self.folder.attempt(attempt), exist_ok=True)
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         facts = self.tasks.facts(self.facts)
@@ -116,7 +115,8 @@ class Node:
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
             self._start_one(process, variables, bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
-        self.metrics.read_printed(self.logs.attempt(attempt))
+        self.metrics.begin_attempt(self.logs.attempt(attempt))
+        self._first_step_told = False
 
     def stop(self, number: int, grace: float) -> None:
         """Signal what trains, once; a second request can only make the grace end earlier."""

@@ -31,12 +31,10 @@ class NodeMetrics:
         self._printed: Optional[PrintedMetrics] = None
         self._steps_reported = False
 
-    def read_printed(self, folder: str) -> None:
-        """Scripts that know nothing of us still print how they get on: read that from the logs in this folder too."""
+    def begin_attempt(self, folder: str) -> None:
+        """Progress counts from here. What scripts print is read too: from the logs in this folder."""
+        self.progress, self.ranks = Progress(), RankProgress()
         self._printed = PrintedMetrics(folder)
-
-    def begin_attempt(self) -> None:
-        self.ranks = RankProgress()
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
         """Carry on what has come, in few writes; the records that could be used."""

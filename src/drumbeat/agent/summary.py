@@ -4,40 +4,45 @@ from __future__ import annotations
 
 import os
 import time
-from typing import List, Optional
+from typing import List, Sequence
 
 from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
-from drumbeat.agent.requeue import after_end
+from drumbeat.agent.requeue import Next, after_end
+from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
-from drumbeat.runfolder.summary import AttemptEnd, Summary, Times, summarize, write_summary
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import AttemptEnd, Summary, summarize, write_summary
 from drumbeat.runfolder.verdict import requeues, write_verdict
 
 
-def write_end(folder: RunFolder, lead: Lead, first_step: Optional[float]) -> None:
-    last, allowed = lead.history[-1], lead.order.resources.requeues
-    asked = lead.requests
-    after = after_end(
-        last.outcome == REQUEUE, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed
-    )
-    write_verdict(folder, last.exit_code, after.step, lead.exclude, after.counts)
-    queued = os.path.exists(folder.script)
-    write_summary(folder, summary_of(lead, first_step, time.time(), time.monotonic(), queued))
+def what_follows(folder: RunFolder, lead: Lead) -> Next:
+    """After the last attempt, before its end is written."""
+    asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
+    allowed = lead.order.resources.requeues
+    return after_end(saved, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
 
 
-def summary_of(lead: Lead, first_step: Optional[float], wall: float, now: float, queued: bool = False) -> Summary:
-    """`first_step` and `wall` are wall-clock times of the lead, `now` is its monotonic clock."""
+def write_end(folder: RunFolder, lead: Lead) -> None:
+    after = what_follows(folder, lead)
+    write_verdict(folder, lead.history[-1].exit_code, after.step, lead.exclude, after.counts)
+    events = Run.open(folder.path).run_events()
+    write_summary(folder, summary_of(lead, events, time.time(), queued=os.path.exists(folder.script)))
+
+
+def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = False) -> Summary:
+    """`events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
     last = lead.history[-1]
-    total = wall - lead.order.created
-    times = Times(total, max(0.0, total - (now - lead.started)), lead.mustered_after, first_step, queued)
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
     members = [
         Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
         for _, member in sorted(lead.members.items())
     ]
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), times)
+    parts = ledger(lead.order.created, now, events, queued)
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:
@@ -51,18 +56,11 @@ def _attempts(lead: Lead) -> List[AttemptEnd]:
 
 
 def _progress(lead: Lead) -> Progress:
-    """Node 0's part first: its losses are the run's."""
-    total = Progress()
-    if not lead.attempts:
-        return total
-    attempt = lead.attempts[-1]
-    for node, number in enumerate(attempt.assignment):
-        part = attempt.done.get(number)
-        if part:
-            progress = Progress.from_plain(part)
-            total.merge(progress, lead.members[number].clock_offset)
-            if node == 0:
-                total.accuracy, total.target_reached = progress.accuracy, progress.target_reached
-                total.spent = progress.spent
-                total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
+    """Of the last attempt that made steps; how the losses began is the first attempt's."""
+    each = [attempt.progress(lead.clock_offsets()) for attempt in lead.attempts]
+    with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]
+    total = with_steps[-1]
+    for name in ("first_loss", "first_validation"):
+        found = [getattr(progress, name) for progress in with_steps if getattr(progress, name) is not None]
+        setattr(total, name, found[0] if found else None)
     return total

@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.runfolder.read import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
     "queued",
@@ -160,6 +161,11 @@ class Backend:
     def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
         """The command that opens a shell on a node of a running job."""
         raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
+
+    def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
+        """How to read the folder of a run whose nodes do not share it with this machine: a mirror that keeps a copy of it in
+        `folder`. None: it is shared, or all of it is here."""
+        return None
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
         """How to start `drumbeat.pyz _node RUN/order.json` on every node of the allocation that we are in."""

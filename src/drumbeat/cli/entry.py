@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and five that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and six that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def main(arguments: List[str]) -> int:
         from drumbeat.agent.monitor import run_monitor
 
         return run_monitor(arguments[1:])
+    if arguments[:1] == ["_files"]:
+        import sys
+
+        from drumbeat.runfolder.remote import serve
+
+        return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_shim"]:
         from drumbeat.agent.ranks.torchrun_shim import run_shim
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.convert.draft import Draft
-from drumbeat.diagnose.lint.lexer import Word
 from drumbeat.diagnose.lint.script import Command, Script, read
+from drumbeat.diagnose.lint.tokens import Word
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 

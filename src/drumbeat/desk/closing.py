@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Collection, List, Optional, Tuple
+from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.finding import Finding
 from drumbeat.runfolder.logs import Log
@@ -46,8 +46,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
         after.append(("speed", f"{speed(summary.throughput.value, summary.throughput.unit)} on {size}"))
     if summary.ledger:
-        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in summary.ledger.items() if seconds >= 0.05)
-        after.append(("time", spent))
+        after.append(("time", ledger_words(summary.ledger, summary.training_share)))
     if summary.failure is None and summary.elapsed > _LONG and not summary.throughput and _no_metrics(run, progress):
         after.append(("metrics", "none recognised; call drumbeat.metrics.report (docs/metrics.md)"))
     if len(summary.attempts) > 1:
@@ -85,6 +84,14 @@ def failure_lines(
         lines.append(("log", f"the end of {path}:" if texts else path))
         lines += [("", text) for text in texts]
     return lines + last
+
+
+def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
+    """Where the time went; the share of training is of the time that the job held its nodes."""
+    words = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05]
+    if share is not None:
+        words = [f"{word} ({share:.0%})" if word.startswith("training ") else word for word in words]
+    return ", ".join(words)
 
 
 def end_words(summary: Summary) -> str:

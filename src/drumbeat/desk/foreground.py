@@ -44,6 +44,7 @@ class Foreground:
     ) -> None:
         self.every = every
         self.ended_by_lead = False
+        self.again = False  # the lead comes back, or was lost and may be replaced
         self.interrupted: Optional[float] = None  # when the last Ctrl-C came
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
@@ -149,6 +150,7 @@ class Foreground:
             if "alive" in report:
                 self.heard[int(report["alive"])] = time.monotonic()
             self.ended_by_lead = self.ended_by_lead or "ended" in report
+            self.again = self.again or bool(report.get("again"))
 
     def _ended(self, codes: Dict[int, int]) -> Optional[Tuple[Run, Summary]]:
         """The lead's summary. If the lead was killed before it could write one, we do: nobody else is left."""

@@ -49,8 +49,8 @@ def may_come_back(end: Optional[End], requeued: bool) -> bool:
     return end is None or requeued or end.outcome in ("stopped", "requeue")
 
 
-def settled(handle: str, asked: Optional[Status], end: Optional[End]) -> Status:
-    """`asked` is the scheduler's answer; None where it was not asked."""
+def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False) -> Status:
+    """`asked` is the scheduler's answer; None where it was not asked. `requeued`: the lead's verdict is another start."""
     if end is None:
         return asked or Status(handle, UNKNOWN)
     if asked is not None and asked.state == QUEUED:
@@ -59,4 +59,6 @@ def settled(handle: str, asked: Optional[Status], end: Optional[End]) -> Status:
         return asked  # a later start: it runs, or it has ended without a summary
     if asked is not None and asked.state == RUNNING and end.outcome == "requeue":
         return Status(handle, RUNNING, "saved; about to be queued again", starts=asked.starts)
+    if asked is not None and asked.state == RUNNING and requeued:
+        return Status(handle, RUNNING, f"{end.outcome}; about to be started again", starts=asked.starts)
     return Status(handle, _ENDS.get(end.outcome, FAILED), end.outcome, end.exit_code, starts=end.start)

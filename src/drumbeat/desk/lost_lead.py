@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
-from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, Times, group, summarize
+from drumbeat.runfolder.summary import AttemptEnd, Summary, group, summarize
 
 
 def summary_without_lead(run: Run, order: Order, code: int, now: float) -> Summary:
@@ -23,20 +24,10 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float) -> Summa
         last = [attempts[-1].attempt + 1 if attempts else 0]
     attempts.append(AttemptEnd(last[0], "failed", 128 + number if number else code or 1, finding))
     affected = group((end.rank, end.words) for end in run.ranks().ended if end.failed)
-    return summarize(order, attempts, run.members(), affected, run.progress(), _times(run, order, now))
-
-
-def _times(run: Run, order: Order, now: float) -> Times:
-    before_lead = muster = 0.0
-    first_step = None
-    for event in run.run_events():
-        if isinstance(event, kinds.RunStarted):
-            before_lead, first_step = max(0.0, event.t - order.created), None
-        elif isinstance(event, kinds.Mustered):
-            muster = event.seconds
-        elif isinstance(event, kinds.FirstStep):
-            first_step = order.created + event.seconds
-    return Times(max(0.0, now - order.created), before_lead, muster, first_step)
+    progress = run.progress()
+    queued = os.path.exists(run.folder.script)
+    parts = ledger(order.created, now, run.run_events(), queued, progress)
+    return summarize(order, attempts, run.members(), affected, progress, parts)
 
 
 def _finding(number: int, code: int) -> Finding:

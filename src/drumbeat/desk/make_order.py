@@ -16,9 +16,10 @@ from drumbeat.order import Order
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job, job_from_file
 from drumbeat.spec.presets import laid_over
-from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.resolve import resolve
 from drumbeat.spec.site import Site
 from drumbeat.spec.sites import DEFAULT, find_site, load_site
 

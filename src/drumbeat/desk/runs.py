@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Callable, List, Mapping, Optional, Tuple
 
+from drumbeat import backends
 from drumbeat.backends.contract import parse_handle
 from drumbeat.desk.create import index_folder
 from drumbeat.problem import Problem
@@ -33,7 +34,7 @@ def all_runs(environ: Mapping[str, str]) -> Found:
         if not os.path.isdir(path):
             continue
         try:
-            runs.append(Run.open(path))
+            runs.append(open_run(path, environ))
         except RecordError as error:
             damaged.append(str(error))
     return Found(tuple(sorted(runs, key=lambda run: run.record.created, reverse=True)), tuple(damaged))
@@ -47,7 +48,7 @@ def is_trial(run: Run) -> bool:
 def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
     """The one that is meant; the newest if none is named. An exact id wins, then an exact name, then the start of an id."""
     if wanted and (os.path.isdir(wanted) or os.sep in wanted and "://" not in wanted):
-        return _opened(wanted)
+        return _opened(wanted, environ)
     runs = all_runs(environ).runs
     if not wanted:
         runs = tuple(run for run in runs if not is_trial(run))
@@ -74,15 +75,23 @@ def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: 
     raise Problem("no run is running", "drumbeat list shows all of them")
 
 
-def _opened(path: str) -> Run:
+def open_run(path: str, environ: Mapping[str, str]) -> Run:
+    """A run folder of this machine; where its nodes do not share it, a copy that is kept up to date while it is read."""
+    run = Run.open(path)
+    backend = backends.of_handle(run.record.handle)
+    files = backend.run_files(run.path, run.record.handle, environ) if backend else None
+    return Run.open(path, files) if files else run
+
+
+def _opened(path: str, environ: Mapping[str, str]) -> Run:
     try:
-        return Run.open(path)
+        return open_run(path, environ)
     except RecordError as error:
         raise Problem(str(error)) from None
 
 
 def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:
-    exact = [run for run in runs if run.run_id == wanted]
+    exact = [run for run in runs if wanted in (run.run_id, run.record.handle)]
     if exact:
         return exact[:1]
     named = [run for run in runs if run.record.name == wanted]

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
@@ -18,10 +18,11 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.run import Ranks, Run
-from drumbeat.runfolder.stop_file import ask_to_stop
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
 
@@ -107,8 +108,10 @@ def status(run: Run) -> Status:
     comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
     if not desk_pid(run) and (end is None or comes_back):
         asked = ask_scheduler(handle)
+        if asked and asked.state == UNKNOWN and _was_cancelled(run):
+            return Status(handle, CANCELLED)
         if asked:
-            return settled(handle, asked, end)
+            return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
     if end:
         return settled(handle, None, end)
     if desk_pid(run):
@@ -118,6 +121,14 @@ def status(run: Run) -> Status:
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
     return Status(handle, FAILED, "the process that started it is gone, and it left no summary")
+
+
+def _was_cancelled(run: Run) -> bool:
+    """Read again: `cancel` may have written it after the run was opened."""
+    try:
+        return read_run_record(run.path).cancelled
+    except RecordError:
+        return False
 
 
 def _recorded_end(run: Run) -> Optional[End]:
@@ -199,17 +210,22 @@ def cancel(run: Run) -> None:
 def _cancel(run: Run) -> None:
     pid = desk_pid(run)
     if pid is not None:
-        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")  # says that the run must not come back
+        run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
     state, backend = status(run).state, _scheduler(run.record.handle)
     if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")
-    if state == QUEUED:
-        backend.cancel(run.record.handle, os.environ)
-        _asked.clear()
-    else:
-        ask_to_stop(run.folder.stop, "CANCEL", "drumbeat cancel")
+    if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
+        _take_out(run, backend)
+
+
+def _take_out(run: Run, backend: Backend) -> None:
+    """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
+    backend.cancel(run.record.handle, os.environ)
+    _asked.clear()
+    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+        write_run_record(run.folder, replace(run.record, cancelled=True))
 
 
 def _cancel_array(run: Run) -> None:
@@ -226,7 +242,7 @@ def _cancel_array(run: Run) -> None:
     for task in alive:
         number = task.handle.rpartition("_")[2]
         if task.state == RUNNING and number in runs:
-            ask_to_stop(runs[number].folder.stop, "CANCEL", "drumbeat cancel")
+            runs[number].ask_to_stop("CANCEL", "drumbeat cancel")
         elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
             backend.cancel(task.handle, os.environ)
 
@@ -236,7 +252,7 @@ def end_job(run: Run) -> bool:
     backend = _scheduler(run.record.handle)
     if backend is None or run.record.desk is not None:
         return False  # a job that was not submitted by us is its owner's to end
-    backend.cancel(run.record.handle, os.environ)
+    _take_out(run, backend)
     return True
 
 

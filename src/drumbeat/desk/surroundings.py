@@ -19,7 +19,7 @@ from drumbeat.plan.argv import Tools, launcher_python
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
-from drumbeat.spec.resolve import Here
+from drumbeat.spec.here import Here
 
 _CONFIG_LIMIT = 1 << 20
 
@@ -31,7 +31,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         hostname=socket.gethostname(),
         cwd=os.getcwd(),
         environ=environ,
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=_cores(),
         gpus=count_shown(environ, len([gpu for gpu in gpus if not gpu.integrated])) or None,
         user=getpass.getuser(),
         now=time.time(),
@@ -40,6 +40,11 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         read_yaml=_read_yaml,
     )
     return dataclasses.replace(here, **given)
+
+
+def _cores() -> int:
+    """That this process may use; a desk that is no Linux machine says how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read_yaml(path: str) -> Any:

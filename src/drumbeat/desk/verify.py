@@ -18,18 +18,24 @@ from drumbeat.spec.job import Job
 from drumbeat.verify.judge import Judgement, judge
 
 SCHEMA = "1.0"
-SCRIPTS = ("verify/collectives.py", "verify/smoke.py")
+PACKAGE = "verify/collective_test"
 RESULTS = "collectives.json"
 
 
 def verify_job(job: Job, quick: bool, backend: str, python: Optional[str]) -> Job:
     """The job with our test as its command. What else it says (nodes, environment, setup) is what is verified."""
-    command = [python or _python(job), "{attempt}/collectives.py", "--out", "{attempt}/" + RESULTS]
+    command = [python or _python(job), "{attempt}/collective_test/__main__.py", "--out", "{attempt}/" + RESULTS]
     command += ["--quick"] if quick else []
     command += ["--backend", backend] if backend != "auto" else []
     launcher = job.launcher if job.launcher == "tasks" else "auto"
     return dataclasses.replace(
-        job, name=job.name or "verify", command=tuple(command), launcher=launcher, wrap=None, restarts=0, brings=SCRIPTS
+        job,
+        name=job.name or "verify",
+        command=tuple(command),
+        launcher=launcher,
+        wrap=None,
+        restarts=0,
+        brings=(PACKAGE,),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
-from drumbeat.diagnose import environment, failure, missing, transport
+from drumbeat.diagnose import environment, missing, transport
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, whole
 from drumbeat.diagnose.dumps.content import Dump
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.failure import Failure, Log
+from drumbeat.diagnose.judge import judge
 from drumbeat.diagnose.rulebook import Match, Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
@@ -57,7 +58,7 @@ def make_report(
         elastic.several_runs,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
-    failed = failure.judge(
+    failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],
         seen,
         state,

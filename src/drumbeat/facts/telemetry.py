@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
@@ -42,6 +42,14 @@ class GpuSample:
     clock: Optional[float] = None  # MHz
     memory_clock: Optional[float] = None
     fan: Optional[float] = None  # per cent
+    throttle: Optional[Tuple[str, ...]] = None  # what slows it down now, none if nothing does
+    energy: Optional[float] = None  # joules, since the driver was loaded
+    ecc_corrected: Optional[int] = None  # memory errors since the driver was loaded
+    ecc_uncorrected: Optional[int] = None
+    pcie_received: Optional[int] = None  # bytes since the driver was loaded
+    pcie_sent: Optional[int] = None
+    link_received: Optional[int] = None  # bytes over NVLink or xGMI since the driver was loaded
+    link_sent: Optional[int] = None
     name: Optional[str] = None
     time: Optional[str] = None  # as the tool prints it
 

@@ -13,6 +13,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from drumbeat.finding import Finding, Verdict
 from drumbeat.record import RecordError, from_plain
+from drumbeat.runfolder.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True)
 class FirstStep(Event):
-    seconds: float  # from the command to the first training step that a rank reported
+    seconds: float  # from the command to the first training step that a rank of this attempt reported
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Consequence(Event):
 class AttemptEnded(Event):
     outcome: str  # finished, failed, stopped, time-limit, requeue
     exit_code: int
+    progress: Optional[Progress] = None  # what its ranks reported, by the lead's clock
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ RUN/
   run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle
   order.json           the Order                           desk, once
   job.yaml             the job file as it was given        desk, once
-  code.json            commit and dirty state              desk, once
+  code.json            commit, dirty state, image digest   desk, once
+  code.diff            what differs from the commit        desk, once; secrets are replaced, its size is limited
+  packages.json        Python packages and versions        agent 0, once per start
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
@@ -62,6 +64,14 @@ class RunFolder:
     @property
     def code(self) -> str:
         return self.at("code.json")
+
+    @property
+    def diff(self) -> str:
+        return self.at("code.diff")
+
+    @property
+    def packages(self) -> str:
+        return self.at("packages.json")
 
     @property
     def bundle(self) -> str:

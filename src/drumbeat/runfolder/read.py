@@ -1,6 +1,6 @@
 """Reading what others write: bytes, JSON and growing files, none of which can be trusted to be whole.
 
-All readers of run folders go through `Files`. A mirror of a folder on another machine has to offer the same three calls.
+All readers of run folders go through `Files`. A mirror of a folder on another machine (mirror.py) offers the same calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
 
 
 class Files:
-    """Read access to the files below `root`; names are relative to it, absolute names stand for themselves."""
+    """Access to the files below `root`; names are relative to it, absolute names stand for themselves."""
 
     def __init__(self, root: str = "") -> None:
         self.root = root
@@ -50,6 +50,12 @@ class Files:
             return None
         finally:
             os.close(fd)
+
+    def append(self, name: str, text: str) -> bool:
+        """Add text to the end of a file; false where that is not possible now."""
+        with open(os.path.join(self.root, name), "a", encoding="utf-8") as file:
+            file.write(text)
+        return True
 
     def names(self, folder: str) -> List[str]:
         try:
@@ -114,10 +120,15 @@ class Tail:
             self._rest = b""
         return [part.decode("utf-8", "replace") for part in parts]
 
-    def skip(self) -> None:
-        """Take all that is in the file now as read."""
+    def skip(self, keep: int = 0) -> None:
+        """Take all that is in the file now as read, but for the whole lines in its last `keep` bytes."""
         chunk = self.files.chunk(self.path, 0, 0)
-        self.position, self._rest, self._anchor = chunk.size if chunk else 0, b"", b""
+        size = chunk.size if chunk else 0
+        self.position, self._rest, self._anchor = max(0, size - keep), b"", b""
+        if keep and self.position:
+            self.position -= 1  # where a line ends just before, the next one is whole
+            torn = self._new(keep).find(b"\n")
+            self.position = self.position + torn + 1 if torn >= 0 else size
 
     def _new(self, limit: int) -> bytes:
         known = len(self._anchor)

@@ -12,71 +12,26 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.finding import Verdict
 from drumbeat.order import Order, load_order
-from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.record import RecordError, from_plain
+from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.events import Event, parse_event
-from drumbeat.runfolder.layout import SCHEMA, NodeFolder, RunFolder
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.ledger import PARTS, ledger
 from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
+from drumbeat.runfolder.run_record import RunRecord, read_run_record
+from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
 if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
     from drumbeat.runfolder.follow import Follower
 
-_RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
-_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
-
-
-@dataclass(frozen=True)
-class Desk:
-    """The process that started the run and stays with it."""
-
-    host: str
-    pid: int
-    started: Optional[str] = None  # its start time, as the kernel counts it: pids are used again
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """run.json."""
-
-    run_id: str
-    schema: str = SCHEMA
-    name: str = ""
-    created: float = 0.0
-    handle: str = ""  # BACKEND://CLUSTER/JOB
-    version: str = ""
-    desk: Optional[Desk] = None
-    output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
-
-
-@dataclass(frozen=True)
-class RankEnd:
-    rank: int
-    node: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    t: float  # the lead's clock
-
-    @property
-    def failed(self) -> bool:
-        return self.exit_code != 0
-
-    @property
-    def words(self) -> str:
-        return f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The processes of the last attempt: how many were started, and those that have ended."""
-
-    started: int = 0
-    ended: Tuple[RankEnd, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,15 +45,7 @@ class Run:
         """RecordError when there is no run there, or one of a newer drumbeat."""
         path = os.path.abspath(path)
         files = files or Files(path)
-        data = read_json(RunFolder("").run_json, files)
-        if data is None:
-            raise RecordError(f"{path}: not a run folder (no readable run.json)")
-        check_schema(str(data.get("schema", "?")), SCHEMA, os.path.join(path, "run.json"))
-        try:
-            record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, os.path.join(path, "run.json"))
-        except OverflowError as error:
-            raise RecordError(f"{path}/run.json: {error}") from None
-        return cls(path, record, files)
+        return cls(path, read_run_record(path, files), files)
 
     @property
     def run_id(self) -> str:
@@ -108,6 +55,10 @@ class Run:
     def folder(self) -> RunFolder:
         """Paths, for those who write."""
         return RunFolder(self.path)
+
+    def ask_to_stop(self, word: str, reason: str) -> bool:
+        """A line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: stop_file.WORDS."""
+        return self.files.append(_AT.stop, stop_line(word, reason))
 
     # -- whole files -------------------------------------------------------------------------------------------------
 
@@ -140,6 +91,14 @@ class Run:
     def environment(self, node: int) -> Dict[str, Any]:
         """Every variable that the node's ranks were given, with reason and source, and their binding; {} if unknown."""
         return read_json(_AT.node(node).environment, self.files) or {}
+
+    def code(self) -> Dict[str, Any]:
+        """Which code it was: commit, whether files differ from it, the image's digest; {} if unknown."""
+        return read_json(_AT.code, self.files) or {}
+
+    def packages(self) -> Dict[str, Any]:
+        """Versions of the Python packages that node 0 found: `packages`, and the `folders` they are in; {} if unknown."""
+        return read_json(_AT.packages, self.files) or {}
 
     def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
         """A JSON file that a rank has left in the last attempt's folder."""
@@ -241,13 +200,17 @@ class Run:
         """What the lead recorded, in its order."""
         return list(self._events(_AT.events))
 
+    def node_events(self, node: int) -> Iterator[Event]:
+        """What one node recorded, by its own clock."""
+        return self._events(_AT.node(node).events)
+
     def events(self) -> List[Event]:
         """All events of all nodes, by the lead's clock."""
         offsets = self.clock_offsets()
         found = self.run_events()
         for node in self.nodes():
             shift = offsets.get(node, 0.0)
-            found += (dataclasses.replace(event, t=event.t + shift) for event in self._events(_AT.node(node).events))
+            found += (dataclasses.replace(event, t=event.t + shift) for event in self.node_events(node))
         return sorted(found, key=lambda event: (event.t, event.node, event.seq))
 
     def verdicts(self) -> List[Verdict]:
@@ -274,76 +237,25 @@ class Run:
 
     def attempt_ends(self) -> List[AttemptEnd]:
         """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
-        found: List[AttemptEnd] = []
-        for event in self.run_events():
-            if isinstance(event, kinds.AttemptStarted):
-                found.append(AttemptEnd(event.attempt, "cut off", None))
-            elif found and isinstance(event, kinds.Failed):
-                found[-1] = dataclasses.replace(found[-1], finding=event.finding)
-            elif found and isinstance(event, kinds.AttemptEnded):
-                found[-1] = dataclasses.replace(found[-1], outcome=event.outcome, exit_code=event.exit_code)
-        return found
+        return derived.attempt_ends(self)
 
     def ranks(self) -> Ranks:
         """Those of the last attempt, by the nodes' own events."""
-        offsets = self.clock_offsets()
-        attempt, started = -1, 0
-        ended: Dict[int, RankEnd] = {}
-        for node in self.nodes():
-            for event in self._events(_AT.node(node).events):
-                if not isinstance(event, (kinds.RankStarted, kinds.RankExited)) or event.attempt < attempt:
-                    continue
-                if event.attempt > attempt:
-                    attempt, started, ended = event.attempt, 0, {}
-                if isinstance(event, kinds.RankStarted):
-                    started += 1
-                else:
-                    t = event.t + offsets.get(node, 0.0)
-                    ended[event.rank] = RankEnd(event.rank, node, event.exit_code, event.signal, t)
-        return Ranks(started, tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank))))
+        return derived.ranks(self)
 
     def progress(self) -> Progress:
         """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
-        nodes = self.nodes()
-        size = max(_HEAD, _RECENT // max(1, len(nodes)))
-        offsets = self.clock_offsets()
-        recent: List[Metric] = []
-        starts: List[float] = []
-        first = Progress()
-        for node in nodes:
-            name, shift = _AT.node(node).metrics, offsets.get(node, 0.0)
-            head, tail = self._ends(name, size)
-            for line in head:
-                metric = _metric(line, node)
-                if metric:
-                    first.add(metric)
-            metrics = [metric for metric in (_metric(line, node) for line in tail) if metric]
-            steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
-            starts += [min(steps)] if steps else []
-            recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
-        total = Progress()
-        begin = max(starts, default=0.0)  # from here on all nodes are covered
-        for metric in sorted(recent, key=lambda metric: metric.t):
-            if metric.t >= begin or metric.kind != "step":
-                total.add(metric)
-        if first.first_loss is not None:
-            total.first_loss = first.first_loss
-        if first.first_validation is not None:
-            total.first_validation = first.first_validation
-        return total
+        return derived.progress(self)
+
+    def ledger(self, now: float) -> Dict[str, float]:
+        """Where the time went, by the parts of ledger.py: as the summary says, else as far as the events tell at `now`."""
+        summary = self.summary()
+        if summary and summary.ledger:
+            return {**dict.fromkeys(PARTS, 0.0), **summary.ledger}
+        queued = self.files.chunk(_AT.script, 0, 0) is not None
+        return ledger(self.record.created, now, self.run_events(), queued, self.progress())
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _ends(self, name: str, size: int) -> Tuple[List[str], List[str]]:
-        """The first and the last lines of a file: the first `_HEAD` bytes (none of a short file), the last `size`."""
-        found = self.files.chunk(name, 0, _HEAD)
-        if found is None:
-            return [], []
-        last = self.files.chunk(name, max(0, found.size - size), size)
-        texts = (last.data if last else b"").decode("utf-8", "replace").split("\n")[:-1]
-        if found.size <= size:
-            return [], texts
-        return found.data.decode("utf-8", "replace").split("\n")[:-1], texts[1:]
 
     def _events(self, name: str) -> Iterator[Event]:
         for data in self._decoded(name):
@@ -366,16 +278,8 @@ class Run:
 _AT = RunFolder("")  # names relative to the run folder
 
 
-def _metric(line: str, node: int) -> Optional[Metric]:
-    data = decode(line)
-    return None if data is None else parse_metric(data, node)
-
-
 def _parsed(record: Any, data: Optional[Dict[str, Any]]) -> Any:
     try:
         return None if data is None else from_plain(record, data)
     except (RecordError, AssertionError, OverflowError):
         return None
-
-
-__all__ = ["Desk", "NodeFolder", "RankEnd", "Ranks", "Run", "RunRecord"]

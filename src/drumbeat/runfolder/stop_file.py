@@ -19,9 +19,13 @@ _LOOK_EVERY = 1.0  # seconds
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
     """`name` is one of WORDS."""
-    assert name in WORDS, name
     with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{name} {reason}\n")
+        file.write(stop_line(name, reason))
+
+
+def stop_line(name: str, reason: str) -> str:
+    assert name in WORDS, name
+    return f"{name} {reason}\n"
 
 
 @dataclass

@@ -17,6 +17,7 @@ from drumbeat.order import Order
 from drumbeat.ranges import ranges
 from drumbeat.record import RecordError, check_schema, from_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.write import replace_json
@@ -26,7 +27,6 @@ _MOST_ATTEMPTS = 24
 _MOST_EVIDENCE = 12
 _LONGEST = 400  # characters of a text
 _LONGEST_HOSTS = 8000
-_QUEUE = "queue and start"
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,6 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class Times:
-    """When things happened, in seconds; wall-clock times are the lead's."""
-
-    total: float  # from the command to the end
-    before_lead: float  # from the command to the lead's start
-    muster: float
-    first_step: Optional[float] = None  # wall clock
-    queued: bool = False  # before the lead's start it waited in a scheduler's queue
-
-
-@dataclass(frozen=True)
 class Summary:
     run_id: str
     outcome: str
@@ -80,13 +69,14 @@ class Summary:
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
     throughput: Optional[Throughput] = None
-    ledger: Dict[str, float] = field(default_factory=dict)
+    ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see ledger.py
+    training_share: Optional[float] = None  # effective training time ratio; None: no steps were reported
     schema: str = SCHEMA
 
     @property
     def elapsed(self) -> float:
         """How long it ran: without the time in a queue."""
-        return max(0.0, self.seconds - self.ledger.get(_QUEUE, 0.0))
+        return max(0.0, self.seconds - self.ledger.get(QUEUE, 0.0))
 
 
 def summarize(
@@ -95,16 +85,16 @@ def summarize(
     members: Sequence[Member],
     affected: Sequence[Affected],
     progress: Progress,
-    times: Times,
+    parts: Mapping[str, float],
 ) -> Summary:
-    """`attempts` are all of them; how the last one ended is how the run ended."""
+    """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger."""
     last = attempts[-1]
     rate = progress.rate()
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
         exit_code=1 if last.exit_code is None else last.exit_code,
-        seconds=round(times.total, 3),
+        seconds=round(sum(parts.values()), 3),
         nodes=order.nodes,
         ranks=sum(member.ranks for member in members),
         hosts=_cut_hosts(fold(member.host for member in members)),
@@ -116,7 +106,8 @@ def summarize(
         consequences=tuple(affected) if last.finding else (),
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
-        ledger=_ledger(order, progress, times),
+        ledger=dict(parts),
+        training_share=training_share(parts),
     )
 
 
@@ -173,20 +164,3 @@ def _cut(text: str, longest: int = _LONGEST) -> str:
 
 def _cut_hosts(text: str) -> str:
     return text if len(text) <= _LONGEST_HOSTS else text[:_LONGEST_HOSTS].rpartition(",")[0] + ",..."
-
-
-def _ledger(order: Order, progress: Progress, times: Times) -> Dict[str, float]:
-    """Where the time went, from the command to the end; the parts add up to the whole."""
-    parts = {_QUEUE if times.queued else "start agents": times.before_lead, "muster": times.muster}
-    if times.first_step is None or progress.last_t is None:
-        parts["ranks"] = times.total - sum(parts.values())
-    else:
-        parts["ranks to first step"] = times.first_step - order.created - sum(parts.values())
-        training = max(0.0, progress.last_t - times.first_step)
-        for kind, seconds in progress.spent.items():
-            if kind != "step" and seconds < training:
-                parts[kind] = seconds
-                training -= seconds
-        parts["training"] = training
-        parts["end"] = times.total - sum(parts.values())
-    return {name: round(seconds, 3) for name, seconds in parts.items()}

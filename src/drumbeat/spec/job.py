@@ -378,7 +378,7 @@ class Job:
         "[/scratch, $DATA:/data]",
         (),
     )
-    brings: Tuple[str, ...] = ()  # scripts of drumbeat's own that the command runs; no key of a file
+    brings: Tuple[str, ...] = ()  # packages of drumbeat's own that the command runs; no key of a file
     origins: Dict[str, str] = origins_field()
 
     def where(self, path: str) -> str:

@@ -7,23 +7,24 @@ import os.path
 import re
 import signal
 import time
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from dataclasses import replace
+from typing import Dict, Optional, Tuple
 
-from drumbeat.order import COLLECTIVES, EnvVar, Expect, Floor, HostPath, Order, Wrap
+from drumbeat.order import COLLECTIVES, Expect, Floor, HostPath, Order, Wrap
 from drumbeat.plan import masks
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers import accelerate
 from drumbeat.plan.launchers.find import Found, find_launcher
-from drumbeat.plan.ranks import IDENTITY
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
-from drumbeat.secret import in_text, in_words, is_secret
-from drumbeat.spec.check import check_limits, check_variable_name
+from drumbeat.spec.check import check_limits
+from drumbeat.spec.environment import environment
 from drumbeat.spec.expand import expand
 from drumbeat.spec.fields import keys_of
+from drumbeat.spec.here import Here
 from drumbeat.spec.job import Job
+from drumbeat.spec.meeting import find_hosts, port_seed, run_identity
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, flag_of, resources
@@ -32,25 +33,6 @@ from drumbeat.spec.site import Site
 from drumbeat.spec.yamlfile import shown
 
 _TUNED = {"batch": "batch", "accumulate": "batch", "hook": "hooks"}  # a place in a command -> what tunes it
-
-
-@dataclass(frozen=True)
-class Here:
-    """What must be known of the place where the order is made."""
-
-    hostname: str
-    cwd: str
-    environ: Mapping[str, str]
-    cpus: int  # that this process may use
-    gpus: Optional[int]  # None: unknown
-    user: str
-    now: float  # seconds since 1970
-    entropy: str  # new for every run
-    job_id: Optional[str] = None  # the scheduler's
-    step_id: Optional[str] = None
-    hosts: Tuple[str, ...] = ()  # in the scheduler's order
-    master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
-    read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
 
 
 def resolve(job: Job, site: Site, here: Here) -> Order:
@@ -62,15 +44,15 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
     launcher, launcher_why = choose_launcher(command, job.launcher)
-    said = _said(command, here)  # a launch command that exists already says how large it is meant to be
-    nodes = job.nodes or len(here.hosts) or (said and said.nodes) or site.nodes or 1
-    ranks = _ranks_said(job, said, here) or _ranks_per_node(job, site, here)
-    _check_range(said, nodes)
+    launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
+    nodes = job.nodes or len(here.hosts) or (launch and launch.nodes) or site.nodes or 1
+    ranks = _ranks_of_launch(job, launch, here) or _ranks_per_node(job, site, here)
+    _check_range(launch, nodes)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
-    hosts, master, port = _hosts(job, site, here, nodes, emulated)
-    env, passed = _environment(job, site, here, emulated)
+    hosts, master, port = find_hosts(job, site, here, nodes, emulated)
+    env, passed = environment(job, site, here, emulated)
     runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
     order = Order(
         run_id=run_id,
@@ -89,14 +71,16 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         gpus=job.gpus,
         hosts=hosts,
         master=master,
-        muster_ports=(port,) if port else ports("muster/" + _meeting(run_id, name, master, here), DEFAULT_EPHEMERAL)[0],
+        muster_ports=(port,)
+        if port
+        else ports("muster/" + port_seed(run_id, name, master, here), DEFAULT_EPHEMERAL)[0],
         env=env,
-        agreed_command=said.agreed if said else (),
+        agreed_command=launch.agreed if launch else (),
         passed=passed,
         setup=job.setup,
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
-        restarts=job.restarts or (said and said.restarts) or 0,
+        restarts=job.restarts or (launch and launch.restarts) or 0,
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,
@@ -131,7 +115,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
         },
     )
-    return replace(order, meeting=_identity(order, here))
+    return replace(order, meeting=run_identity(order, here))
 
 
 def _cpu_bind(job: Job) -> Tuple[str, ...]:
@@ -181,7 +165,7 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
 
 
-def _said(command: Tuple[str, ...], here: Here) -> Optional[Found]:
+def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:
     found = find_launcher(command)
     if found is None or found.kind != "accelerate":
         return found
@@ -189,14 +173,14 @@ def _said(command: Tuple[str, ...], here: Here) -> Optional[Found]:
     return find_launcher(command, accelerate.from_config(here.read_yaml(path)) if path else {})
 
 
-def _ranks_said(job: Job, said: Optional[Found], here: Here) -> Optional[int]:
-    if job.ranks_per_node or said is None:
+def _ranks_of_launch(job: Job, launch: Optional[Found], here: Here) -> Optional[int]:
+    if job.ranks_per_node or launch is None:
         return None
-    return here.cpus if said.rank_per_core else said.ranks_per_node
+    return here.cpus if launch.rank_per_core else launch.ranks_per_node
 
 
-def _check_range(said: Optional[Found], nodes: int) -> None:
-    least, most = (said and said.node_range) or (nodes, nodes)
+def _check_range(launch: Optional[Found], nodes: int) -> None:
+    least, most = (launch and launch.node_range) or (nodes, nodes)
     if not least <= nodes <= most:
         raise Problem(
             f"{nodes} nodes, but the command asks for {least} to {most} (--nnodes={least}:{most})",
@@ -207,21 +191,6 @@ def _check_range(said: Optional[Found], nodes: int) -> None:
 def _run_id(name: str, here: Here) -> str:
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(here.now))
     return f"{name}-{started}-{hashlib.sha256(here.entropy.encode()).hexdigest()[:4]}"
-
-
-def _meeting(run_id: str, name: str, master: str, here: Here) -> str:
-    """Typed by hand on each machine, a job has no id that all share: then it is who runs what, and where node 0 is."""
-    if here.job_id:
-        return f"{here.job_id}.{here.step_id or ''}"
-    return f"{here.user}/{name}/{master}" if here.master else run_id
-
-
-def _identity(order: Order, here: Here) -> str:
-    """What the nodes of one run share where each makes an order of its own. By hand that includes the command itself: two
-    runs with the same name may start on the same machines at once."""
-    if here.job_id:
-        return f"{here.job_id}.{here.step_id or ''}"
-    return f"{here.user}/{order.name}/{order.master}/{order.digest()}" if here.master else ""
 
 
 def _python(job: Job, site: Site) -> str:
@@ -267,120 +236,6 @@ def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
         )
 
 
-def _hosts(job: Job, site: Site, here: Here, nodes: int, emulated: bool) -> Tuple[Tuple[str, ...], str, Optional[int]]:
-    """The hosts, node 0 among them, and the port, where one was given."""
-    if emulated:
-        hosts = tuple(f"127.0.{number >> 8}.{number & 255}" for number in range(1, nodes + 1))
-        return hosts, hosts[0], None
-    if here.hosts and len(here.hosts) != nodes:
-        raise Problem(
-            f"{job.where('nodes')}: {nodes} nodes requested, but the scheduler gave {len(here.hosts)}",
-            f"leave it out, or say {len(here.hosts)}",
-        )
-    master, port = _split_port(here.master)
-    master = master or (here.hosts[0] if here.hosts else "")
-    if nodes > 1 and (master == "localhost" or master.startswith("127.") or master == "::1"):
-        raise Problem(
-            f"{master} cannot be the master of {nodes} nodes: each of them would dial itself",
-            "name node 0 as the others see it: --master HOST",
-        )
-    if nodes > 1 and not master and site.backend == "local":
-        raise Problem(
-            f"{nodes} nodes, but which machine is node 0 is not known",
-            "on each of them add --master HOST --node-rank K, or --site localhost to emulate them on this one",
-        )
-    # Where a scheduler chooses the nodes, nobody knows node 0 before it has.
-    return here.hosts, master or (here.hostname if site.backend == "local" else ""), port
-
-
-def _split_port(master: str) -> Tuple[str, Optional[int]]:
-    """HOST, HOST:PORT, [ADDRESS]:PORT; a bare IPv6 address has no port."""
-    if master.startswith("["):
-        host, _, port = master[1:].partition("]")
-        port = port[1:] if port.startswith(":") else port
-    elif master.count(":") == 1:
-        host, port = master.split(":")
-    else:
-        host, port = master, ""
-        if "]" in master:
-            raise Problem(f"{master!r} is not HOST or HOST:PORT")
-    if master and not host:
-        raise Problem(f"{master!r} names no host", "write HOST or HOST:PORT")
-    if port == "" and not master.endswith(":"):
-        return host, None
-    if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
-        raise Problem(f"{master!r}: {port!r} is not a port (1 to 65535)", "write HOST or HOST:PORT")
-    return host, int(port)
-
-
-_INSTEAD = {
-    "WORLD_SIZE": "; nodes and ranks-per-node say how many ranks there are",
-    "LOCAL_WORLD_SIZE": "; ranks-per-node says how many ranks each node has",
-    "NNODES": "; nodes says how many there are",
-    "NODE_RANK": "; --node-rank says which node this is",
-    "MASTER_ADDR": "; --master says where nodes that you start by hand meet",
-    "MASTER_PORT": "; export MASTER_PORT before drumbeat to choose the ranks' port",
-}
-
-
-def _environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple[EnvVar, ...], Tuple[str, ...]]:
-    _check_no_secret(job)
-    variables: Dict[str, EnvVar] = {}
-    # An emulating site's variables are about emulation.
-    for name, asked in site.env.items() if emulated == site.emulated else ():
-        value = expand(asked.value, here.environ, site.where(f"env.{name}.value"))
-        if is_secret(name, value):
-            raise Problem(
-                f"{site.where(f'env.{name}')}: looks secret, and what stands here is written into every run folder",
-                f"leave it out of the profile; each user exports {name} and hands it on: --env {name}",
-            )
-        why = f"{asked.why} ({asked.source})" if asked.source else asked.why
-        variables[name] = EnvVar(name, value, why, "site")
-    passed = []
-    for name, text in job.env.items():
-        place = job.where(f"env.{name}")
-        check_variable_name(name, place)
-        if name in IDENTITY:
-            raise Problem(
-                f"{place}: drumbeat sets {name} itself, for each rank", f"leave it out{_INSTEAD.get(name, '')}"
-            )
-        overruled = variables.pop(name, None)
-        if text is None:
-            if name not in here.environ:
-                raise Problem(f"{place}: {name} is to be passed on, but it is not exported here", f"export {name}=...")
-            passed.append(name)
-        elif is_secret(name, text):
-            raise Problem(
-                f"{place}: looks secret, and what stands here is written into the run folder",
-                f"export it, and write {name}: pass in the file, or --env {name}",
-            )
-        else:
-            value = expand(text, here.environ, place)
-            why = "as the job asks"
-            if overruled and overruled.value != value:
-                why += f"; site {site.name} would set {overruled.value}"
-            variables[name] = EnvVar(name, value, why, "user")
-    return tuple(variables.values()), tuple(passed)
-
-
-def _check_no_secret(job: Job) -> None:
-    """What the command, wrap and setup say is written into the run folder, and shown by `ps` on every node."""
-    wrap = job.wrap.command if job.wrap else ()
-    found = (
-        ("command", in_words(job.command)),
-        ("wrap.command", in_words(wrap)),
-        ("setup", in_text(job.setup or "")),
-    )
-    for key, holder in found:
-        if holder:
-            name = holder if holder.isidentifier() else "HF_TOKEN"
-            way = f"bash -c 'exec python train.py {holder} \"${name}\"'" if holder.startswith("-") else "your program"
-            raise Problem(
-                f"{job.where(key)}: {holder} looks secret, and what stands here is written into the run folder",
-                f"export it, hand it on by name (env: {{{name}: pass}}, or --env {name}), and read ${name} in {way}",
-            )
-
-
 def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
     if job.wrap is None:
         return None
@@ -392,8 +247,8 @@ def _wrap(job: Job, here: Here, world: int) -> Optional[Wrap]:
 
 
 def _expect(job: Job, site: Site) -> Expect:
-    said = job.expect or site.expect
-    return Expect(said.transport, said.gdr) if said else Expect()
+    expect = job.expect or site.expect
+    return Expect(expect.transport, expect.gdr) if expect else Expect()
 
 
 def _floors(site: Site) -> Dict[str, Floor]:

@@ -15,7 +15,7 @@ from drumbeat.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from drumbeat.train.data.loaders import Batches as Batches
-    from drumbeat.train.layout import Layout as Layout
+    from drumbeat.train.parallel.layout import Layout as Layout
     from drumbeat.train.prepare import setup as setup
     from drumbeat.train.refusal import Refusal as Refusal
     from drumbeat.train.trainer import Result as Result
@@ -28,7 +28,7 @@ _HOME = {
     "Trainer": "trainer",
     "Result": "trainer",
     "Batches": "data.loaders",
-    "Layout": "layout",
+    "Layout": "parallel.layout",
     "Refusal": "refusal",
 }
 _WITHOUT_TORCH = ("Layout", "Refusal")

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from drumbeat.train.checkpoint import Checkpoints
-from drumbeat.train.context import Context
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.checkpoint.generators import seed_generators
 from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
-from drumbeat.train.generators import seed_generators
-from drumbeat.train.init_parts import fill_parts
-from drumbeat.train.layout import Layout
+from drumbeat.train.layers.cross_entropy import cross_entropy_sum
 from drumbeat.train.loop import Plan
-from drumbeat.train.loss import cross_entropy_sum
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.measure.profile import Profile
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import RECOMPUTE, Sharding, parallelize, shards
-from drumbeat.train.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
+from drumbeat.train.parallel.context import Context
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import RECOMPUTE, Sharding, parallelize, shards
+from drumbeat.train.parallel.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
+from drumbeat.train.parallel.sharded_init import init_sharded
 from drumbeat.train.precision import Precision
-from drumbeat.train.profile import Profile
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
-from drumbeat.train.step import Loss, Step, plain
+from drumbeat.train.step import Loss, Step, full_tensor
 from drumbeat.train.world import World
 
 Shared = Callable[[Sequence[nn.Module], Meshes], Dict[str, Tensor]]
@@ -118,7 +118,7 @@ def assemble(
     context: Optional[Context] = None,
     shared: Optional[Shared] = None,
 ) -> Assembly:
-    """`large`: make the weights only after they are cut, each rank its own part (init_parts.py). `shared`: entries of the
+    """`large`: make the weights only after they are cut, each rank its own part (sharded_init.py). `shared`: entries of the
     model's state on which ranks agree before a save."""
     precision = Precision(settings.precision)
     layout = meshes.layout
@@ -164,13 +164,13 @@ def assemble(
             hook=settings.hook,
         )
         if large:
-            fill_parts(part, world.device, "cpu" if settings.offload else world.device)
+            init_sharded(part, world.device, "cpu" if settings.offload else world.device)
         parts.append(part)
     seed_generators(settings.seed + 1 + world.rank)  # from here on each rank draws its own: its tokens are its own
     updates = optimizer([p for part in parts for p in part.parameters()])
     pipe, pipeline = meshes.one("pp"), None
     if pipe is not None:
-        summed: Callable[[Any, Tensor], Tensor] = lambda output, target: plain(cross_entropy_sum(output, target))  # noqa: E731
+        summed: Callable[[Any, Tensor], Tensor] = lambda output, target: full_tensor(cross_entropy_sum(output, target))  # noqa: E731
         pipeline = Pipeline(parts, pipe, world.device, settings.schedule, settings.accumulate, summed)
     share = context.share if context is not None else None
     step = Step(parts, updates, loss, meshes, precision, world.device, settings.clip or None, pipeline, share)
@@ -216,7 +216,7 @@ def plan_for(settings: Settings, lr: Callable[[int], float], unit: str) -> Plan:
     )
 
 
-def warm_then_down(settings: Settings, down_from: float = 0.7) -> Callable[[int], float]:
+def warmup_then_decay(settings: Settings, down_from: float = 0.7) -> Callable[[int], float]:
     """Up over `warmup` steps, level, then straight down over the last 30 %."""
 
     def lr(step: int) -> float:

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
+from drumbeat.train.checkpoint.state import named_buffers
 from drumbeat.train.data.stream import Images
-from drumbeat.train.layout import Layout
 from drumbeat.train.loop import average
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.parallelize import shards
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
-from drumbeat.train.state import named_buffers
 from drumbeat.train.world import World
 
 
@@ -108,7 +108,7 @@ def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str,
         for at in range(0, len(chosen), batch):
             indices = chosen[at : at + batch]
             images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
-            with parts.precision.computing(parts.world.device, parts.step.sharded):
+            with parts.precision.autocast(parts.world.device, parts.step.sharded):
                 images = kept.finish(images)
                 logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
             if logits is None:  # not the last stage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import signal
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -14,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumbeat.signals import EXIT_REQUEUE
-from drumbeat.train.checkpoint import Checkpoints, Saved
-from drumbeat.train.communication import Communication
+from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
+from drumbeat.train.checkpoint.digest import Digest, digest
+from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.deterministic import deterministic
-from drumbeat.train.digest import Digest, digest
-from drumbeat.train.meter import VALIDATION, Meter
-from drumbeat.train.mfu import Utilisation
-from drumbeat.train.profile import Profile, Profiler
+from drumbeat.train.measure.communication import Communication
+from drumbeat.train.measure.meter import VALIDATION, Meter
+from drumbeat.train.measure.mfu import Utilisation
+from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.reporting import Reporter
-from drumbeat.train.state import TrainingState
 from drumbeat.train.step import Outcome, Step
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World
@@ -105,6 +106,7 @@ def _train(
             reporter.say(f"resumed after step {done}")
             if plan.deterministic:
                 digests.append(_digest(reporter, step, stream, done))
+    reporter.figures("setup", done, {}, _setup(plan, step, utilisation))
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
     stopped = False
@@ -140,8 +142,7 @@ def _train(
             if checkpoints is not None:
                 _saved(reporter, checkpoints.poll())
                 if save:  # before validating: what has been trained is not lost to whatever happens there
-                    reporter.begins("checkpoint", done)
-                    for saved in checkpoints.save(done, stream.state_dict(), wait=stopped or last):
+                    for saved in _save(checkpoints, reporter, done, stream, wait=stopped or last):
                         _saved(reporter, saved)
                         if saved.waited > 1 and not (stopped or last):
                             reporter.say(_too_often(saved))
@@ -153,7 +154,7 @@ def _train(
                     last = True
                     meter.start()
                     if checkpoints is not None and plan.save_every:
-                        for saved in checkpoints.save(done, stream.state_dict(), wait=True):
+                        for saved in _save(checkpoints, reporter, done, stream, wait=True):
                             _saved(reporter, saved)
             profiler.step()
             if stopped:
@@ -249,22 +250,43 @@ def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
 
 
 def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, done: int) -> Dict[str, float]:
+    began = time.perf_counter()
     reporter.begins("validation", done)
     values = validate()
-    reporter.figures("validation", done, {}, values)
+    reporter.figures("validation", done, {"seconds": round(time.perf_counter() - began, 3)}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     return values
+
+
+def _setup(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
+    """What a report on this run has to know: it compares runs, and works out MFU."""
+    layout = {name: degree for name, degree in vars(step.meshes.layout).items() if degree > 1}
+    words: Dict[str, Any] = {"precision": step.precision.name}
+    words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"
+    if utilisation is not None:
+        words[f"flops_per_{plan.unit[:-1]}"] = utilisation.flops_per_sample
+        words.update(flops_formula=utilisation.formula, flops_dtype=utilisation.dtype)
+    return words
+
+
+def _save(checkpoints: Checkpoints, reporter: Reporter, done: int, stream: Stream, wait: bool) -> List[Saved]:
+    """Save, and report how long training stood still for it."""
+    reporter.begins("checkpoint", done)
+    began = time.perf_counter()
+    ended = checkpoints.save(done, stream.state_dict(), wait=wait)
+    reporter.figures("checkpoint", done, {"seconds": round(time.perf_counter() - began, 3)}, {})
+    return ended
 
 
 def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
     """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
     if saved is None:
         return
-    outcome: Dict[str, Any] = {"path": saved.path, "save_s": round(saved.seconds, 3)}
+    outcome: Dict[str, Any] = {"path": saved.path}
     if saved.error:
         outcome["error"] = saved.error
         reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")
-    reporter.figures("checkpoint", saved.step, {}, outcome)
+    reporter.figures("checkpoint", saved.step, {"save_s": round(saved.seconds, 3)}, outcome)
 
 
 def _too_often(saved: Saved) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from drumbeat.train import float8
+from drumbeat.train.layers import float8
 from drumbeat.train.refusal import Refusal
 
 NAMES = {
@@ -53,10 +53,10 @@ class Precision:
         if self.name == "fp8":
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
             if blocks:
-                float8.join_feeds(model)
+                float8.fuse_mlps(model)
                 float8.convert_head(model)
 
-    def computing(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
+    def autocast(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
         """The context of the forward pass."""
         if self.name == "fp16":
             return torch.autocast(device.type, torch.float16)

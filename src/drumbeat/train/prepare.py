@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from drumbeat.train.layout import Layout
-from drumbeat.train.meshes import Meshes
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.trainer import Trainer

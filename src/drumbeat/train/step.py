@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, one exchange of gradients, clip, agree, update.
+"""One optimizer step: micro-batches forward and backward, one reduction of gradients, clip, agree, update.
 
 The loss of a step is the sum of all losses on all ranks divided by the number of all targets on all ranks, so neither
 the number of ranks, nor of micro-batches, nor an uneven share of padding changes what is computed.
@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
-from drumbeat.train.loss import IGNORE
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.optim import MasterAdamW
-from drumbeat.train.parallelize import shards
-from drumbeat.train.pipeline import Pipeline
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.parallel.pipeline import Pipeline
+from drumbeat.train.parallel.replicas import add_gradients
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.replicas import add_gradients
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # the *sum* of the losses
@@ -88,7 +88,7 @@ class Step:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
             if self.meshes.layout.tp > 1:
-                settle(self.parameters)
+                reduce_partial_gradients(self.parameters)
             norm = gradient_norm(self.parameters, self.meshes)
             self._update(norm)
         self.optimizer.zero_grad(set_to_none=True)
@@ -121,10 +121,10 @@ class Step:
             last = i == len(batches) - 1
             # DDP and FSDP decide in the *forward* pass what the backward pass will send, so the choice comes first.
             with ExitStack() as stack:
-                stack.enter_context(exchange(model, last, self.meshes))
-                stack.enter_context(vocabulary_cut(self.meshes))
-                with record_function("forward"), self.precision.computing(self.device, self.sharded):
-                    loss = plain(self.loss(model, inputs, targets)) / divisor
+                stack.enter_context(gradient_sync(model, last, self.meshes))
+                stack.enter_context(loss_parallelism(self.meshes))
+                with record_function("forward"), self.precision.autocast(self.device, self.sharded):
+                    loss = full_tensor(self.loss(model, inputs, targets)) / divisor
                 with record_function("backward"):
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             total += loss.detach()
@@ -133,11 +133,12 @@ class Step:
     def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
-        with self.precision.computing(self.device, self.sharded), vocabulary_cut(self.meshes):
+        with self.precision.autocast(self.device, self.sharded), loss_parallelism(self.meshes):
             losses = self.pipeline.run(inputs, targets, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)
-        return torch.stack([plain(x.detach()) for x in losses]).sum() if losses else torch.zeros((), device=self.device)
+        shares = [full_tensor(x.detach()) for x in losses]
+        return torch.stack(shares).sum() if shares else torch.zeros((), device=self.device)
 
     def _update(self, norm: Tensor) -> None:
         """Clip and step, or leave the step out if the gradients are not finite.
@@ -148,26 +149,26 @@ class Step:
         finite = torch.isfinite(norm)
         if self.scaler is None:
             self.skipped += ~finite
-        shrink = (norm / self.clip).clamp(min=1.0) if self.clip else torch.ones_like(norm)
+        divisor = (norm / self.clip).clamp(min=1.0) if self.clip else torch.ones_like(norm)
         if isinstance(self.optimizer, MasterAdamW):
-            self.optimizer.step(scale=shrink, skip=(~finite).float())
+            self.optimizer.step(scale=divisor, skip=(~finite).float())
         elif self.scaler is not None:
-            _shrink(self.parameters, shrink)
+            _divide_gradients(self.parameters, divisor)
             self.scaler.step(self.optimizer)  # leaves the step out by itself
             self.scaler.update()
             # A loss that was scaled too far overflows fp16: the scaler halves its scale and no number was wrong. Gradients
             # that are not finite even unscaled are.
             (self.skipped if self.scaler.get_scale() < 1 else self.rescaled).add_(~finite)
         elif _decides_on_device(self.optimizer):
-            self.optimizer.grad_scale, self.optimizer.found_inf = shrink, (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.grad_scale, self.optimizer.found_inf = divisor, (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
             del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
         elif bool(finite):  # the host waits here
-            _shrink(self.parameters, shrink)
+            _divide_gradients(self.parameters, divisor)
             self.optimizer.step()
 
 
-def exchange(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
+def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any]:
     """Gradients travel with the last micro-batch only. With replicas of shards (HSDP) they are scattered inside the
     node each time, which keeps them small, and only the shards wait for the last one to cross between nodes.
     """
@@ -181,16 +182,16 @@ def exchange(model: nn.Module, last: bool, meshes: Meshes) -> ContextManager[Any
     return nullcontext()
 
 
-def vocabulary_cut(meshes: Meshes) -> ContextManager[Any]:
+def loss_parallelism(meshes: Meshes) -> ContextManager[Any]:
     """Tensor parallelism leaves the logits cut along the vocabulary; forward and backward of the loss must know."""
     return loss_parallel() if meshes.layout.tp > 1 else nullcontext()
 
 
-def plain(x: Tensor) -> Tensor:
+def full_tensor(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def settle(parameters: Sequence[Tensor]) -> None:
+def reduce_partial_gradients(parameters: Sequence[Tensor]) -> None:
     """Under sequence parallelism a rank's gradient of a norm's weight is its own tokens' share only; FSDP adds the shares up
     while it reduces, without it they are added here. A norm of unfinished sums would be wrong."""
     for p in parameters:
@@ -222,7 +223,7 @@ def gradient_norm(parameters: Sequence[Tensor], meshes: Meshes) -> Tensor:
     return total.sqrt()
 
 
-def _shrink(parameters: Sequence[Tensor], by: Tensor) -> None:
+def _divide_gradients(parameters: Sequence[Tensor], by: Tensor) -> None:
     for p in parameters:
         if p.grad is not None:
             (p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad).div_(by)

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat import metrics
-from drumbeat.train.batch import micro_batches, rows_of
-from drumbeat.train.checkpoint import Checkpoints
+from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.data.batch import micro_batches, rows_of
 from drumbeat.train.data.loaders import Batches
 from drumbeat.train.images import agreed_statistics, mean_statistics
-from drumbeat.train.loss import IGNORE
-from drumbeat.train.meshes import Meshes
+from drumbeat.train.layers.cross_entropy import IGNORE
+from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.precision import Precision
-from drumbeat.train.profile import Profile, Profiler
 from drumbeat.train.refusal import Refusal
-from drumbeat.train.step import Step, plain, vocabulary_cut
+from drumbeat.train.step import Step, full_tensor, loss_parallelism
 from drumbeat.train.stopping import StopTogether
 from drumbeat.train.world import World, leave
 
@@ -66,8 +66,8 @@ class Trainer:
         self._counts = (
             True  # whether the batch in hand counts: a rank without samples takes part with one that does not
         )
-        self._feeds: List[Batches] = []
-        self._positions: List[Dict[str, int]] = []  # loaded, for feeds that do not exist yet
+        self._all_batches: List[Batches] = []
+        self._positions: List[Dict[str, int]] = []  # loaded, for batches that do not exist yet
         self._checkpoints: Dict[str, Checkpoints] = {}
         self._stop: Optional[StopTogether] = None
         self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
@@ -96,13 +96,13 @@ class Trainer:
 
         A batch is that of all ranks together. `split=False`: the source gives each rank samples of its own already.
         """
-        feed = self._feed(source, epochs, batch_size, shuffle, split)
-        self._feeds.append(feed)
-        if len(self._positions) >= len(self._feeds):
-            feed.load_state_dict(self._positions[len(self._feeds) - 1])
-        return feed
+        batches = self._make_batches(source, epochs, batch_size, shuffle, split)
+        self._all_batches.append(batches)
+        if len(self._positions) >= len(self._all_batches):
+            batches.load_state_dict(self._positions[len(self._all_batches) - 1])
+        return batches
 
-    def _feed(self, source: Any, epochs: int, batch_size: Optional[int], shuffle: bool, split: bool) -> Batches:
+    def _make_batches(self, source: Any, epochs: int, batch_size: Optional[int], shuffle: bool, split: bool) -> Batches:
         return Batches(
             source,
             epochs,
@@ -120,7 +120,7 @@ class Trainer:
         self._counts = counts
 
     def step(self, batch: Any, loss: Optional[Loss] = None) -> Result:
-        """Forward, backward, one exchange of gradients, clip, update. `loss(model, batch)` returns the mean loss of the
+        """Forward, backward, one reduction of gradients, clip, update. `loss(model, batch)` returns the mean loss of the
         batch, or that and a dict of other means; without it the model is called with the batch and returns the loss, as
         transformers' models do."""
         self._loss, self._sums = loss or returned_loss, {}
@@ -145,9 +145,9 @@ class Trainer:
         value = self._loss(model, batch)
         value, more = value if isinstance(value, tuple) else (value, {})
         for name, mean in more.items():
-            total = _sum(plain(torch.as_tensor(mean, device=self.world.device)).detach().float(), count)
+            total = _sum(full_tensor(torch.as_tensor(mean, device=self.world.device)).detach().float(), count)
             self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
-        return _sum(plain(value), count)
+        return _sum(full_tensor(value), count)
 
     def _reduced(self, loss: Tensor, divisor: Tensor) -> Tuple[Tensor, Dict[str, Tensor]]:
         names = sorted(self._sums)
@@ -165,9 +165,9 @@ class Trainer:
         total = torch.zeros(2, device=self.world.device)
         self.model.eval()
         with agreed_statistics([self.model], self.meshes):
-            for batch in self._feed(source, 1, batch_size, False, split):
+            for batch in self._make_batches(source, 1, batch_size, False, split):
                 count = self._weight(batch, True)
-                with self.precision.computing(self.world.device, self._step.sharded), vocabulary_cut(self.meshes):
+                with self.precision.autocast(self.world.device, self._step.sharded), loss_parallelism(self.meshes):
                     total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
         self.model.train()
         count = total[1].clone()
@@ -179,7 +179,7 @@ class Trainer:
     def save(self, folder: str, *, keep: int = 2, wait: bool = False) -> None:
         """Save weights, optimizer, scheduler, random numbers and the position in the data, in the background unless
         `wait`. Call it on every rank, after a step."""
-        state = {"steps": self.steps, "feeds": [feed.state_dict() for feed in self._feeds]}
+        state = {"steps": self.steps, "batches": [batches.state_dict() for batches in self._all_batches]}
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         saved = self._saved(folder, keep).save(self.steps, {"trainer": json.dumps(state)}, wait=wait)
@@ -194,11 +194,11 @@ class Trainer:
         if loaded is None:
             return 0
         state = json.loads(loaded[1]["trainer"])
-        self.steps, self._positions = int(state["steps"]), state["feeds"]
+        self.steps, self._positions = int(state["steps"]), state["batches"]
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
-        for feed, position in zip(self._feeds, self._positions):
-            feed.load_state_dict(position)
+        for batches, position in zip(self._all_batches, self._positions):
+            batches.load_state_dict(position)
         return self.steps
 
     def _saved(self, folder: str, keep: int) -> Checkpoints:

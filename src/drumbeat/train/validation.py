@@ -8,9 +8,9 @@ import torch
 
 from drumbeat.train.assemble import Assembly
 from drumbeat.train.data.stream import Samples
+from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.loop import average
-from drumbeat.train.loss import IGNORE
-from drumbeat.train.step import Loss, plain, vocabulary_cut
+from drumbeat.train.step import Loss, full_tensor, loss_parallelism
 
 
 @torch.no_grad()
@@ -27,10 +27,10 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: i
     totals = torch.zeros(2, device=device)
     for part in parts.parts:
         part.eval()
-    with parts.precision.computing(device, step.sharded), vocabulary_cut(parts.meshes):
+    with parts.precision.autocast(device, step.sharded), loss_parallelism(parts.meshes):
         if step.pipeline is None:
             for x, y in zip(tokens.split(at_once), targets.split(at_once)):
-                totals[0] += plain(loss(parts.parts[0], x, y))
+                totals[0] += full_tensor(loss(parts.parts[0], x, y))
         else:
             totals[0] += sum(step.pipeline.evaluate(tokens, targets)[1], torch.zeros((), device=device))
     for part in parts.parts:

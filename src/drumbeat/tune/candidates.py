@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator, List, Optional, Tuple
 
-from drumbeat.train.layout import Layout
+from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.search import divisors
 
 # Of one parameter, whatever the precision: weights and gradients of 4 bytes (or 2 + 2 and a master copy of 4) and Adam's

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.problem import Problem
 from drumbeat.spec.expand import literal
 from drumbeat.spec.placeholders import DEGREES, fill, places
-from drumbeat.train.layout import Layout
+from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
 from drumbeat.tune.point import Point
 

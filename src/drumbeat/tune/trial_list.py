@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence, Tuple, Union
 
 from drumbeat.order import Order
 from drumbeat.problem import Problem
-from drumbeat.train.layout import Layout
+from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout
 from drumbeat.tune.cost import Cost, cost

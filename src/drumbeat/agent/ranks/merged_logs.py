@@ -34,6 +34,6 @@ class Shipping:
                 tail = self._tails.setdefault(path, Tail(path))
                 lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
         if lines:
-            fd = os.open(self.folder.merged(attempt), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            fd = os.open(self.folder.merged(attempt), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write("".join(lines))

@@ -1,22 +1,24 @@
-"""Scripts of drumbeat's own that a job runs: each agent puts a plain copy beside its ranks' logs."""
+"""Packages of drumbeat's own that a job runs: each agent puts a plain copy beside its ranks' logs."""
 
 from __future__ import annotations
 
 import os
-import pkgutil
+from importlib.resources import files
 from typing import Sequence, Tuple
 
 from drumbeat.order import Order
 
-ATTEMPT = "{attempt}"  # in a command that brings scripts: the folder of this node and attempt
+ATTEMPT = "{attempt}"  # in a command that brings packages: the folder of this node and attempt
 
 
 def bring(order: Order, folder: str) -> None:
-    for name in order.brings:
-        data = pkgutil.get_data("drumbeat", name)
-        assert data is not None, name
-        with open(os.path.join(folder, os.path.basename(name)), "wb") as file:
-            file.write(data)
+    for package in order.brings:
+        target = os.path.join(folder, os.path.basename(package))
+        os.makedirs(target, exist_ok=True)
+        for source in files("drumbeat." + package.replace("/", ".")).iterdir():
+            if source.name.endswith(".py"):
+                with open(os.path.join(target, source.name), "wb") as file:
+                    file.write(source.read_bytes())
 
 
 def filled(order: Order, argv: Sequence[str], folder: str) -> Tuple[str, ...]:

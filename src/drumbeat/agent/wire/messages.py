@@ -176,6 +176,7 @@ class Look:
 @dataclass(frozen=True)
 class End:
     exit_code: int
+    again: bool = False  # the lead comes back, and waits for its members once more
 
 
 # -- between an agent and the tasks of its node ------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import re
 from typing import Dict, Iterator, List, Tuple
 
 from drumbeat.diagnose.lint.context import LONGEST_FIXED, Context, Edit, Hit
-from drumbeat.diagnose.lint.lexer import Fault
 from drumbeat.diagnose.lint.script import FILE, SUBSTITUTION
+from drumbeat.diagnose.lint.tokens import Fault
 
 _DASHES = "‐‑‒–—―−"
 _DOUBLE, _SINGLE = "“”„‟", "‘’‚‛"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import bisect
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Tuple
 
-MAX_DEPTH = 8
-MAX_UNCLOSED = 24
+from drumbeat.diagnose.lint.brackets import MAX_DEPTH, Brackets
+from drumbeat.diagnose.lint.tokens import Fault, Heredoc, Part, Token, Word
+
 TYPOGRAPHIC = "‐‑‒–—―−“”„‟‘’‚‛«»…\u00a0\u200b\u200c\u200d\u2060\ufeff"
 
 _OPERATOR = re.compile(r"\|\||&&|;;&?|\|&|&>>?|<<<|<<-?|<>|>>|>&|<&|>\||[|&;()<>]")
@@ -24,48 +25,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
 
-class Part(NamedTuple):
-    """Shell text inside a word that is run by itself: `$(...)` or backticks."""
-
-    text: str
-    line: int
-    column: int  # of its first character
-    raw: str
-
-
-class Word(NamedTuple):
-    text: str  # without its quotes; expansions as written
-    raw: str
-    line: int
-    column: int
-    parts: Tuple[Part, ...] = ()
-    active: Tuple[str, ...] = ()  # variables that the shell replaces here
-    nested: str = ""  # the word as a script of its own: substitutions done outside are blanked
-
-
-class Token(NamedTuple):
-    kind: str  # word, operator, redirect, comment
-    text: str
-    line: int
-    word: Optional[Word] = None
-
-
-class Fault(NamedTuple):
-    """Something the lexer itself stumbled over."""
-
-    kind: str  # quote, continuation, typographic
-    line: int
-    column: int
-    text: str
-
-
-class Heredoc(NamedTuple):
-    text: str
-    line: int  # of its first line
-    literal: bool  # its mark was quoted: nothing in it is expanded
-    owner: int  # line of the command it belongs to
-
-
 class Lexer:
     def __init__(self, text: str, line: int = 1, column: int = 0, depth: int = 0) -> None:
         self.text, self.line, self.column, self.depth = text, line, column, depth
@@ -73,7 +32,7 @@ class Lexer:
         self.faults: List[Fault] = []
         self.heredocs: List[Heredoc] = []
         self._newlines = [match.start() for match in re.finditer("\n", text)]
-        self._unclosed = 0
+        self._brackets = Brackets(text)
         self._parts: List[Part] = []
         self._active: List[str] = []
         self._waiting: List[Tuple[str, bool, bool, int]] = []  # heredocs: mark, literal, tabs stripped, owner
@@ -110,7 +69,7 @@ class Lexer:
                 self._fault("joined", at, "\\")
                 return at + 1
         if char == "#":
-            end = self._line_end(at)
+            end = self._brackets.line_end(at)
             self.tokens.append(Token("comment", text[at:end], self.place(at)[0]))
             return end
         if self._process(at) or self._placeholder(at):
@@ -147,7 +106,7 @@ class Lexer:
         for mark, literal, tabs, owner in self._waiting:
             first, lines = self.place(at)[0], []
             while at < len(self.text):
-                end = self._line_end(at)
+                end = self._brackets.line_end(at)
                 line, at = self.text[at:end], end + 1
                 if (line.lstrip("\t") if tabs else line) == mark:
                     break
@@ -155,10 +114,6 @@ class Lexer:
             self.heredocs.append(Heredoc("\n".join(lines), first, literal, owner))
         self._waiting.clear()
         return min(at, len(self.text))
-
-    def _line_end(self, at: int) -> int:
-        end = self.text.find("\n", at)
-        return len(self.text) if end < 0 else end
 
     def _word(self, start: int) -> int:
         self._parts, self._active = [], []
@@ -169,7 +124,7 @@ class Lexer:
             char = self.text[at]
             if char in " \t\n\r|&;" or (char in "<>()" and not self._process(at) and not self._placeholder(at)):
                 if char == "(" and self.depth < MAX_DEPTH and _ARRAY.match(self.text[start:at]):
-                    end = self._paren(at, 0)
+                    end = self._brackets.paren(at, 0)
                     if end:
                         inner = Lexer(self.text[at + 1 : end - 1], *self.place(at + 1), self.depth + 1).run()
                         words = [token.word for token in inner.tokens if token.word]
@@ -216,14 +171,14 @@ class Lexer:
             return at + 2
         if char == "'" or text.startswith("$'", at):
             open_at = at if char == "'" else at + 1
-            end = text.find("'", open_at + 1) if self._unclosed < MAX_UNCLOSED else -1
+            end = text.find("'", open_at + 1) if not self._brackets.given_up else -1
             if end < 0:
                 return self._literal(at, open_at + 1, "'", shown, nested)
             shown.append(text[open_at + 1 : end])
             nested.append(text[open_at + 1 : end])
             return end + 1
         if char == '"':
-            end = self._quoted(at, 0) if self._unclosed < MAX_UNCLOSED else 0
+            end = self._brackets.quoted(at, 0) if not self._brackets.given_up else 0
             if not end:
                 return self._literal(at, at + 1, '"', shown, nested)
             self._inside(at + 1, end - 1, shown, nested)
@@ -237,9 +192,9 @@ class Lexer:
         return at + 1
 
     def _literal(self, at: int, end: int, quote: str, shown: List[str], nested: List[str]) -> int:
-        if self._unclosed < MAX_UNCLOSED:
+        if not self._brackets.given_up:
             self._fault("quote", at, quote)
-        self._unclosed += 1
+        self._brackets.unclosed += 1
         shown.append(self.text[at:end])
         nested.append(self.text[at:end])
         return end
@@ -268,18 +223,18 @@ class Lexer:
             self._active.append(name.group())
             end = name.end()
         elif text.startswith("${", at):
-            end = self._brace(at + 1) or end
+            end = self._brackets.brace(at + 1) or end
             inner = _NAME.match(text, at + 2)
             if inner and end > at + 1:
                 self._active.append(inner.group())
         elif text.startswith("$((", at):
-            end = self._paren(at + 1, 0) or end
+            end = self._brackets.paren(at + 1, 0) or end
         elif text[at] == "`":
-            end = self._backtick(at) or end
+            end = self._brackets.backtick(at) or end
             if end > at + 1:
                 return self._hidden(at, at + 1, end, shown, nested)
         elif text.startswith("(", at + 1):  # $( <( >(
-            end = self._paren(at + 1, 0) or end
+            end = self._brackets.paren(at + 1, 0) or end
             if end > at + 1:
                 return self._hidden(at, at + 2, end, shown, nested)
         shown.append(text[at:end])
@@ -295,87 +250,3 @@ class Lexer:
         shown.append(raw)
         nested.append("_" + "\n" * raw.count("\n"))
         return end
-
-    # Those that look for an end: position after it, or 0 when there is none.
-
-    def _paren(self, at: int, depth: int) -> int:
-        """From an opening bracket."""
-        if depth > MAX_DEPTH or self._unclosed >= MAX_UNCLOSED:
-            return 0
-        level, text = 0, self.text
-        start, size = at, len(text)
-        while at < size:
-            char = text[at]
-            if char == "\\":
-                at += 2
-                continue
-            if char == "'":
-                at = text.find("'", at + 1) + 1
-                if not at:
-                    break
-                continue
-            if char == '"':
-                at = self._quoted(at, depth + 1)
-                if not at:
-                    break
-                continue
-            if char == "`":
-                at = self._backtick(at) or at + 1
-                continue
-            if char == "#" and text[at - 1] in " \t\n;(" and at > start:
-                at = self._line_end(at)
-                continue
-            level += (char == "(") - (char == ")")
-            at += 1
-            if not level:
-                return at
-        self._unclosed += 1
-        return 0
-
-    def _backtick(self, at: int) -> int:
-        while self._unclosed < MAX_UNCLOSED:
-            at = self.text.find("`", at + 1)
-            if at < 0:
-                self._unclosed += 1
-            elif self.text[at - 1] != "\\":
-                return at + 1
-        return 0
-
-    def _quoted(self, at: int, depth: int) -> int:
-        """From an opening double quote."""
-        if depth > MAX_DEPTH:
-            return 0
-        at += 1
-        while at < len(self.text):
-            char = self.text[at]
-            if char == '"':
-                return at + 1
-            if char == "\\":
-                at += 2
-            elif self.text.startswith("$(", at):
-                at = self._paren(at + 1, depth + 1) or at + 2
-            elif self.text.startswith("${", at):
-                at = self._brace(at + 1) or at + 2
-            elif char == "`":
-                at = self._backtick(at) or at + 1
-            else:
-                at += 1
-        return 0
-
-    def _brace(self, at: int) -> int:
-        """From the { of ${; it does not reach over a line's end."""
-        if self._unclosed >= MAX_UNCLOSED:
-            return 0
-        level, end = 0, min(self._line_end(at), at + 2000)
-        while at < end:
-            char = self.text[at]
-            if char == '"':  # ${x:-"}"}
-                at = self.text.find('"', at + 1, end)
-                if at < 0:
-                    break
-            level += (char == "{") - (char == "}")
-            at += 2 if char == "\\" else 1
-            if not level:
-                return at
-        self._unclosed += 1
-        return 0

@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.lint.lexer import MAX_DEPTH, Fault, Heredoc, Lexer, Token, Word
+from drumbeat.diagnose.lint.brackets import MAX_DEPTH
+from drumbeat.diagnose.lint.lexer import Lexer
+from drumbeat.diagnose.lint.tokens import Fault, Heredoc, Token, Word
 
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"

@@ -7,6 +7,7 @@ DRUMBEAT_NODE        this node's number, from 0; unset in a shell that may start
 DRUMBEAT_GPUS        GPUs of this node that the job may use; optional
 DRUMBEAT_TASK        which job of an array this is, and DRUMBEAT_ARRAY, the array's id; optional
 DRUMBEAT_STARTS      how often the scheduler has started this job before; optional
+DRUMBEAT_REJOIN      set where the launcher starts an agent again that ends with 75 (desk/scheduled_node.py); optional
 """
 
 from __future__ import annotations

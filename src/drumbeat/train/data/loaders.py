@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drumbeat.train.batch import map_tensors, rows_of, share_of
+from drumbeat.train.data.batch import map_tensors, rows_of, share_of
 from drumbeat.train.refusal import Refusal
 
 _KEPT = (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drumbeat.train.data.stream import Samples
-from drumbeat.train.loss import IGNORE
+from drumbeat.train.layers.cross_entropy import IGNORE
 
 
 class Masked:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumbeat.train.loss import linear_cross_entropy
+from drumbeat.train.layers.cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
         self.up, self.down = nn.Linear(shape.width, shape.inner), nn.Linear(shape.inner, shape.width)
         self.attention_norm = nn.LayerNorm(shape.width, eps=1e-12)
-        self.feed_norm = nn.LayerNorm(shape.width, eps=1e-12)
+        self.mlp_norm = nn.LayerNorm(shape.width, eps=1e-12)
 
     def forward(self, x: Tensor) -> Tensor:
         # The number of heads is read from the tensor: under tensor parallelism a rank holds only its own.
         q, k, v = self.qkv(x).unflatten(-1, (-1, 3, self.head_width)).transpose(1, 2).unbind(-2)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
         x = self.attention_norm(x + self._dropped(self.out(y.transpose(1, 2).flatten(2))))
-        return self.feed_norm(x + self._dropped(self.down(F.gelu(self.up(x)))))
+        return self.mlp_norm(x + self._dropped(self.down(F.gelu(self.up(x)))))
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
@@ -119,7 +119,7 @@ def from_hugging_face(theirs: Dict[str, Tensor], shape: BertShape) -> Dict[str, 
         pairs[new + "attention_norm"] = old + "attention.output.LayerNorm"
         pairs[new + "up"] = old + "intermediate.dense"
         pairs[new + "down"] = old + "output.dense"
-        pairs[new + "feed_norm"] = old + "output.LayerNorm"
+        pairs[new + "mlp_norm"] = old + "output.LayerNorm"
     for new, old in pairs.items():
         ours[new + ".weight"], ours[new + ".bias"] = theirs[old + ".weight"], theirs[old + ".bias"]
     return ours

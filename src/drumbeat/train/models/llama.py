@@ -13,9 +13,9 @@ from typing import Callable, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from drumbeat.train.attention import causal_attention
-from drumbeat.train.loss import linear_cross_entropy
-from drumbeat.train.swiglu import GatedFeed
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.layers.cross_entropy import linear_cross_entropy
+from drumbeat.train.layers.swiglu import GatedMLP
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -83,12 +83,12 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
         self.attention = Attention(shape)
-        self.feed_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.feed = GatedFeed(shape.width, shape.inner, shape.gate_groups)
+        self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
+        self.mlp = GatedMLP(shape.width, shape.inner, shape.gate_groups)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.feed(self.feed_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Llama(nn.Module):
@@ -103,9 +103,9 @@ class Llama(nn.Module):
         if self.norm.weight.device.type != "meta":
             with torch.no_grad():
                 for name, parameter in self.named_parameters():
-                    self.first_weights(name, parameter)
+                    self.init_weights(name, parameter)
 
-    def first_weights(self, name: str, out: Tensor) -> None:
+    def init_weights(self, name: str, out: Tensor) -> None:
         """Fill one parameter. Its random numbers come from torch's seed and its name, so it does not matter which others
         are filled here, or before.
         The last product of each block is scaled down by depth, so the residual sum keeps its size."""
@@ -157,9 +157,9 @@ def from_hugging_face(theirs: Dict[str, Tensor], shape: LlamaShape) -> Dict[str,
         ours[new + "attention.qkv.weight"] = torch.cat(by_kv_head, dim=1).reshape(-1, shape.width)
         pair = [theirs[f"{old}mlp.{name}_proj.weight"] for name in ("gate", "up")]
         by_group = [t.view(shape.gate_groups, 1, -1, shape.width) for t in pair]
-        ours[new + "feed.gate_up.weight"] = torch.cat(by_group, dim=1).reshape(-1, shape.width)
+        ours[new + "mlp.gate_up.weight"] = torch.cat(by_group, dim=1).reshape(-1, shape.width)
         ours[new + "attention.out.weight"] = theirs[old + "self_attn.o_proj.weight"]
-        ours[new + "feed.down.weight"] = theirs[old + "mlp.down_proj.weight"]
+        ours[new + "mlp.down.weight"] = theirs[old + "mlp.down_proj.weight"]
         ours[new + "attention_norm.weight"] = theirs[old + "input_layernorm.weight"]
-        ours[new + "feed_norm.weight"] = theirs[old + "post_attention_layernorm.weight"]
+        ours[new + "mlp_norm.weight"] = theirs[old + "post_attention_layernorm.weight"]
     return ours

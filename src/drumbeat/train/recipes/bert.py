@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warmup_then_decay
 from drumbeat.train.data.masked import Masked
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.bert import SHAPES, Bert, BertShape
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss
@@ -77,7 +77,7 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
         "blocks.*.attention_norm": along_time,
         "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
         "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
-        "blocks.*.feed_norm": along_time,
+        "blocks.*.mlp_norm": along_time,
         "transform": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1)),
         "transform_norm": along_time,
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
@@ -134,5 +134,5 @@ def run(settings: BertSettings) -> Result:
     use = utilisation(flops, "6 N + 12 L h s FLOPs a token", settings.precision, world.device, settings.measure_peak)
     kept = samples(settings, length, "validation") if settings.validation else None
     validate = (lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)) if kept is not None else None
-    plan = plan_for(settings, warm_then_down(settings), "tokens")
+    plan = plan_for(settings, warmup_then_decay(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)

@@ -20,17 +20,17 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warm_then_down
-from drumbeat.train.context import Context
+from drumbeat.train.assemble import Anatomy, adamw, assemble, meshes_for, plan_for, resolved, warmup_then_decay
 from drumbeat.train.data.stream import Samples, Stream
 from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
 from drumbeat.train.loop import Result, train
-from drumbeat.train.meshes import Meshes
-from drumbeat.train.mfu import transformer_flops, utilisation
+from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
+from drumbeat.train.parallel.context import Context
+from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss
@@ -70,10 +70,10 @@ def tensor_plan() -> Dict[str, ParallelStyle]:
         ),
         "blocks.*.attention.qkv": ColwiseParallel(),
         "blocks.*.attention.out": RowwiseParallel(output_layouts=Shard(1)),
-        "blocks.*.feed_norm": SequenceParallel(),
-        "blocks.*.feed": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "blocks.*.feed.gate_up": ColwiseParallel(),
-        "blocks.*.feed.down": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.mlp_norm": SequenceParallel(),
+        "blocks.*.mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "blocks.*.mlp.gate_up": ColwiseParallel(),
+        "blocks.*.mlp.down": RowwiseParallel(output_layouts=Shard(1)),
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
@@ -154,5 +154,5 @@ def run(settings: LlamaSettings) -> Result:
     if settings.validation:
         kept = samples(settings, shape, length, "validation")
         validate = lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)  # noqa: E731
-    plan = plan_for(settings, warm_then_down(settings), "tokens")
+    plan = plan_for(settings, warmup_then_decay(settings), "tokens")
     return train(plan, world, parts.step, stream, parts.checkpoints, validate, use)

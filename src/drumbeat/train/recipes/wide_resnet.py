@@ -18,7 +18,7 @@ from drumbeat.train.data.stream import Images, Stream
 from drumbeat.train.data.synthetic import SyntheticImages
 from drumbeat.train.images import accuracy, assemble_images, refuse_for_images, steps_of
 from drumbeat.train.loop import Result, train
-from drumbeat.train.mfu import utilisation
+from drumbeat.train.measure.mfu import utilisation
 from drumbeat.train.models.resnet import WideResNet, forward_flops
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.world import join

@@ -1,0 +1,291 @@
+"""What failed first, and why: the earliest error that is nobody's consequence.
+
+Tiers decide before time does: a known cause or an uncaught exception, then symptoms (a watchdog's timeout, a signal),
+then what launchers report, then consequences. tiers.py sorts the events into them, first.py puts those of one tier in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.conditions import Whole, holds
+from drumbeat.diagnose.elastic import FirstFailure
+from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure, Log
+from drumbeat.diagnose.first import RankOf, earliest, place
+from drumbeat.diagnose.places import merged
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
+from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
+
+MAX_EVIDENCE = 4
+AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
+NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
+# They end a process whatever happened before, so any other symptom says more.
+_BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
+
+
+def judge(
+    events: Sequence[Event],
+    seen: Whole,
+    state: Communicators,
+    first: Optional[FirstFailure],
+    extra: Sequence[Finding] = (),
+    unfinished: Sequence[Finding] = (),
+    log: Optional[Log] = None,
+) -> Failure:
+    """`extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
+    communicators that were never complete: a log that merely ends there shows no failure."""
+    log = log or Log()
+    live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
+    rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
+    failure = _Judge(most_specific(live), RankOf.of(state), first, list(extra), list(unfinished), log).failure()
+    return replace(_with_record(_without_itself(failure), log), rules=rules)
+
+
+def _without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
+
+
+def _with_record(failure: Failure, log: Log) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none."""
+    unseen = []
+    if log.missing_ranks:
+        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    if failure.answer == NO_FAILURE:
+        seen = tuple(f"{file}:1-{last}" for file, last in list(log.ends.items())[:64])
+    elif failure.finding is None:
+        seen = ()
+    else:
+        places = log.places.get(failure.finding.code)
+        seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
+    if log.several_runs:
+        unseen.append("where one run ends and the next begins: these logs hold several")
+    sure = seen and not log.several_runs
+    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
+    finding = failure.finding
+    if finding is not None:
+        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
+    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
+
+
+def _ranks(numbers: Tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+class _Judge:
+    """One judgement; holds what its steps share."""
+
+    def __init__(
+        self,
+        live: List[Event],
+        ranks: RankOf,
+        first: Optional[FirstFailure],
+        extra: List[Finding],
+        unfinished: List[Finding],
+        log: Log,
+    ) -> None:
+        self.ranks, self.first, self.extra, self.log = ranks, first, extra, log
+        self.tiers = Tiers(live, first, extra, log)
+        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)) or extra
+        self.unfinished = unfinished
+        if failed:
+            self.extra = [*extra, *unfinished]
+
+    def failure(self) -> Failure:
+        notes = (*self._merge(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+        rest = Failure(
+            NO_FAILURE,
+            CERTAIN if self.log.good_ends else LIKELY,
+            others=self._merge(self.tiers[REPORT]),
+            consequences=self._merge(self.tiers[CONSEQUENCE]),
+            notes=notes,
+        )
+        if self.tiers[CAUSE]:
+            return self._of_causes(rest)
+        if self.tiers[SYMPTOM] or self.extra:
+            return self._of_symptoms(rest)
+        if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
+            return self._without_cause(rest)
+        if not self.log.of_a_run:
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
+        return rest
+
+    def _of_causes(self, rest: Failure) -> Failure:
+        causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
+        event, why, sure = earliest(causes, self.first, self.ranks)
+        alike = [cause for cause in causes if cause.code == event.code]
+        finding = _with_evidence(self._finding(event), alike)
+        alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
+        rule = event.match.rule if event.match else None
+        named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
+        others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=CERTAIN if named and (sure or alone) else LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self._place_first(finding),
+            why_first=why,
+            others=others + tuple(self.extra) + rest.others,
+        )
+
+    def _may_follow(self, event: Event) -> bool:
+        """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
+        waits = event.match is not None and event.match.rule.blames == "other"
+        return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
+
+    def _ended(self, event: Event) -> bool:
+        """Did this exception end its process? A launcher says so, or nothing much was written after it."""
+        if event.caught:
+            return False
+        return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
+
+    def _of_symptoms(self, rest: Failure) -> Failure:
+        why = "no line names a cause; this is what can be seen of it"
+        symptoms = self.tiers[SYMPTOM]
+        if not symptoms:
+            others = tuple(self.extra[1:]) + rest.others
+            finding = self.extra[0]
+            return replace(rest, answer=finding.code, confidence=LIKELY, finding=finding, why_first=why, others=others)
+        telling = [event for event in symptoms if event.code not in _BARE]
+        unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
+            return self._without_cause(rest)
+        event, why_first, _ = earliest(telling or symptoms, self.first, self.ranks)
+        finding = _with_evidence(self._finding(event), [e for e in symptoms if e.code == event.code])
+        rule = event.match.rule if event.match else None
+        named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
+        named = named and not unexplained and not self._may_follow(event)
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=CERTAIN if named else LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self._place_first(_blame(finding, self.extra)),
+            why_first=why if not named else why_first,
+            others=tuple(self.extra) + self._merge([e for e in symptoms if e.code != finding.code]) + rest.others,
+        )
+
+    def _without_cause(self, rest: Failure) -> Failure:
+        """Only reports, consequences, or words that no rule knows: what warnings say about it is then worth something."""
+        exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
+        for events, why in (
+            (exceptions, "an exception without its traceback; nothing else names a cause"),
+            (warned, "only a warning speaks of it, but something failed and nothing else says why"),
+        ):
+            if events:
+                event, _, _ = earliest(events, self.first, self.ranks)
+                finding = _with_evidence(self._finding(event), [e for e in events if e.code == event.code])
+                rule = event.match.rule if event.match else None
+                return replace(
+                    rest,
+                    answer=finding.code,
+                    confidence=LIKELY,
+                    rule=rule.id if rule else "",
+                    source=rule.source if rule else "",
+                    finding=self._place_first(finding),
+                    why_first=why,
+                )
+        lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
+        if lost:
+            event, _, _ = earliest(lost, self.first, self.ranks)
+            return replace(
+                rest,
+                answer=event.code,
+                confidence=LIKELY,
+                rule=event.match.rule.id if event.match else "",
+                source=event.match.rule.source if event.match else "",
+                finding=self._place_first(_with_evidence(self._finding(event), lost)),
+                why_first="another rank ended first; its own log is not here, or says nothing",
+                consequences=tuple(item for item in rest.consequences if item.code != event.code),
+            )
+        shown = [*rest.others, *self._merge(self.tiers[UNEXPLAINED]), *rest.consequences]
+        return replace(
+            rest,
+            answer=NOT_KNOWN,
+            confidence=UNKNOWN,
+            finding=self._place_first(shown[0]),
+            others=rest.others[1:],
+            notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
+            why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
+        )
+
+    def _place_first(self, finding: Finding) -> Finding:
+        """Rank and host as the launcher names them, where the lines themselves name none."""
+        if finding.code in NOBODYS_FAULT:
+            return replace(finding, rank=None, host=None)
+        first = self.first
+        if first is None or finding.rank is not None:
+            reported = [event for event in self.tiers[REPORT] if self.ranks.rank(event) is not None]
+            if finding.rank is None and finding.host is None and reported:
+                event = min(reported, key=place)
+                return replace(finding, rank=self.ranks.rank(event), host=event.host)
+            return finding
+        if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
+            return finding  # another node's torchrun, maybe of another run
+        return replace(finding, rank=first.rank, host=finding.host or first.host or None)
+
+    def _finding(self, event: Event) -> Finding:
+        rank = self.ranks.rank(event)
+        if event.match is None:
+            return Finding(
+                "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+            )
+        rule = event.match.rule
+        severity = rule.severity if rule.role != CONSEQUENCE else INFO
+        severity = WARNING if rule.role == NOTE and severity == ERROR else severity
+        finding = Finding(
+            rule.code,
+            severity,
+            event.match.title,
+            rule.cause,
+            rule.fix,
+            (event.evidence,),
+            host=event.host,
+            rank=rank,
+            confidence=LIKELY if rule.role != CAUSE else rule.confidence,
+        )
+        if rule.blames == "self":
+            return finding
+        seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
+        return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
+
+    def _merge(self, events: List[Event]) -> Tuple[Finding, ...]:
+        """One finding for each code, in the order in which each first appeared."""
+        by_code: Dict[str, List[Event]] = {}
+        for event in sorted(events, key=place):
+            by_code.setdefault(event.code, []).append(event)
+        return tuple(_with_evidence(self._finding(found[0]), found) for found in by_code.values())
+
+
+def _blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
+    """The rank that many lines together point to: who waits is not who is late."""
+    ranks = {item.rank for item in extra if item.rank is not None}
+    return replace(finding, rank=ranks.pop(), host=None) if len(ranks) == 1 else finding
+
+
+def _with_evidence(finding: Finding, events: List[Event]) -> Finding:
+    """More lines of the same kind, from other ranks first."""
+    evidence: List[Evidence] = list(finding.evidence)
+    for event in sorted(events, key=place):
+        if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
+            evidence.append(event.evidence)
+    return replace(finding, evidence=tuple(evidence))

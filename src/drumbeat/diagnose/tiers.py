@@ -1,0 +1,144 @@
+"""Which tier an event belongs to: cause, symptom, report, consequence, note; and which exceptions count for nothing.
+
+What only a warning says, what a rank lived through, and what every healthy run prints at its end is no failure by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.diagnose.elastic import FirstFailure
+from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.failure import Log
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
+from drumbeat.finding import ERROR, Finding
+
+WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
+SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
+CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
+CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
+MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
+_RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
+
+
+class Tiers:
+    """The events of one log by tier."""
+
+    def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
+        self.first, self.extra, self.log = first, extra, log
+        self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
+        for event in live:
+            self.tiers[self._tier(event)].append(event)
+        self._sort_out()
+
+    def __getitem__(self, tier: str) -> List[Event]:
+        return self.tiers[tier]
+
+    def _tier(self, event: Event) -> str:
+        if event.match is None:
+            return UNEXPLAINED if event.bare else CAUSE
+        rule = event.match.rule
+        if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
+            return NOTE
+        if rule.fallback and self._lived_through(event):
+            return NOTE
+        if rule.fallback and rule.role == NOTE:
+            return UNEXPLAINED
+        if event.level in ("I", "W") and not rule.any_level:
+            return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
+        if rule.survivable and self._lived_through(event):
+            return NOISE if rule.role == CONSEQUENCE else NOTE
+        if rule.role == CONSEQUENCE and self._done_before(event):
+            return NOISE
+        return rule.role
+
+    def _lived_through(self, event: Event) -> bool:
+        """The file goes on long behind it, or ends with the words of a run that did its work."""
+        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event)
+
+    def _good_end_after(self, event: Event) -> bool:
+        return self.log.good_ends.get(event.evidence.file or "", 0) > event.number
+
+    def _done_before(self, event: Event) -> bool:
+        """When the work is done the ranks leave one by one, and the last ones see closed connections."""
+        return 0 < self.log.good_ends.get(event.evidence.file or "", 0) < event.number
+
+    def _went_on(self, event: Event) -> bool:
+        """Nothing else says that anything failed, and the program wrote on behind this exception."""
+        lines = CAUGHT_BELOW if event.caught else CAUGHT_LINES
+        return self.log.after(event) > lines or self._good_end_after(event)
+
+    def _sort_out(self) -> None:
+        """Exceptions that a better line explains, that were caught, or that the rank lived through."""
+        tiers = self.tiers
+        known = [event for event in tiers[CAUSE] if event.match]
+        for tier in (CAUSE, UNEXPLAINED):
+            tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
+        tiers[CAUSE] = _without_reraised(tiers[CAUSE])
+        absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
+        if absorbed:
+            for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
+                tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
+        tiers[CAUSE] = _without_survived(tiers[CAUSE])
+        loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
+        if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
+            tiers[NOISE] += tiers[CONSEQUENCE]
+            tiers[CONSEQUENCE] = []
+        quiet = not any(tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE)) and not known
+        if quiet and not self.extra and self.first is None:
+            for tier in (CAUSE, UNEXPLAINED):
+                caught = [event for event in tiers[tier] if self._went_on(event)]
+                tiers[tier] = [event for event in tiers[tier] if event not in caught]
+                tiers[NOTE] += [event for event in caught if event.match]
+
+
+def _explained(exception: Event, known: List[Event]) -> bool:
+    """A known cause stands in the traceback's own message, or right before or behind it, in the same rank's lines."""
+    top, bottom = exception.number - exception.lines - 3, exception.number + MESSAGE_LINES
+    return any(
+        event.evidence.file == exception.evidence.file
+        and top <= event.number <= bottom
+        and (event.rank is None or exception.rank is None or event.rank == exception.rank)
+        for event in known
+    )
+
+
+def _without_reraised(causes: List[Event]) -> List[Event]:
+    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    return [
+        event
+        for event in causes
+        if not (event.match is None and _RERAISED.search(event.exception))
+        or not any(e.evidence.file == event.evidence.file and 0 < e.number - event.number < 300 for e in causes)
+    ]
+
+
+def _without_survived(causes: List[Event]) -> List[Event]:
+    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
+    last: Dict[Tuple[Optional[str], Optional[int]], int] = {}
+    for event in causes:
+        stream = (event.evidence.file, event.rank)
+        last[stream] = max(last.get(stream, 0), event.number)
+
+    def survived(event: Event) -> bool:
+        goes_on = last[(event.evidence.file, event.rank)] > event.number + SURVIVED_LINES
+        return event.match is None and event.rank is not None and goes_on
+
+    return [event for event in causes if not survived(event)] or causes
+
+
+def most_specific(events: List[Event]) -> List[Event]:
+    """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
+    by_line: Dict[int, List[Event]] = {}
+    for event in events:
+        by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log
+    kept: List[Event] = []
+    for together in by_line.values():
+        weaker = {rule_id for event in together if event.match for rule_id in event.match.rule.over}
+        together = [event for event in together if not event.match or event.match.rule.id not in weaker]
+        if any(event.match is None or event.match.rule.role == CAUSE and event.match.rule.severity == ERROR
+               for event in together):  # fmt: skip
+            together = [event for event in together if event.match is None or event.match.rule.role in (CAUSE, NOTE)]
+        kept += together
+    return kept

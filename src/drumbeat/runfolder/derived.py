@@ -1,0 +1,126 @@
+"""What the records of a run folder say taken together: attempts, ranks, progress. `Run` has them as methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.read import decode
+from drumbeat.runfolder.records import Metric, parse_metric
+from drumbeat.runfolder.summary import AttemptEnd
+
+if TYPE_CHECKING:
+    from drumbeat.runfolder.run import Run
+
+_RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
+_HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
+_AT = RunFolder("")  # names relative to the run folder
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    rank: int
+    node: int
+    exit_code: Optional[int]
+    signal: Optional[int]
+    t: float  # the lead's clock
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0
+
+    @property
+    def words(self) -> str:
+        return f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of the last attempt: how many were started, and those that have ended."""
+
+    started: int = 0
+    ended: Tuple[RankEnd, ...] = ()
+
+
+def attempt_ends(run: Run) -> List[AttemptEnd]:
+    """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
+    found: List[AttemptEnd] = []
+    for event in run.run_events():
+        if isinstance(event, kinds.AttemptStarted):
+            found.append(AttemptEnd(event.attempt, "cut off", None))
+        elif found and isinstance(event, kinds.Failed):
+            found[-1] = dataclasses.replace(found[-1], finding=event.finding)
+        elif found and isinstance(event, kinds.AttemptEnded):
+            found[-1] = dataclasses.replace(found[-1], outcome=event.outcome, exit_code=event.exit_code)
+    return found
+
+
+def ranks(run: Run) -> Ranks:
+    """Those of the last attempt, by the nodes' own events."""
+    offsets = run.clock_offsets()
+    attempt, started = -1, 0
+    ended: Dict[int, RankEnd] = {}
+    for node in run.nodes():
+        for event in run.node_events(node):
+            if not isinstance(event, (kinds.RankStarted, kinds.RankExited)) or event.attempt < attempt:
+                continue
+            if event.attempt > attempt:
+                attempt, started, ended = event.attempt, 0, {}
+            if isinstance(event, kinds.RankStarted):
+                started += 1
+            else:
+                t = event.t + offsets.get(node, 0.0)
+                ended[event.rank] = RankEnd(event.rank, node, event.exit_code, event.signal, t)
+    return Ranks(started, tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank))))
+
+
+def progress(run: Run) -> Progress:
+    """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
+    nodes = run.nodes()
+    size = max(_HEAD, _RECENT // max(1, len(nodes)))
+    offsets = run.clock_offsets()
+    recent: List[Metric] = []
+    starts: List[float] = []
+    first = Progress()
+    for node in nodes:
+        name, shift = _AT.node(node).metrics, offsets.get(node, 0.0)
+        head, tail = _ends(run, name, size)
+        for line in head:
+            metric = _metric(line, node)
+            if metric:
+                first.add(metric)
+        metrics = [metric for metric in (_metric(line, node) for line in tail) if metric]
+        steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
+        starts += [min(steps)] if steps else []
+        recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
+    total = Progress()
+    begin = max(starts, default=0.0)  # from here on all nodes are covered
+    for metric in sorted(recent, key=lambda metric: metric.t):
+        if metric.t >= begin or metric.kind != "step":
+            total.add(metric)
+    if first.first_loss is not None:
+        total.first_loss = first.first_loss
+    if first.first_validation is not None:
+        total.first_validation = first.first_validation
+    return total
+
+
+def _ends(run: Run, name: str, size: int) -> Tuple[List[str], List[str]]:
+    """The first and the last lines of a file: the first `_HEAD` bytes (none of a short file), the last `size`."""
+    found = run.files.chunk(name, 0, _HEAD)
+    if found is None:
+        return [], []
+    last = run.files.chunk(name, max(0, found.size - size), size)
+    texts = (last.data if last else b"").decode("utf-8", "replace").split("\n")[:-1]
+    if found.size <= size:
+        return [], texts
+    return found.data.decode("utf-8", "replace").split("\n")[:-1], texts[1:]
+
+
+def _metric(line: str, node: int) -> Optional[Metric]:
+    data = decode(line)
+    return None if data is None else parse_metric(data, node)

@@ -1,0 +1,197 @@
+"""A local copy of a run folder that another machine or pod has, kept up to date by byte offset while it is read.
+
+The mirror knows no transport. A `Source` is a folder on the other side together with one call: `exchange(request)` runs
+`drumbeat.pyz _files FOLDER` there, with the request as its standard input, and returns what it printed; None while it cannot be
+reached. The mirror offers the calls of `Files`, so `Run` and `Follower` read it like any other run folder.
+
+Where nodes share no storage, each of them is a source for its own `nodes/K`, and the lead for all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.read import Chunk, Files, read_json
+from drumbeat.runfolder.remote import grows
+
+ENDED = "ended"  # whatever started the lead's agent leaves this file once nothing is written any more
+COMPLETE = "mirrored.json"  # ours: all of the run is here
+_AT = RunFolder("")
+# What this side has written itself.
+_OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
+_WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
+_AT_ONCE = 64  # exchanges with one source before the next one has its turn
+
+
+@dataclass(frozen=True)
+class Source:
+    exchange: Callable[[bytes], Optional[bytes]]
+    under: str = ""  # the part of the run folder that it is asked for; empty: it is the lead
+
+
+class Mirror(Files):
+    """`sources` is asked again before every look, because pods come and go. `on_complete` is called once, when the run has
+    ended and all of it is here."""
+
+    def __init__(
+        self,
+        root: str,
+        sources: Callable[[], Sequence[Source]],
+        on_complete: Optional[Callable[[], None]] = None,
+        every: float = 1.0,
+    ) -> None:
+        super().__init__(root)
+        self.sources = sources
+        self.on_complete = on_complete
+        self.every = every  # seconds between two looks at least; 0: look at every call
+        self.complete = os.path.exists(os.path.join(root, COMPLETE))
+        self._next = 0.0
+        self._changed: Dict[str, int] = {}  # path -> the far side's time of the last change
+        self._left: List[str] = []
+
+    # -- the calls of Files ------------------------------------------------------------------------------------------
+
+    def chunk(self, name: str, offset: int, limit: int) -> Optional[Chunk]:
+        if name not in _OWN and not os.path.isabs(name):
+            self._refresh()
+        return super().chunk(name, offset, limit)
+
+    def names(self, folder: str) -> List[str]:
+        self._refresh()
+        return super().names(folder)
+
+    def append(self, name: str, text: str) -> bool:
+        """Add a line to a file of the lead; false while the lead cannot be reached."""
+        request = json.dumps({"append": {name: text}, "under": name}).encode()
+        lead = [source for source in self.sources() if not source.under]
+        return any(_pieces_of(source.exchange(request)) is not None for source in lead)
+
+    # -- copying -----------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if self.complete or time.monotonic() < self._next:
+            return
+        begun = time.monotonic()
+        self.sync()
+        now = time.monotonic()
+        self._next = now + max(self.every, 2 * (now - begun) if self.every else 0.0)  # a slow line is not kept busy
+
+    def sync(self) -> None:
+        """Fetch all that is new, from the members first: what the lead's `ended` stands for must be here before it is."""
+        if self.complete:
+            return
+        sources = sorted(self.sources(), key=lambda source: not source.under)
+        served = {source.under for source in sources}
+        whole = [self._pull(source, served) for source in sources]
+        lead = bool(sources) and not sources[-1].under
+        if lead and whole[-1] and os.path.exists(os.path.join(self.root, ENDED)):
+            self._write(COMPLETE, json.dumps({"left": self._left}).encode() + b"\n", 0)
+            self.complete = True
+            if self.on_complete:
+                self.on_complete()
+
+    def _pull(self, source: Source, served: Collection[str]) -> bool:
+        """Whether everything that the source has is here now."""
+        for _ in range(_AT_ONCE):
+            pieces = _pieces_of(source.exchange(self._request(source)))
+            if pieces is None:
+                return False
+            end: Dict[str, Any] = {}
+            for header, data in pieces:
+                if "end" in header:
+                    end = header
+                else:
+                    self._take(header, data, source, served)
+            if not end:
+                return False
+            self._left = [str(name) for name in end.get("left", ())]
+            for name in end.get("gone", ()):
+                if name in _WITHDRAWN and not source.under:
+                    _remove(os.path.join(self.root, name))
+            if not end.get("more"):
+                return True
+        return False
+
+    def _request(self, source: Source) -> bytes:
+        have: Dict[str, Tuple[int, int]] = {}
+        for base, _, names in os.walk(os.path.join(self.root, source.under)):
+            for name in names:
+                path = os.path.relpath(os.path.join(base, name), self.root)
+                if path not in _OWN:
+                    have[path] = (_size(os.path.join(self.root, path)), self._changed.get(path, 0))
+        return json.dumps({"have": have, "under": source.under, "skip": _OWN}).encode()
+
+    def _take(self, header: Dict[str, Any], data: bytes, source: Source, served: Collection[str]) -> None:
+        path, offset = str(header.get("path", "")), int(header.get("offset", 0))
+        if not _safe(path, source.under) or path in _OWN:
+            return
+        node = "/".join(path.split("/")[:2])
+        if not source.under and node in served:
+            return  # its own node sends it
+        here = _size(os.path.join(self.root, path))
+        if grows(path) and not source.under and path.startswith("nodes/") and int(header.get("size", 0)) < max(here, 0):
+            return  # the lead is still gathering it
+        if offset not in (0, here):
+            return
+        self._write(path, data, offset)
+        self._changed[path] = int(header.get("changed", 0))
+
+    def _write(self, path: str, data: bytes, offset: int) -> None:
+        full = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        if offset:
+            with open(full, "ab") as file:
+                file.write(data)
+            return
+        with open(full + ".tmp", "wb") as file:
+            file.write(data)
+        os.replace(full + ".tmp", full)
+
+
+def is_complete(root: str) -> bool:
+    return read_json(os.path.join(root, COMPLETE)) is not None
+
+
+def _pieces_of(answer: Optional[bytes]) -> Optional[Iterator[Tuple[Dict[str, Any], bytes]]]:
+    return None if answer is None else _split(answer)
+
+
+def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
+    at = 0
+    while at < len(answer):
+        line_end = answer.find(b"\n", at)
+        try:
+            header = json.loads(answer[at : line_end if line_end >= 0 else len(answer)])
+            size = int(header.get("bytes", 0))
+        except (ValueError, AttributeError, TypeError):
+            return
+        data = answer[line_end + 1 : line_end + 1 + size]
+        if line_end < 0 or len(data) < size:
+            return  # cut off: the rest comes with the next look
+        yield header, data
+        at = line_end + 1 + size
+
+
+def _safe(path: str, under: str) -> bool:
+    """Whether a path that the other side sent stays inside of what it was asked for."""
+    inside = bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
+    return inside and (not under or path.startswith(under + "/"))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,247 @@
+"""Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
+
+A save costs the training thread a copy of the state (state.py). The rest is another thread's: meeting the other ranks,
+torch's writing, the commit marker (folder.py). A save before a stop takes the same way, and is waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from drumbeat.train.checkpoint.folder import commit, name_of, newest, read_marker, remove_uncommitted
+from drumbeat.train.checkpoint.generators import generators, restore_generators
+from drumbeat.train.checkpoint.state import TrainingState, own_part
+from drumbeat.train.refusal import Refusal
+
+# torch says so at every save and load of a world of one, where it is meant.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+
+
+class Saved(NamedTuple):
+    """How a save ended."""
+
+    step: int
+    path: str
+    seconds: float  # from the call until it was durable
+    error: str  # one line; empty: it is durable
+    waited: float = 0.0  # seconds that training stood still for it
+
+
+class HasState(Protocol):
+    def state_dict(self) -> Dict[str, Any]: ...
+
+    def load_state_dict(self, state: Dict[str, Any]) -> Any: ...
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        folder: str,
+        parts: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        keep: int = 2,
+        others: Optional[Mapping[str, HasState]] = None,
+        shared: Optional[Callable[[], Dict[str, Tensor]]] = None,
+    ) -> None:
+        """`others`: what else has a state that is the same on all ranks. `shared()`: entries of the model's state on which
+        the ranks must agree before they are saved (running means); all ranks call it together."""
+        self.folder, self.parts, self.keep = folder, list(parts), keep
+        self.state = TrainingState(parts, optimizer)
+        self.others, self.shared = dict(others or {}), shared
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        # The saving thread's collectives must not mix with training's.
+        self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self.fingerprint = fingerprint(self.parts, self.group)
+        self._saving: Optional[Future[Saved]] = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
+
+    def prepare(self) -> None:
+        """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get."""
+        self.state.make_room(self.state.now())
+
+    def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> List[Saved]:
+        """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first, or raises.
+
+        At most one save is under way. Returned are those that have ended and were not known yet: the one before, this.
+        """
+        ended = [self.finish()]
+        began = time.monotonic()
+        state, arrived = self.state.copied(self.shared() if self.shared is not None else {})
+        state["extra"] = dict(more)
+        if self.others:
+            state["others"] = {name: other.state_dict() for name, other in self.others.items()}
+        # One key per rank: under one common key torch would keep rank 0's generators and buffers for everybody.
+        state[self._own] = {"generators": generators(), "buffers": state.pop("buffers")}
+        self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
+        if wait:
+            saved = self.finish()
+            assert saved is not None
+            if saved.error:
+                raise Refusal(
+                    f"{saved.path} cannot be written: {saved.error}", "make room, or give another checkpoint folder"
+                )
+            ended.append(saved)
+        return [saved for saved in ended if saved is not None]
+
+    def poll(self) -> Optional[Saved]:
+        """How the background save ended, once; None while it has not. Costs nothing."""
+        return self.finish() if self._saving is not None and self._saving.done() else None
+
+    def finish(self) -> Optional[Saved]:
+        """Wait for the background save, if there is one."""
+        if self._saving is None:
+            return None
+        pending, self._saving = self._saving, None
+        began = time.monotonic()
+        saved = pending.result()
+        return saved._replace(waited=time.monotonic() - began)
+
+    def _in_background(self, step: int, state: Dict[str, Any], arrived: Callable[[], None], began: float) -> Saved:
+        """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
+        error = ""
+        try:
+            arrived()
+            self._write(step, state)
+        except (Exception, CheckpointException) as problem:  # the latter is no Exception
+            error = _first_line(problem)
+            if self.rank == 0:  # a full disk gets its room back
+                shutil.rmtree(self.path_of(step), ignore_errors=True)
+        return Saved(step, self.path_of(step), time.monotonic() - began, error)
+
+    def _write(self, step: int, state: Dict[str, Any]) -> None:
+        path = self.path_of(step)
+        if self.rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+        self._meet()
+        save(state, storage_writer=FileSystemWriter(path, thread_count=writers(state)), process_group=self.group)
+        error = ""
+        if self.rank == 0:  # whose save ends after every rank's: torch writes .metadata only when all have reported
+            try:
+                count = sum(p.numel() for part in self.parts for p in part.parameters())
+                marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
+                commit(self.folder, marker, self.keep)
+            except OSError as problem:
+                error = str(problem)
+        if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
+            raise OSError(error)
+
+    def load(self, wanted: Sequence[str]) -> Optional[Tuple[int, Dict[str, Any]]]:
+        """Load the newest committed checkpoint: (step, the `wanted` extras), or None where there is none."""
+        if self.rank == 0:
+            remove_uncommitted(self.folder)
+        step = self._told_by_rank_0(newest(self.folder) if self.rank == 0 else None)
+        if step is None:
+            return None
+        path = self.path_of(step)
+        marker = read_marker(path)
+        if marker["model"] != self.fingerprint:
+            raise Refusal(
+                f"{path} was saved from another model ({marker['parameters']:,} parameters)",
+                "give another checkpoint folder, or the settings it was made with",
+            )
+        reader = FileSystemReader(path)
+        try:
+            saved = _dtypes(reader.read_metadata())
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        state = self._ready_for(path, saved, marker["ranks"] == self.size)
+        state["extra"] = dict.fromkeys(wanted, 0)
+        try:
+            load(state, storage_reader=reader, process_group=self.group)
+        except (Exception, CheckpointException) as error:  # all mean: unusable files
+            raise _unreadable(path, error) from error
+        own = state.pop(self._own, {})
+        self.state.restore({**state, "buffers": own.get("buffers", {})})
+        for name, values in state.get("others", {}).items():
+            self.others[name].load_state_dict(values)
+        if own:
+            restore_generators(own["generators"])
+        return step, state["extra"]
+
+    def _ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
+        """Live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed
+        and every rank starts with the buffers that all agreed on."""
+        try:
+            state = self.state.ready_for(saved)
+        except Refusal as refusal:
+            raise Refusal(f"{path}: {refusal.what}", refusal.fix) from None
+        buffers = state.pop("buffers")
+        mine = [name for name in buffers if f"{self._own}.buffers.{name}" in saved]
+        if same_ranks:
+            here = {name: value for name, value in generators().items() if f"{self._own}.generators.{name}" in saved}
+            state[self._own] = {"generators": here, "buffers": {name: buffers[name].clone() for name in mine}}
+        there = [name for name in self.others if any(key.startswith(f"others.{name}.") for key in saved)]
+        if there:
+            state["others"] = {name: self.others[name].state_dict() for name in there}
+        return state
+
+    @property
+    def _own(self) -> str:
+        return f"rank_{self.rank}"
+
+    def path_of(self, step: int) -> str:
+        return os.path.join(self.folder, name_of(step))
+
+    def _meet(self) -> None:
+        if self.group is not None:
+            dist.barrier(group=self.group)
+
+    def _told_by_rank_0(self, value: Any) -> Any:
+        if self.group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+
+def writers(state: Dict[str, Any]) -> int:
+    """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank."""
+    tensors = [value for kind in ("model", "optimizer") for value in state[kind].values() if isinstance(value, Tensor)]
+    size = sum(own_part(value).nbytes for value in tensors)
+    return max(1, min(size >> 31, len(os.sched_getaffinity(0)), 8))
+
+
+def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
+    """A hash of the names and shapes of all parameters of all pipeline stages, however they are cut."""
+    states = [item for part in parts for item in get_model_state_dict(part).items()]
+    own = sorted(f"{name} {tuple(value.shape)}" for name, value in states if isinstance(value, Tensor))
+    if group is not None:
+        gathered: List[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, own, group=group)
+        own = sorted({line for lines in gathered for line in lines})
+    return hashlib.sha256("\n".join(own).encode()).hexdigest()[:16]
+
+
+def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
+    """The entries of a checkpoint; None for those that are not tensors."""
+    return {
+        name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+
+
+def _unreadable(path: str, error: BaseException) -> Refusal:
+    return Refusal(f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used")
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = next(iter(error.failures.items()))
+        return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

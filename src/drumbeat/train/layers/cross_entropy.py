@@ -1,0 +1,100 @@
+"""The loss of a language model without its largest tensor.
+
+With a vocabulary of 128,256 the logits of 16,384 tokens are 4.2 GB in bf16 and twice that in fp32, several times over.
+Here they are made a slice at a time: a slice's loss, its gradient and that gradient's two products are finished
+before the next slice starts, in the forward pass, since the gradient of a sum of losses needs nothing from later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from drumbeat.train.layers.float8 import E5M2, Float8Head, product, quantize
+
+IGNORE = -100
+_SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, small beside the activations
+
+
+def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
+    """The sum over all targets but IGNORE of the cross-entropy of `head(hidden)`."""
+    weight = head.weight
+    if isinstance(weight, DTensor):  # tensor parallel: a rank holds a slice already
+        return cross_entropy_sum(head(hidden), targets)
+    if torch.is_autocast_enabled(hidden.device.type):  # autocast does not look inside our function
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
+    if not torch.is_grad_enabled():
+        losses = [_loss_and_gradient(hidden[part] @ weight.t(), targets[part])[0] for part in _slices(hidden, weight)]
+        return torch.stack(losses).sum()
+    return _LinearCrossEntropy.apply(hidden, weight, targets, isinstance(head, Float8Head))  # type: ignore[no-any-return]
+
+
+def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, fp8: bool) -> Tensor:
+        total = torch.zeros((), device=hidden.device, dtype=torch.float32)
+        d_hidden = torch.empty_like(hidden)
+        d_weight = torch.empty_like(weight)
+        for part in _slices(hidden, weight):
+            logits = hidden[part] @ weight.t()
+            if fp8 and logits.is_cuda and not any(size % 16 for size in (*logits.shape, hidden.shape[1])):
+                loss, d_logits, d_part = _with_fp8_weights(logits, hidden[part], targets[part])
+                d_weight = d_part if part.start == 0 else d_weight.add_(d_part)
+            else:
+                loss, d_logits = _loss_and_gradient(logits, targets[part])
+                if part.start == 0:
+                    torch.mm(d_logits.t(), hidden[part], out=d_weight)
+                else:
+                    d_weight.addmm_(d_logits.t(), hidden[part])
+            total += loss
+            torch.mm(d_logits, weight, out=d_hidden[part])
+            del logits, d_logits  # before the next slice's logits are made
+        ctx.save_for_backward(d_hidden, d_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None, None]:
+        d_hidden, d_weight = ctx.saved_tensors
+        return d_hidden.mul_(grads[0]), d_weight.mul_(grads[0]), None, None
+
+
+def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
+    """Rows whose logits are made together: slices of equal size."""
+    rows = max(1, _SLICE_BYTES // (2 * weight.shape[0]))
+    if rows < hidden.shape[0]:
+        rows = -(-hidden.shape[0] // -(-hidden.shape[0] // rows))
+    return [slice(at, at + rows) for at in range(0, hidden.shape[0], rows)]
+
+
+def _with_fp8_weights(logits: Tensor, hidden: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Sum of the losses, its gradient by the logits, and by the weights: that one through an 8-bit product."""
+    from drumbeat.train.kernels.cross_entropy import cross_entropy_both
+
+    loss, d_logits, turned, back = cross_entropy_both(logits, targets, IGNORE, E5M2)
+    _, hidden_turned, scale = quantize(hidden, False)
+    return loss, d_logits, product(turned, hidden_turned, torch.full_like(scale, back), scale, hidden.dtype)
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
+    """Sum of the losses and its gradient by the logits."""
+    if logits.is_cuda:
+        from drumbeat.train.kernels.cross_entropy import cross_entropy
+
+        return cross_entropy(logits, targets, IGNORE)
+    valid = targets != IGNORE
+    at = targets.clamp(min=0)[:, None]
+    log_odds = logits.float().log_softmax(dim=-1)
+    loss = -(log_odds.gather(1, at).squeeze(1) * valid).sum()
+    d_logits = log_odds.exp_()
+    d_logits.scatter_add_(1, at, torch.full_like(at, -1, dtype=d_logits.dtype))
+    return loss, (d_logits * valid[:, None]).to(logits.dtype)

@@ -1,0 +1,188 @@
+"""Linear layers whose three products run in 8-bit floating point: `torch._scaled_mm`, one dynamic scale per tensor.
+
+Weights and inputs are e4m3, gradients e5m2 (more range, less precision). The hardware multiplies only row-major by
+column-major 8-bit matrices, and training needs each operand both ways round, so one kernel writes a matrix and its
+transpose in one pass (kernels/cast.py). A gated feed-forward is one function: silu(gate) * up and its gradient, the largest
+matrices of a block, are written in 8 bits by the kernel that computes them and never exist in 16.
+What stays in bf16: embedding, norms, attention, and of the head all but the gradient of its weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from drumbeat.train.layers.swiglu import GatedMLP, gate_gradient, gate_product
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+Quantized = Tuple[Tensor, Tensor, Tensor]  # in 8 bits, that transposed, and the factor that turns either back
+
+
+def supported(device: torch.device) -> Optional[str]:
+    """None, or the reason why this device cannot."""
+    if device.type != "cuda":
+        return f"fp8 products need a GPU; this is {device.type}"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 9):
+        return f"{torch.cuda.get_device_name(device)} has no fp8 units (compute capability 8.9 and newer have)"
+    return None
+
+
+@torch.library.custom_op("drumbeat::quantize", mutates_args=())
+def quantize(x: Tensor, wide_range: bool) -> Quantized:
+    """x (rows, columns) in e4m3, or e5m2 where `wide_range`."""
+    dtype = E5M2 if wide_range else E4M3
+    if x.is_cuda:
+        from drumbeat.train.kernels.cast import cast_both
+
+        return cast_both(x, dtype)
+    return _plain(x.float(), dtype)
+
+
+@torch.library.custom_op("drumbeat::quantize_gate", mutates_args=())
+def quantize_gate(pairs: Tensor, part: int) -> Quantized:
+    """silu(gate) * up of (rows, groups x (gate, up) x part), in e4m3."""
+    if pairs.is_cuda:
+        from drumbeat.train.kernels.cast import cast_gate
+
+        return cast_gate(pairs, part, E4M3)
+    return _plain(gate_product(pairs.float(), part), E4M3)
+
+
+@torch.library.custom_op("drumbeat::quantize_gate_gradient", mutates_args=())
+def quantize_gate_gradient(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
+    """Its gradient by gates and ups, in e5m2."""
+    if pairs.is_cuda:
+        from drumbeat.train.kernels.cast import cast_gate_gradient
+
+        return cast_gate_gradient(pairs, d_out, part, E5M2)
+    return _plain(gate_gradient(pairs.float(), d_out.float(), part), E5M2)
+
+
+def _plain(x: Tensor, dtype: torch.dtype) -> Quantized:
+    """The same in plain arithmetic, with the exact scale."""
+    top = torch.finfo(dtype).max
+    peak = x.abs().amax().clamp(min=1e-12)
+    straight = (x * (top / peak)).clamp(-top, top).to(dtype)
+    return straight, straight.t().contiguous(), peak / top
+
+
+def _shapes(like: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Quantized:
+    straight, turned = like.new_empty((rows, columns), dtype=dtype), like.new_empty((columns, rows), dtype=dtype)
+    return straight, turned, like.new_empty((), dtype=torch.float32)
+
+
+@quantize.register_fake
+def _(x: Tensor, wide_range: bool) -> Quantized:
+    return _shapes(x, x.shape[0], x.shape[1], E5M2 if wide_range else E4M3)
+
+
+@quantize_gate.register_fake
+def _(pairs: Tensor, part: int) -> Quantized:
+    return _shapes(pairs, pairs.shape[0], pairs.shape[1] // 2, E4M3)
+
+
+@quantize_gate_gradient.register_fake
+def _(pairs: Tensor, d_out: Tensor, part: int) -> Quantized:
+    return _shapes(pairs, pairs.shape[0], pairs.shape[1], E5M2)
+
+
+def product(a: Tensor, b_turned: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch._scaled_mm(a, b_turned.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=True)
+
+
+class _Float8Product(torch.autograd.Function):
+    """x @ weight.T; x is two-dimensional."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x8, x8_turned, x_scale = quantize(x, False)
+        w8, w8_turned, w_scale = quantize(weight, False)
+        ctx.save_for_backward(x8_turned, x_scale, w8_turned, w_scale)
+        return product(x8, w8, x_scale, w_scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor]:
+        x8_turned, x_scale, w8_turned, w_scale = ctx.saved_tensors
+        g8, g8_turned, g_scale = quantize(grads[0].contiguous(), True)
+        d_x = product(g8, w8_turned, g_scale, w_scale, grads[0].dtype)
+        d_weight = product(g8_turned, x8_turned, g_scale, x_scale, grads[0].dtype)
+        return d_x, d_weight
+
+
+class Float8Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = _Float8Product.apply(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias
+
+
+class Float8Head(nn.Linear):
+    """A language model's head. Its logits and the gradient that goes on into the model stay bf16; the gradient of its own
+    weights is an 8-bit product (cross_entropy.py), as those of the blocks are."""
+
+
+class _Float8MLP(torch.autograd.Function):
+    """down(swiglu(gate_up(x))); x is two-dimensional."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, part: int) -> Tensor:
+        x8, x8_turned, x_scale = quantize(x, False)
+        g8, g8_turned, g_scale = quantize(gate_up, False)
+        pairs = product(x8, g8, x_scale, g_scale, x.dtype)
+        a8, a8_turned, a_scale = quantize_gate(pairs, part)
+        d8, d8_turned, d_scale = quantize(down, False)
+        ctx.save_for_backward(x8_turned, x_scale, g8_turned, g_scale, pairs, a8_turned, a_scale, d8_turned, d_scale)
+        ctx.part = part
+        return product(a8, d8, a_scale, d_scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, Tensor, None]:
+        x8_turned, x_scale, g8_turned, g_scale, pairs, a8_turned, a_scale, d8_turned, d_scale = ctx.saved_tensors
+        dtype = grads[0].dtype
+        y8, y8_turned, y_scale = quantize(grads[0].contiguous(), True)
+        d_down = product(y8_turned, a8_turned, y_scale, a_scale, dtype)
+        d_gated = product(y8, d8_turned, y_scale, d_scale, dtype)
+        p8, p8_turned, p_scale = quantize_gate_gradient(pairs, d_gated, ctx.part)
+        d_gate_up = product(p8_turned, x8_turned, p_scale, x_scale, dtype)
+        return product(p8, g8_turned, p_scale, g_scale, dtype), d_gate_up, d_down, None
+
+
+class Float8GatedMLP(GatedMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        y = _Float8MLP.apply(x.flatten(0, -2), self.gate_up.weight, self.down.weight, self.part)
+        return y.unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+
+
+def convert_linears(model: nn.Module, wanted: Callable[[str, nn.Linear], bool]) -> int:
+    """Turn the wanted linear layers of `model` into fp8 ones, in place; the hardware needs sizes divisible by 16."""
+    count = 0
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and wanted(name, module):
+            if module.in_features % 16 or module.out_features % 16:
+                continue
+            module.__class__ = Float8Linear
+            count += 1
+    return count
+
+
+def fuse_mlps(model: nn.Module) -> None:
+    """Gated feed-forwards whose layers are fp8 become one function. It takes the layers' weights as they are, so it must
+    not be used where weights are gathered layer by layer (FSDP without named blocks)."""
+    for module in model.modules():
+        if type(module) is GatedMLP and type(module.gate_up) is type(module.down) is Float8Linear:
+            module.__class__ = Float8GatedMLP
+
+
+def convert_head(model: nn.Module) -> None:
+    head = getattr(model, "head", None)
+    if type(head) is nn.Linear:
+        head.__class__ = Float8Head
+
+
+def reference_product(x: Tensor, weight: Tensor) -> Tensor:
+    """What the forward product should give, in plain arithmetic: the check of the kernels on a new device."""
+    x8, _, x_scale = quantize(x, False)
+    w8, _, w_scale = quantize(weight, False)
+    return F.linear(x8.float() * x_scale, w8.float() * w_scale)

@@ -1,0 +1,89 @@
+"""Context parallelism: each rank holds a part of every sequence. Only attention looks across parts, in one of two ways.
+
+Ulysses: ranks exchange parts of the sequence for parts of the heads, so each attends over the whole sequence with some
+of the heads, and back. Four all-to-alls per layer; the heads must divide by the number of ranks.
+Ring: keys and values go round the ranks (ring.py). As many rounds as ranks; any number of heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+
+from drumbeat.train.layers.attention import causal_attention
+from drumbeat.train.parallel.ring import Ring, zigzag
+from drumbeat.train.refusal import Refusal
+
+KINDS = ("auto", "ulysses", "ring")
+
+
+class Context:
+    """How sequences of one length are cut over the ranks of a mesh, and how attention sees them whole."""
+
+    def __init__(self, mesh: DeviceMesh, kind: str, length: int, heads: int, kv_heads: int) -> None:
+        """`heads` and `kv_heads`: those that one rank holds, after tensor parallelism."""
+        ranks = mesh.size()
+        divide = not (heads % ranks or kv_heads % ranks)
+        counted = f"{heads} heads and {kv_heads} key-value heads {'' if divide else 'do not '}divide by {ranks}"
+        if kind not in KINDS:
+            raise Refusal(f"context '{kind}' is unknown", f"known: {', '.join(KINDS)}")
+        if kind == "ulysses" and not divide:
+            raise Refusal(f"context=ulysses: {counted}, and each rank takes whole heads", "use context=ring")
+        self.kind = ("ulysses" if divide else "ring") if kind == "auto" else kind
+        self.why = counted if kind == "auto" else "as asked"
+        pieces = ranks if self.kind == "ulysses" else 2 * ranks
+        if length % pieces:
+            raise Refusal(f"context={self.kind} over {ranks} ranks: {length} tokens do not divide into {pieces} pieces")
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+        if self.kind == "ulysses":
+            places, self.attend = torch.arange(length).chunk(ranks)[mesh.get_local_rank()], Ulysses(mesh)
+        else:
+            places, self.attend = zigzag(length, mesh.get_local_rank(), ranks), Ring(mesh.get_group())
+        self.places = places.to(mesh.device_type)  # there once, not sent in every step
+
+    def share(self, x: Tensor) -> Tensor:
+        """This rank's part of (batch, time)."""
+        return x[:, self.places]
+
+    def apply(self, model: nn.Module) -> None:
+        """Every attention layer (a module with an `attend` attribute) attends across the ranks, and the model is told
+        at which places of the sequence its tokens stand (its `positions` argument)."""
+
+        def add_positions(_model: nn.Module, args: Tuple[Any, ...], more: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
+            return args, {**more, "positions": self.places}
+
+        model.register_forward_pre_hook(add_positions, with_kwargs=True)
+        for module in model.modules():
+            if hasattr(module, "attend"):
+                module.attend = self.attend  # type: ignore[assignment]
+
+
+class Ulysses:
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.group, self.size = mesh.get_group(), mesh.size()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = causal_attention(*(self._gather_time(x) for x in (q, k, v)))
+        return self._gather_heads(y)
+
+    def _gather_time(self, x: Tensor) -> Tensor:
+        """(batch, time / n, heads, width) -> (batch, time, heads / n, width)"""
+        parts = torch.stack(x.chunk(self.size, dim=2))
+        return torch.cat(self._all_to_all(parts).unbind(0), dim=1)
+
+    def _gather_heads(self, x: Tensor) -> Tensor:
+        parts = torch.stack(x.chunk(self.size, dim=1))
+        return torch.cat(self._all_to_all(parts).unbind(0), dim=2)
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        even = [1] * self.size
+        flat: Any = all_to_all_single_autograd(parts.flatten(1), even, even, self.group)
+        return torch.ops._c10d_functional.wait_tensor(flat).view_as(parts) if _waits(flat) else flat.view_as(parts)
+
+
+def _waits(x: Any) -> bool:
+    return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)

@@ -1,0 +1,273 @@
+"""Turn a plain model into one that runs on many ranks. The model's code knows nothing of it.
+
+    model = parallelize(model, meshes, blocks="blocks", precision=Precision("bf16"), compile=True)
+
+The order matters:
+1. tensor parallelism first: it exchanges parameters for slices, and everything later must see the slices;
+2. activation checkpointing next: recomputation must contain the tensor-parallel communication, not wrap around nothing;
+3. compile each block: after recomputation, so the compiler sees it and can choose; before sharding, so that the hooks
+   which gather parameters stay outside the graph (`module.compile()`: a reassigned OptimizedModule would skip them);
+4. FSDP or DDP last: it is the outermost layer, it moves finished parameters and gradients.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import inspect
+from collections import Counter
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from drumbeat.train.parallel import hooks
+from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.parallel.ring import RING_ATTENTION
+from drumbeat.train.precision import Precision
+from drumbeat.train.refusal import Refusal
+
+_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How FSDP cuts a model."""
+
+    smallest: int = 100_000  # parameters; without named blocks, a module this large becomes its own unit
+    keep_after_forward: Optional[bool] = None  # None: torch's choice (free inside, keep at the root)
+    offload: bool = False  # shards, gradients and optimizer live in CPU memory
+    prefetch: int = 1  # how many blocks ahead parameters are gathered
+
+
+def parallelize(
+    model: nn.Module,
+    meshes: Meshes,
+    *,
+    device: torch.device,
+    precision: Precision,
+    blocks: str = "",
+    recomputed: Union[str, Sequence[str]] = "",
+    tensor_plan: Optional[Dict[str, ParallelStyle]] = None,
+    recompute: str = "none",
+    compile: bool = False,
+    whole_graphs: bool = True,
+    sharding: Optional[Sharding] = None,
+    hook: str = "all-reduce",
+) -> nn.Module:
+    """`blocks` names the module whose children are the model's repeated blocks; without it size chooses the units.
+    `recomputed`: the modules whose children `recompute` wraps; without it those of `blocks`.
+
+    `whole_graphs`: a block that torch.compile cannot take in one piece is an error instead of a slow block.
+    """
+    layout = meshes.layout
+    sharded = shards(meshes)
+    precision.check(device, sharded, layout.tp > 1)
+    if layout.tp > 1:
+        apply_tensor_plan(model, meshes, tensor_plan)
+    precision.prepare(model, sharded, blocks)
+    if sharding is not None and sharding.offload and not sharded:
+        raise Refusal(
+            "offload: only shards can live in CPU memory, and this layout has none", "use fsdp, or leave it out"
+        )
+    holders = [recomputed] if isinstance(recomputed, str) else recomputed
+    apply_recompute(
+        model, [pair for name in holders or [blocks] for pair in block_list(model, name or blocks)], recompute
+    )
+    repeated = block_list(model, blocks)
+    if compile:
+        for _, block in repeated or [("", model)]:
+            block.compile(fullgraph=whole_graphs and bool(repeated))
+    if sharded:
+        if hook != "all-reduce":
+            raise Refusal(f"communication hook {hook}: hooks belong to DDP, and this layout shards", "use layout ddp")
+        return apply_fsdp(model, meshes, precision, blocks, sharding or Sharding())
+    return apply_ddp(model, meshes, device, hook)
+
+
+def shards(meshes: Meshes) -> bool:
+    """FSDP2 carries shards, and replicas under tensor parallelism with a shard dimension of 1: DDP takes no DTensors.
+    DDP carries other replicas; those of a pipeline add their gradients themselves (replicas.py)."""
+    layout = meshes.layout
+    copies = layout.dp_replicate > 1 or layout.cp > 1
+    return layout.dp_shard > 1 or (copies and layout.tp > 1 and layout.pp == 1)
+
+
+def block_list(model: nn.Module, blocks: str) -> List[Tuple[str, nn.Module]]:
+    if not blocks:
+        return []
+    try:
+        return list(model.get_submodule(blocks).named_children())
+    except AttributeError:
+        raise Refusal(f"the model has no module '{blocks}'", "name the module that holds its blocks") from None
+
+
+def find_blocks(model: nn.Module) -> str:
+    """The name of the list with the most parameters whose children are all of one kind: a transformer's layers. "": none."""
+    best, most = "", 0
+    for name, module in model.named_modules():
+        children = list(module.children())
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and len(children) > 1:
+            size = sum(p.numel() for p in module.parameters())
+            if len({type(child) for child in children}) == 1 and size > most:
+                best, most = name, size
+    return best
+
+
+def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Optional[Dict[str, ParallelStyle]]) -> None:
+    if not plan:
+        raise Refusal(
+            "tensor parallelism needs a plan: which layer is cut how", "pass tensor_plan, or use another layout"
+        )
+    names = [name for name, _ in model.named_modules()]
+    used = {pattern: style for pattern, style in plan.items() if fnmatch.filter(names, pattern)}
+    tied = [(a, b) for a, b in tied_parameters(model)]
+    parallelize_module(model, meshes.one("tp"), used)
+    for keep, other in tied:  # slicing made two parameters out of one
+        module, _, name = other.rpartition(".")
+        setattr(model.get_submodule(module), name, model.get_parameter(keep))
+
+
+def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
+    seen: Dict[int, str] = {}
+    pairs = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen:
+            pairs.append((seen[id(parameter)], name))
+        seen.setdefault(id(parameter), name)
+    return pairs
+
+
+# Selective recomputation keeps the results of products and attention (dear to make) and remakes the rest (cheap).
+_DEAR = {
+    torch.ops.aten.mm.default,
+    RING_ATTENTION,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _choose(_context: Any, operation: Any, *_args: Any, **_more: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def apply_recompute(model: nn.Module, repeated: Sequence[Tuple[str, nn.Module]], how: str) -> None:
+    if how not in RECOMPUTE:
+        raise Refusal(f"recompute '{how}' is unknown", f"known: {', '.join(RECOMPUTE)}")
+    if how == "none":
+        return
+    if not repeated:
+        raise Refusal("recompute needs named blocks: it trades a block's activations for its second forward pass")
+    parents = {id(block): parent for parent in model.modules() for block in parent.children()}
+    for name, block in repeated:
+        more: Dict[str, Any] = {}
+        if how == "selective":
+            more = {"context_fn": lambda: create_selective_checkpoint_contexts(_choose)}
+        if any(isinstance(module, _BatchNorm) for module in block.modules()):
+            if how == "selective":
+                raise Refusal("selective recomputation of blocks with batch norm is not built", "use recompute=full")
+            more = {"context_fn": functools.partial(_statistics_once, block)}
+        parents[id(block)].register_module(name, checkpoint_wrapper(block, preserve_rng_state=True, **more))
+
+
+def _statistics_once(block: nn.Module) -> Tuple[ContextManager[None], ContextManager[None]]:
+    """Contexts of the forward pass and of its repetition: running means must not take the same images in twice."""
+    return nullcontext(), _kept_buffers(block)
+
+
+@contextmanager
+def _kept_buffers(block: nn.Module) -> Iterator[None]:
+    before = [buffer.clone() for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, kept in zip(block.buffers(), before):
+            buffer.copy_(kept)
+
+
+def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: str, how: Sharding) -> nn.Module:
+    keep = how.keep_after_forward
+    if meshes.layout.pp > 1 and keep is None:
+        # Gathered once per step, not once per micro-batch; and a split backward pass (zero-bubble) looks for whole parameters.
+        keep = True
+    offload = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if how.offload else OffloadPolicy()
+    options: Dict[str, Any] = {
+        "mesh": meshes.sharding(),
+        "mp_policy": precision.sharded_policy(),
+        "offload_policy": offload,
+        "reshard_after_forward": None if keep is None else not keep,
+    }
+    units = [block for _, block in block_list(model, blocks)] if blocks else large_modules(model, how.smallest)
+    for unit in units:
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+    for unit, following in zip(units, [units[i + 1 : i + 1 + how.prefetch] for i in range(len(units))]):
+        assert isinstance(unit, FSDPModule)
+        unit.set_modules_to_forward_prefetch([m for m in following if isinstance(m, FSDPModule)])
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is divided by the number of samples of all ranks, so gradients are added, not averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot divide while it adds
+    return model
+
+
+def large_modules(model: nn.Module, smallest: int) -> List[nn.Module]:
+    """The deepest modules with at least `smallest` parameters of their own that no smaller unit has taken. A parameter
+    that two modules share must stay whole in one unit, so neither of them becomes one without the other."""
+    chosen: List[nn.Module] = []
+    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+
+    def shares_outside(module: nn.Module) -> bool:
+        inside = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        return any(holders[key] > count for key, count in inside.items())
+
+    def walk(module: nn.Module) -> int:
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(walk(child) for child in module.children())
+        plain = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if left >= smallest and module is not model and plain and not shares_outside(module):
+            chosen.append(module)
+            return 0
+        return left
+
+    walk(model)
+    return chosen
+
+
+def apply_ddp(model: nn.Module, meshes: Meshes, device: torch.device, hook: str) -> nn.Module:
+    group = meshes.tokens
+    if group is None or meshes.layout.pp > 1:
+        if hook != "all-reduce":
+            why = (
+                "this layout has no data-parallel ranks" if group is None else "hooks belong to DDP, this is a pipeline"
+            )
+            raise Refusal(f"communication hook {hook}: {why}", "leave the hook out")
+        return model
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device],
+        process_group=group.get_group(),
+        gradient_as_bucket_view=True,  # the gradients are the buckets: no second copy of them
+        # Running statistics are averaged where they are used, not sent in every step. torch 2.13 renamed the option.
+        **{_BUFFERS: False},  # type: ignore[arg-type]
+    )
+    hooks.register(wrapped, hook)
+    return wrapped

@@ -1,0 +1,144 @@
+"""A run folder on another machine, read through a copy that follows it by byte offset."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat.runfolder.mirror import COMPLETE, ENDED, Mirror, Source, is_complete
+from drumbeat.runfolder.read import Tail
+from drumbeat.runfolder.remote import LIMIT, serve
+from drumbeat.runfolder.run import Run
+
+
+def exchange_with(root, log=None):
+    def exchange(request):
+        if log is not None:
+            log.append(json.loads(request))
+        out = io.BytesIO()
+        assert serve(str(root), io.BytesIO(request), out) == 0
+        if log is not None:
+            log.append(len(out.getvalue()))
+        return out.getvalue()
+
+    return exchange
+
+
+def write(root, name, text, mode="w"):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, mode) as file:
+        file.write(text)
+
+
+@pytest.fixture
+def both(tmp_path):
+    """The lead's folder, and the desk's, which has its own run.json."""
+    lead, desk = tmp_path / "lead", tmp_path / "desk"
+    write(lead, "run.json", '{"schema": "1.0", "run_id": "of-the-lead"}')
+    write(desk, "run.json", '{"schema": "1.0", "run_id": "of-the-desk"}')
+    write(lead, "events.jsonl", '{"a": 1}\n')
+    return lead, desk
+
+
+def test_what_grows_is_sent_from_where_it_was_left(both):
+    lead, desk = both
+    log = []
+    mirror = Mirror(str(desk), lambda: [Source(exchange_with(lead, log))], every=0.0)
+    tail = Tail("nodes/0/attempt-0/rank-0.out", 0, mirror)
+    assert tail.lines() == []
+    write(lead, "nodes/0/attempt-0/rank-0.out", "x" * 50_000 + "\nhalf")
+    assert [len(line) for line in tail.lines()] == [50_000]
+    write(lead, "nodes/0/attempt-0/rank-0.out", " a line\n", "a")
+    assert tail.lines() == ["half a line"]
+    assert log[-1] < 400, "only the new bytes travel"
+    assert Run.open(str(desk), mirror).run_id == "of-the-desk", "the desk's own files stay"
+
+
+def test_a_file_that_is_replaced_or_shortened_is_sent_as_a_whole(both):
+    lead, desk = both
+    mirror = Mirror(str(desk), lambda: [Source(exchange_with(lead))], every=0.0)
+    write(lead, "peers.json", "one")
+    assert mirror.read("peers.json") == b"one"
+    write(lead, "peers.json", "two")  # as long as before
+    os.utime(lead / "peers.json", ns=(1, 1))
+    assert mirror.read("peers.json") == b"two"
+    write(lead, "events.jsonl", "new\n")
+    assert mirror.read("events.jsonl") == b"new\n"
+
+
+def test_members_send_their_own_until_the_lead_has_gathered_it(both, tmp_path):
+    lead, desk = both
+    member = tmp_path / "member"
+    write(member, "nodes/1/attempt-0/rank-1.out", "from the member\n")
+    write(lead, "nodes/1/attempt-0/rank-1.out", "from")
+    sources = [Source(exchange_with(lead)), Source(exchange_with(member), "nodes/1")]
+    mirror = Mirror(str(desk), lambda: sources, every=0.0)
+    assert mirror.read("nodes/1/attempt-0/rank-1.out") == b"from the member\n"
+    sources.pop()  # it has gone, and the lead has only a part of its files so far
+    assert mirror.read("nodes/1/attempt-0/rank-1.out") == b"from the member\n"
+    write(lead, "nodes/1/attempt-0/rank-1.out", "from the member\nlast words\n")
+    assert mirror.read("nodes/1/attempt-0/rank-1.out") == b"from the member\nlast words\n"
+
+
+def test_the_end(both):
+    lead, desk = both
+    ended = []
+    mirror = Mirror(str(desk), lambda: [Source(exchange_with(lead))], lambda: ended.append(1), every=0.0)
+    write(lead, "summary.json", "{}")
+    assert mirror.read("summary.json") == b"{}" and not ended
+    (lead / "summary.json").unlink()  # it is started again
+    assert mirror.read("summary.json") is None
+    write(lead, "summary.json", "{}")
+    write(lead, ENDED, "0\n")
+    assert mirror.read("summary.json") == b"{}" and ended == [1] and is_complete(str(desk))
+    write(lead, "events.jsonl", "more\n", "a")
+    assert mirror.read("events.jsonl") == b'{"a": 1}\n', "nobody is asked any more"
+    assert Mirror(str(desk), lambda: 1 / 0).read("events.jsonl") is not None
+
+
+def test_larger_than_one_answer(both):
+    lead, desk = both
+    write(lead, "nodes/0/attempt-0/rank-0.out", "y" * (2 * LIMIT + 5))
+    write(lead, ENDED, "0\n")
+    mirror = Mirror(str(desk), lambda: [Source(exchange_with(lead))])
+    mirror.sync()
+    assert (desk / "nodes/0/attempt-0/rank-0.out").stat().st_size == 2 * LIMIT + 5 and mirror.complete
+
+
+def test_an_answer_that_is_cut_off_or_not_ours_does_no_harm(both):
+    lead, desk = both
+    whole = exchange_with(lead)
+    for cut in (0, 1, 20, 80, -1):
+        Mirror(str(desk), lambda cut=cut: [Source(lambda request: whole(request)[:cut])]).sync()
+    for answer in (None, b"", b"\x00\xff", b"[1]\n", b'{"bytes": -5}\n', b'{"path": "a", "bytes": "x"}\n'):
+        Mirror(str(desk), lambda answer=answer: [Source(lambda request: answer)]).sync()
+    for path in ("../evil", "/tmp/evil", "a/../../evil", "run.json", ""):
+        piece = json.dumps({"path": path, "offset": 0, "size": 1, "bytes": 1}).encode() + b"\nx" + b'{"end": true}\n'
+        Mirror(str(desk), lambda piece=piece: [Source(lambda request: piece)]).sync()
+    assert sorted(os.listdir(desk)) in (["events.jsonl", "run.json"], ["run.json"])
+    assert "of-the-desk" in (desk / "run.json").read_text()
+    assert not (desk / COMPLETE).exists()
+
+
+def test_stop_reaches_the_lead(both):
+    lead, desk = both
+    write(lead, "stop", "")
+    run = Run.open(str(desk), Mirror(str(desk), lambda: [Source(exchange_with(lead))]))
+    assert run.ask_to_stop("CANCEL", "drumbeat cancel")
+    assert (lead / "stop").read_text() == "CANCEL drumbeat cancel\n"
+    assert not Run.open(str(desk), Mirror(str(desk), list)).ask_to_stop("CANCEL", "x")
+
+
+def test_the_far_side_as_a_program(both):
+    lead, desk = both
+
+    def exchange(request):
+        code = "import sys; from drumbeat.cli.entry import main; sys.exit(main(['_files', sys.argv[1]]))"
+        argv = [sys.executable, "-c", code, str(lead)]
+        return subprocess.run(argv, input=request, capture_output=True, check=True).stdout
+
+    assert Mirror(str(desk), lambda: [Source(exchange)]).read("events.jsonl") == b'{"a": 1}\n'
