@@ -226,3 +226,36 @@ def test_a_node_that_waits_for_its_tasks_obeys_a_stop(drumbeat, hosts, by_file):
     text = lead.communicate(timeout=150)[0]
     assert lead.returncode == 128 + signal.SIGTERM and "Traceback" not in text, text
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"
+
+
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    open(f"saved-{os.environ['RANK']}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open(f"up-{os.environ['RANK']}", "w").close()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_partitioned_node_saves_and_ends(drumbeat, hosts):
+    """The wire is cut, no connection closes: the lead gives the node up, and the node its lead, each by itself."""
+    wire = ("ip", "-n", hosts[1][-1], "link", "set", "eth7")
+    flags = ("run", "--nodes", 2, "--master", "10.91.0.9", "--stop-grace", "10s")
+    started = [
+        drumbeat.start(*flags, "--node-rank", node, "--", PY, "-c", SAVES, prefix=prefix)
+        for node, prefix in enumerate(hosts)
+    ]
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 90, "the ranks")
+    try:
+        subprocess.run([*wire, "down"], check=True)
+        outputs = [process.communicate(timeout=60)[0] for process in started]
+    finally:
+        subprocess.run([*wire, "up"], check=True)
+    assert [process.returncode for process in started] == [69, 69], outputs
+    assert (drumbeat.folder / "saved-0").exists() and (drumbeat.folder / "saved-1").exists()
+    assert "the lead has been silent for" in outputs[1] and "node 1" in outputs[0], outputs
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    assert summary["failure"]["code"] == "node-lost" and summary["failure"]["node"] == 1

@@ -48,7 +48,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Beat:
-    """I am here, and this is how far my ranks are. Of the same size however many ranks the node has."""
+    """I am here; from a member also: this is how far my ranks are. Of the same size however many ranks the node has."""
 
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
