@@ -25,7 +25,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[(
 # Every line of every format has one of these words (a test sees to it); hardly any other line has.
 WORDS = (
     "loss", "Loss", "/sec", "_sec", "PerSec=", "Acc@1", "ccuracy", "step=", "step_avg:", "Batchsize:", "completed", "[batch=",
-    "perf/throughput:", "img/s", "tokens/", "iteration", "(train)", "time=",
+    "perf/throughput:", "img/s", "tokens/", "iteration", "(train)", "time=", "training time:", "Number of ", "GPUs used:",
 )  # fmt: skip
 _WORDS = tuple(word.encode() for word in WORDS)
 

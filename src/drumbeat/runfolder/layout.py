@@ -4,13 +4,16 @@ RUN/
   run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle
   order.json           the Order                           desk, once
   job.yaml             the job file as it was given        desk, once
-  code.json            commit and dirty state              desk, once
+  code.json            commit, dirty state, image digest   desk, once
+  code.diff            what differs from the commit        desk, once; secrets are replaced, its size is limited
+  packages.json        Python packages and versions        agent 0, once per start
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
+  on-end.log           what the on-end command printed   the command, appended
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           who took part, and as which node    lead, replaced
@@ -63,6 +66,14 @@ class RunFolder:
         return self.at("code.json")
 
     @property
+    def diff(self) -> str:
+        return self.at("code.diff")
+
+    @property
+    def packages(self) -> str:
+        return self.at("packages.json")
+
+    @property
     def bundle(self) -> str:
         return self.at("drumbeat.pyz")
 
@@ -73,6 +84,10 @@ class RunFolder:
     @property
     def stop(self) -> str:
         return self.at("stop")
+
+    @property
+    def on_end_log(self) -> str:
+        return self.at("on-end.log")
 
     @property
     def verdict(self) -> str:
