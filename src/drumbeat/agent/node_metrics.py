@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from drumbeat import clock
+from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -25,6 +26,7 @@ class NodeMetrics:
     def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
         self.folder, self.shipping = folder, shipping
         self.progress = Progress()
+        self.ranks = RankProgress()
         self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
@@ -33,7 +35,7 @@ class NodeMetrics:
 
     def begin_attempt(self, folder: str) -> None:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
-        self.progress = Progress()
+        self.progress, self.ranks = Progress(), RankProgress()
         self._printed = PrintedMetrics(folder)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
@@ -53,6 +55,7 @@ class NodeMetrics:
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
+                self.ranks.add(metric, time.monotonic())
                 records.append(record)
         return records
 
