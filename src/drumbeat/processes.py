@@ -195,7 +195,7 @@ def stops_held_back() -> Iterator[None]:
 
 
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
-    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and `srun --mpi=pmi2`): the
+    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
     ranks need them, so they must survive whatever stands between the launcher and the ranks."""
     found = []
     for name, value in environ.items():
