@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Rooms whose tests share something that is expensive to set up: a Slurm, a world of torch processes.
-TOGETHER = ("slurm", "train", "verify")
+TOGETHER = ("slurm", "ssh", "train", "verify")
 LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
 
 
