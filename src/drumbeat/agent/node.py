@@ -106,7 +106,8 @@ class Node:
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
         bring(self.order, self.folder.attempt(attempt))
-        replace_json(self.folder.environment, {"attempt": attempt, "variables": variables, "binding": bound})
+        known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
+        replace_json(self.folder.environment, known)
         self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
