@@ -57,7 +57,7 @@ def test_processes_that_number_themselves_are_known_by_their_connection():
 
 def test_looks_end_when_all_ranks_are_seen_and_connected():
     with Started(LISTENS, RANK="0", **WORLD) as rank:
-        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True)
+        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
         seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
     assert [bool(each) for each in seen] == [False, True, True, False, False]
     watcher = Census()
