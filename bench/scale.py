@@ -113,7 +113,7 @@ def lead(order_file: str, results: str) -> int:
         Path(results).write_text(json.dumps(measured))
         return code
 
-    return guard(agent, DEADLINE)
+    return guard(agent, DEADLINE, lambda: None)
 
 
 # -- the members' process ----------------------------------------------------------------------------------------------

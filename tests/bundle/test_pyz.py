@@ -45,7 +45,7 @@ def pyz(tmp_path_factory):
 
 def call(version, pyz, *words, **options):
     argv = [PYTHONS[version], "-I", "-S", str(pyz), *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=150, **options)
 
 
 def test_same_sources_same_bytes(pyz):
@@ -93,7 +93,7 @@ def test_all_node_modules_import(version, pyz):
         "    importlib.import_module(name)\n"
     )
     argv = [PYTHONS[version], "-I", "-S", "-c", code, str(pyz)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
 
 
@@ -104,7 +104,7 @@ def test_ranks_neither_see_the_zip_nor_lose_their_own_drumbeat(pyz, home, tmp_pa
     code = "import drumbeat, sys; print(drumbeat.whose, any('.pyz' in p for p in sys.path))"
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     argv = [sys.executable, str(pyz), "run", "--", sys.executable, "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150, env=env, cwd=tmp_path)
     assert done.stdout == "the rank's own False\n", done.stderr
 
 

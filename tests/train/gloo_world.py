@@ -14,7 +14,12 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Callable, List
 
-_LLAMA = "transformers.models.llama.modeling_llama"  # slow to import: once here instead of in every process
+# Slow to import: once, in the process that all others are forked from.
+_PRELOADED = [
+    *("torch", "torch._dynamo", "torch.distributed.checkpoint", "numpy", "transformers.models.llama.modeling_llama"),
+    *(f"drumbeat.train.recipes.{name}" for name in ("llama", "bert", "resnet", "wide_resnet")),
+    *("drumbeat.train.prepare", "drumbeat.train.verify_resume"),
+]
 
 
 def serve(rank: int, pipe: Connection, folder: str) -> None:
@@ -47,7 +52,7 @@ def serve(rank: int, pipe: Connection, folder: str) -> None:
 class GlooWorld:
     def __init__(self, ranks: int = 4) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "numpy", _LLAMA])
+        self.context.set_forkserver_preload(_PRELOADED)
         self.folder = tempfile.mkdtemp(prefix="gloo-")
         self.ranks, self.size, self.worlds = ranks, 0, 0
         self.pipes: List[Connection] = []
@@ -63,7 +68,7 @@ class GlooWorld:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 60) -> List[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 170) -> List[Any]:
         """`function(*args)` on ranks 0 to size - 1; their results in order. An error on any rank is raised here."""
         if size != self.size:
             if self.size:  # torch keeps groups of an earlier world in caches: fresh processes are cheap and clean

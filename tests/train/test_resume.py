@@ -121,7 +121,7 @@ def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(tmp_path: Path)
         pass
     process.send_signal(signal.SIGINT)
     text = process.stdout.read()
-    assert process.wait(60) == 75
+    assert process.wait(120) == 75
     assert "stopped by a signal" in text
     assert newest(str(tmp_path)) is not None
 

@@ -66,6 +66,6 @@ def recorded(path, nodes=2, ranks=2, last=40, slow=None):
     for node in range(nodes):
         for number in range(last // 5):
             moved = number * 5_000_000_000
-            gpus = [gpu(index, busy=90.0 - 10 * node, energy=1000.0 + 2500.0 * number) for index in range(ranks)]
+            gpus = [gpu(index, busy=90.0 - 10 * (node % 8), energy=1000.0 + 2500.0 * number) for index in range(ranks)]
             sample(run, node, start + 5.0 * number, gpus, moved, moved // 2, 90 * number, 100 * number)
     return run

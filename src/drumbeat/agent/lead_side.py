@@ -40,6 +40,7 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     Welcome,
     WireError,
+    encode,
 )
 from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
@@ -62,6 +63,7 @@ _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
 _LEAVE = 120.0  # seconds for all members' files
+_BEAT = encode(Beat())
 
 
 @dataclass
@@ -84,6 +86,7 @@ class LeadSide:
         self.stop_file = StopFile(self.folder.stop)
         self.stop_file.skip()
         self.last_look = 0.0
+        self.looks = 0
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
@@ -135,6 +138,7 @@ class LeadSide:
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
+            self._beat_members()
             if self.door and self.door.is_open:
                 self.door.tick(now)
             self.last_look = now
@@ -250,6 +254,14 @@ class LeadSide:
             connection.heard += late
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
+
+    def _beat_members(self) -> None:
+        """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
+        every = max(1, int(self.agent.order.timing.lost_node / 3))
+        self.looks += 1
+        for number, connection in self.by_member.items():
+            if number % every == self.looks % every and not connection.channel.closed:
+                connection.channel.send_encoded(_BEAT)
 
     # -- messages of members -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from typing import Any, Dict, Mapping, Optional
+from typing import Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
@@ -14,7 +14,8 @@ from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import Desk, RunRecord, write_run_record
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.secret import redact
 
@@ -45,7 +46,7 @@ def create_run(
         os.chmod(folder.bundle, 0o644)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
-        replace_json(folder.run_json, _run_record(order, handle))  # last: a folder with a run.json is whole
+        write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise Problem(
@@ -55,17 +56,15 @@ def create_run(
     return folder
 
 
-def _run_record(order: Order, handle: str) -> Dict[str, Any]:
-    host = socket.gethostname()
-    return {
-        "schema": SCHEMA,
-        "run_id": order.run_id,
-        "name": order.name,
-        "created": order.created,
-        "handle": handle or own_handle(),
-        "version": __version__,
-        "desk": {"host": host, "pid": os.getpid(), "started": start_time(os.getpid())},
-    }
+def _run_record(order: Order, handle: str) -> RunRecord:
+    return RunRecord(
+        run_id=order.run_id,
+        name=order.name,
+        created=order.created,
+        handle=handle or own_handle(),
+        version=__version__,
+        desk=Desk(socket.gethostname(), os.getpid(), start_time(os.getpid())),
+    )
 
 
 def index_folder(environ: Mapping[str, str]) -> str:

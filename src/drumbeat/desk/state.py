@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
@@ -20,11 +20,10 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
-from drumbeat.runfolder.write import replace_json
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
@@ -123,7 +122,10 @@ def status(run: Run) -> Status:
 
 def _was_cancelled(run: Run) -> bool:
     """Read again: `cancel` may have written it after the run was opened."""
-    return bool((read_json(run.folder.run_json) or {}).get("cancelled"))
+    try:
+        return read_run_record(run.path).cancelled
+    except RecordError:
+        return False
 
 
 def _recorded_end(run: Run) -> Optional[End]:
@@ -219,9 +221,8 @@ def _take_out(run: Run, backend: Backend) -> None:
     """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
     backend.cancel(run.record.handle, os.environ)
     _asked.clear()
-    record = read_json(run.folder.run_json)
-    if record is not None:
-        replace_json(run.folder.run_json, {**record, "cancelled": True})
+    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+        write_run_record(run.folder, replace(run.record, cancelled=True))
 
 
 def _cancel_array(run: Run) -> None:

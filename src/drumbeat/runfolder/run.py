@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.finding import Verdict
 from drumbeat.order import Order, load_order
-from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.record import RecordError, from_plain
 from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.events import Event, parse_event
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import PARTS, ledger
 from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
-from drumbeat.runfolder.run_record import RunRecord
+from drumbeat.runfolder.run_record import RunRecord, read_run_record
 from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
@@ -45,15 +45,7 @@ class Run:
         """RecordError when there is no run there, or one of a newer drumbeat."""
         path = os.path.abspath(path)
         files = files or Files(path)
-        data = read_json(RunFolder("").run_json, files)
-        if data is None:
-            raise RecordError(f"{path}: not a run folder (no readable run.json)")
-        check_schema(str(data.get("schema", "?")), SCHEMA, os.path.join(path, "run.json"))
-        try:
-            record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, os.path.join(path, "run.json"))
-        except OverflowError as error:
-            raise RecordError(f"{path}/run.json: {error}") from None
-        return cls(path, record, files)
+        return cls(path, read_run_record(path, files), files)
 
     @property
     def run_id(self) -> str:

@@ -11,7 +11,8 @@ from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
 
-COLUMNS = ("node", "host", "GPU", "use", "memory", "power", "clock", "temp", "in", "out", "cpu", "slowed by")
+COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowed by", "in", "out", "cpu")
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
 
 
@@ -28,7 +29,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     shown = [check for check in head.checks if check.answer != "unknown"]
     unknown = [check.check for check in head.checks if check.answer == "unknown"]
     for check in shown:
-        where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.judged > 1 else ""
+        where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
         lines.append((LABELS.get(check.check, check.check), f"{check.answer}: {check.summary}{where}"))
     if unknown:
         lines.append(("unknown", f"{', '.join(LABELS.get(name, name) for name in unknown)}: could not be judged"))
@@ -139,7 +140,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
         str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
         percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
         f"{min(clocks):.0f}" if clocks else "-", f"{max(heat):.0f}" if heat else "-",
-        volume(node.received), volume(node.sent), percent(node.cpu_busy), remark,
+        remark, volume(node.received), volume(node.sent), percent(node.cpu_busy),
     )  # fmt: skip
 
 
@@ -181,9 +182,13 @@ def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
 
 
 def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
-    """Nodes whose number, host or trouble contains the text; `slow` and `lost` are answered too."""
+    """Nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
     wanted = wanted.strip().lower()
-    return [node for node in nodes if wanted in " ".join((*node_cells(node)[:2], node_cells(node)[-1])).lower()]
+    return [node for node in nodes if wanted in _searched(node)]
+
+
+def _searched(node: NodeView) -> str:
+    return " ".join((str(node.node), node.host, f"lost: {node.lost}" if node.lost else "", *node.throttle)).lower()
 
 
 def percent(value: Optional[float]) -> str:
@@ -205,6 +210,18 @@ def volume(amount: Optional[float]) -> str:
         if amount >= size:
             return f"{amount / size:.1f} {letter}B"
     return f"{amount:.0f} B"
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """A curve as a line of blocks."""
+    if len(values) < 2 or width < 2:
+        return ""
+    shown = [values[int(place * (len(values) - 1) / (width - 1))] for place in range(min(width, len(values)))]
+    if len(values) < width:
+        shown = list(values)
+    low, high = min(shown), max(shown)
+    span = high - low or 1.0
+    return "".join(_BLOCKS[int((value - low) / span * (len(_BLOCKS) - 1))] for value in shown)
 
 
 def clock(t: float) -> str:

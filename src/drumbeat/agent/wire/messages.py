@@ -41,7 +41,7 @@ class Pong:
 
 @dataclass(frozen=True)
 class Beat:
-    """I am here, and this is how far my ranks are."""
+    """I am here; from a member also: this is how far my ranks are."""
 
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
