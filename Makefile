@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz faults-train versions clean
+.PHONY: demo docs dist test check pyz bench corpus fuzz faults-train versions clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,18 @@ pyz: drumbeat.pyz
 drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
 	$(BIN)/python -m drumbeat.bundle.build $@
 
+# The documentation as a site, in site/; every link and anchor is checked.
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.cpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
+dist: $(VENV)/.cpu
+	$(PYTHON) tools/dist.py
+
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
 
@@ -57,4 +69,4 @@ versions:
 		tests/integrations tests/versions/deepspeed_run.py
 
 clean:
-	rm -rf $(VENV) .venv-newest drumbeat.pyz build src/*.egg-info
+	rm -rf $(VENV) .venv-newest drumbeat.pyz build dist site src/*.egg-info
