@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping
 
 from drumbeat import backends
 from drumbeat.backends.contract import Backend
+from drumbeat.desk.named_hosts import choose_hosts, on_hosts
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
 from drumbeat.home import users_folder
@@ -29,6 +30,8 @@ _DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation",
 def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
     """The site that the job names, else the one detected. A cluster without a profile of its own gets its scheduler's
     general one: nothing is assumed about it."""
+    if job.hosts and job.site is None:  # not about this machine: nothing is detected
+        return load_site(backends.get(backends.FOR_HOSTS).default_site, environ)
     backend = backends.get(place.backend) if place.backend else None
     hostname = place.machines[0].host if place.machines else socket.gethostname()
     cluster = place.machines[0].identity.cluster if place.machines else place.identity.cluster
@@ -41,6 +44,8 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
 
 
 def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    if on_hosts(job, site) and place.kind != INSIDE:
+        return _on_hosts(job, site, place, environ)
     if place.kind == LOGIN:
         return _queued(job, site, environ)
     if place.kind == INSIDE:
@@ -74,6 +79,19 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
     order = resolve(job, site, look_around(environ, gpus=None))
     backend.check(order, job.where)
     _check_tasks(order)
+    return order
+
+
+def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    """Machines that are named: how many GPUs they have is seen when they come together."""
+    hosts = choose_hosts(job, site)
+    backend = backends.get(site.backend if backends.get(site.backend).takes_hosts else backends.FOR_HOSTS)
+    here = look_around(environ, place.master, gpus=None, hosts=hosts)
+    order = resolve(dataclasses.replace(job, nodes=len(hosts)), site, here)
+    if not (site.gpus and job.gpus is None) and _ranks_unknown(job, site, here, order):
+        order = dataclasses.replace(order, ranks_per_node=0)
+    order = dataclasses.replace(order, backend=backend.name, meeting="")
+    backend.check(order, job.where)
     return order
 
 

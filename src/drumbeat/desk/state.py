@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
@@ -42,6 +43,7 @@ class State:
     ranks: Ranks
     summary: Optional[Summary] = None
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    gpus: Optional[GpuUse] = None  # of a run that is running
 
     @property
     def goes_on(self) -> bool:
@@ -66,7 +68,8 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure)
+    gpus = gpu_use(run) if told.state == RUNNING else None
+    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, gpus)
 
 
 def read_summary(run: Run) -> Optional[Summary]:

@@ -156,6 +156,22 @@ class Job:
         flag="S",
         default_text="detected from the cluster's or host's name, else localhost",
     )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes` as many of them "
+        "as that are taken.",
+        "[gpu1, gpu2]",
+        (),
+        flag="A,B",
+        default_text="the site's; else wherever you type, or what the scheduler gives",
+    )
+    hostfile: Optional[str] = key(
+        "path",
+        "A file with one host per line, as mpirun and deepspeed read it; `slots=N` is the number of ranks.",
+        "./hostfile",
+        None,
+        flag="FILE",
+    )
     setup: str = key(
         "shell",
         "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
