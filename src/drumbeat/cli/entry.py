@@ -32,9 +32,13 @@ def main(arguments: List[str]) -> int:
 
         return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_shim"]:
-        from drumbeat.agent.ranks.torchrun_shim import run_shim
+        from drumbeat.agent.ranks.rank_shim import run_shim
 
         return run_shim(arguments[1:])
+    if arguments[:1] == ["_stand_in"]:
+        from drumbeat.agent.ranks.stand_ins import run_stand_in
+
+        return run_stand_in(arguments[1:])
     if arguments[:1] == ["_tune"]:
         from drumbeat.cli.tune import run_submitted
 

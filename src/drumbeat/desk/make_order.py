@@ -8,6 +8,7 @@ import socket
 from typing import Any, Dict, Mapping
 
 from drumbeat import backends
+from drumbeat.agent.ranks.script_text import script_at
 from drumbeat.backends.contract import Backend
 from drumbeat.desk.named_hosts import choose_hosts, on_hosts
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
@@ -61,6 +62,8 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
     if place.kind == ALLOCATION:
         _check_tasks(order)
         return dataclasses.replace(order, backend=place.backend)
+    if job.checks.world is None:  # a joined job is not stopped unless it asks for that
+        order = dataclasses.replace(order, checks={**order.checks, "world": "warn"})
     if order.launcher == "tasks":
         why = f"{place.identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
         order = dataclasses.replace(order, launcher_why=why)
@@ -138,7 +141,8 @@ def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
 
 
 def _ranks_unknown(job: Job, site: Site, here: Here, order: Order) -> bool:
-    said = job.ranks_per_node is not None or job.gpus is not None or order.launcher == "once"
+    alone = order.launcher == "once" and (job.launcher == "once" or order.ranks_per_node > 1)
+    said = job.ranks_per_node is not None or job.gpus is not None or alone
     return not (said or here.gpus is not None or site.ranks_per_node or find_launcher(job.command))
 
 
@@ -154,7 +158,8 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
         if job.launcher == "tasks":
             job = dataclasses.replace(job, ranks_per_node=job.ranks_per_node or 1)
         return job
-    launcher, why = choose_launcher(job.command, job.launcher)
+    script = script_at(job.command, os.path.join(os.getcwd(), job.workdir or "."))
+    launcher, why = choose_launcher(job.command, job.launcher, script, os.environ, job.ranks_per_node)
     if job.launcher not in ("auto", "tasks") or (job.launcher == "auto" and launcher != "ranks"):
         raise Problem(
             f"{tasks} tasks on this node, but {launcher} starts a node's ranks itself ({why})",

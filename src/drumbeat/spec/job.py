@@ -64,6 +64,15 @@ class JobChecks:
         allowed=CHECK_LEVELS,
         default_text="stop where the job says what to expect, else warn",
     )
+    world: Optional[str] = key(
+        "choice",
+        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
+        "alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop; warn where drumbeat joins a job",
+    )
 
 
 @dataclass(frozen=True)
