@@ -150,3 +150,13 @@ def test_hostile_metrics_break_nothing(tmp_path):
     metrics(run, '{"t": 1063.0, "rank": 0, "step": 200, "data_ms": NaN, "communication_exposed_ms": Infinity}', "{torn")
     figures = figures_of(run)
     assert figures.speed.value == run.summary().throughput.value and max(map(len, lines_of(figures))) <= 90
+
+
+def test_export_to_tensorboard(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = finished(tmp_path / "run")
+    assert main(["report", run.path, "--export", f"tensorboard={tmp_path}/tb"]) == 0
+    found = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    found.Reload()
+    losses = found.Scalars("step/loss")
+    assert [(each.step, round(each.value, 2)) for each in losses][:2] == [(1, 4.98), (2, 4.96)] and len(losses) == 100
