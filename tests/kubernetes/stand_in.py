@@ -2,6 +2,7 @@
 processes of this machine that run the script of the manifest, word for word but for its paths. tests/cluster has the real thing.
 """
 
+import base64
 import json
 import os
 import shlex
@@ -9,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import yaml
 
@@ -22,9 +22,7 @@ def main(words):
         file.write(json.dumps(words) + "\n")
     words = [word for word in words if not word.startswith(("--context=", "--namespace="))]
     if os.environ.get("STAND_IN_REFUSES") and words[0] == "create" and "--dry-run=server" not in words:
-        refused = (
-            json.load(open(os.path.join(FOLDER, "refuses"))) if os.path.exists(os.path.join(FOLDER, "refuses")) else 0
-        )
+        refused = get("refuses") or 0
         put("refuses", refused + 1)
         if refused + 1 == int(os.environ["STAND_IN_REFUSES"]):
             raise SystemExit(
@@ -78,7 +76,7 @@ def start_pod(name, node):
             out.write(inside(text, folder))
     packed = get(f"ConfigMap-{name}-program")["binaryData"]["drumbeat.pyz.gz"]
     with open(os.path.join(folder, "files", "drumbeat.pyz.gz"), "wb") as out:
-        out.write(__import__("base64").b64decode(packed))
+        out.write(base64.b64decode(packed))
     secret = get(f"Secret-{name}")["stringData"]
     environ = {"PATH": os.environ["PATH"], "HOME": folder, "LANG": "C.UTF-8", "JOB_COMPLETION_INDEX": str(node)}
     for variable in spec["env"]:
@@ -105,13 +103,15 @@ def kill_pod(name, node, replace=True):
     folder = os.path.join(
         FOLDER, sorted(each for each in os.listdir(FOLDER) if each.startswith(f"Pod-{name}-{node}-"))[-1]
     )
-    leader = int(open(os.path.join(folder, "pid")).read())
+    leader = int(read(os.path.join(folder, "pid")))
     mark = f"HOME={folder}".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if mark in open(f"/proc/{pid}/environ", "rb").read().split(b"\0") or int(pid) == leader:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                own = mark in file.read().split(b"\0")
+            if own or int(pid) == leader:
                 os.kill(int(pid), signal.SIGKILL)
-        except (OSError, ProcessLookupError):
+        except OSError:
             pass
     shutil.rmtree(folder, ignore_errors=True)
     if replace:
@@ -200,5 +200,4 @@ def read(path):
 
 
 if __name__ == "__main__":
-    time.sleep(0)
     main(sys.argv[1:])
