@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from drumbeat.agent.guard import guard
-from drumbeat.agent.lead_side import raise_open_files
 from drumbeat.agent.member_side import beat_interval
 from drumbeat.agent.wire import channel as channel_module
 from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.door import raise_open_files
 from drumbeat.agent.wire.messages import (
     Beat,
     Done,
@@ -113,7 +113,7 @@ def lead(order_file: str, results: str) -> int:
         Path(results).write_text(json.dumps(measured))
         return code
 
-    return guard(agent, DEADLINE)
+    return guard(agent, DEADLINE, lambda: None)
 
 
 # -- the members' process ----------------------------------------------------------------------------------------------

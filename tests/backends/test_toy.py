@@ -35,7 +35,7 @@ for step in range(1, 200):
 class Toys:
     """A machine with the toy package installed, and its queue."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, cache: Path) -> None:
         self.base, self.queue, self.home = base, base / "queue", base / "home"
         self.queue.mkdir()
         self.home.mkdir()
@@ -51,10 +51,10 @@ class Toys:
         shutil.copy(base / "toybox.yaml", sites)
         self.environ = {
             "PATH": os.path.dirname(sys.executable) + ":/usr/bin:/bin", "HOME": str(self.home), "TOY_QUEUE": str(self.queue),
-            "PYTHONPATH": f"{package}:{SRC}", "LANG": "C.UTF-8",
+            "PYTHONPATH": f"{package}:{SRC}", "LANG": "C.UTF-8", "XDG_CACHE_HOME": str(cache),
         }  # fmt: skip
 
-    def __call__(self, *words, timeout=90, **more):
+    def __call__(self, *words, timeout=150, **more):
         argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
         environ = {**self.environ, **more}
         return subprocess.run(
@@ -88,7 +88,7 @@ class Toys:
         return json.loads(done.stdout)["status"]
 
     def waited(self, run, *states):
-        wait_for(lambda: self.state(run)["state"] in states, 60, f"{run} to be {states}")
+        wait_for(lambda: self.state(run)["state"] in states, 120, f"{run} to be {states}")
         return self.state(run)
 
     def end(self):
@@ -100,8 +100,8 @@ class Toys:
 
 
 @pytest.fixture
-def toys(tmp_path):
-    made = Toys(tmp_path)
+def toys(tmp_path, cache):
+    made = Toys(tmp_path, cache)
     yield made
     made.end()
 
@@ -114,7 +114,7 @@ def test_submit_status_logs_shell_and_cancel(toys):
     handle, folder = toys.submit("order.json")
     assert handle == "toy://toys/1" and (toys.queue / "1/only/script").read_text() == shown.stdout
     toys.waited(handle, "running")
-    wait_for(lambda: "rank 1 of 2" in toys("logs", "1").stdout, 60, "both ranks")
+    wait_for(lambda: "rank 1 of 2" in toys("logs", "1").stdout, 120, "both ranks")
     shell = toys("shell", handle, "--node", "1")
     assert shell.stdout == f"a shell of {handle} on {socket.gethostname()}\n"
     listed = toys("list")
@@ -147,7 +147,7 @@ def test_requeue(toys):
     (toys.base / "busy").touch()
     handle, folder = toys.submit(toys.job("saves", SAVES))
     state = toys.waited(handle, "queued")
-    wait_for(lambda: toys.state(handle)["starts"] == 1, 60, "the requeue")
+    wait_for(lambda: toys.state(handle)["starts"] == 1, 120, "the requeue")
     state = toys.state(handle)
     assert state["state"] == "queued", state
     (toys.base / "busy").unlink()
@@ -193,7 +193,7 @@ def test_tune_here_and_submitted(toys):
     sent = toys(*words, "--submit", "--json")
     assert sent.returncode == 0, sent.stderr
     folder = Path(json.loads(sent.stdout)["folder"])
-    wait_for(lambda: (toys.queue / "1/only/state").read_text() in ("finished", "failed"), 90, "the tuning")
+    wait_for(lambda: (toys.queue / "1/only/state").read_text() in ("finished", "failed"), 120, "the tuning")
     answer = json.loads((folder / "tune.json").read_text())
     assert [trial["outcome"] for trial in answer["trials"]][:2] == ["ok", "ok"], answer
 

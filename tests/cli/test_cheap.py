@@ -1,5 +1,6 @@
 """Starting is cheap: help and errors import neither torch nor numpy nor any third-party package but YAML."""
 
+import functools
 import json
 import os
 import subprocess
@@ -21,18 +22,24 @@ print("MODULES" + json.dumps([code, sorted(sys.modules)]))
 
 
 def modules_after(*words):
-    done = subprocess.run([sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=150)
     assert "Traceback" not in done.stderr, done.stderr
     return json.loads(done.stdout.rpartition("MODULES")[2])
 
 
-def third_party(modules):
+@functools.cache
+def bare_modules():
+    """What the interpreter itself loads."""
     bare = subprocess.run(
         [sys.executable, "-c", "import sys, json; print(json.dumps(sorted(sys.modules)))"],
         capture_output=True,
         text=True,
     )
-    standard = set(sys.stdlib_module_names) | set(json.loads(bare.stdout)) | {"drumbeat", "yaml", "_yaml", "__main__"}
+    return frozenset(json.loads(bare.stdout))
+
+
+def third_party(modules):
+    standard = set(sys.stdlib_module_names) | bare_modules() | {"drumbeat", "yaml", "_yaml", "__main__"}
     found = {name.split(".")[0] for name in modules} - {name.split(".")[0] for name in standard}
     return sorted(name for name in found if "cython" not in name)  # the compiled part of YAML brings that
 

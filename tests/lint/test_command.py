@@ -13,7 +13,7 @@ SOURCE = os.path.join(os.path.dirname(__file__), "..", "..", "src")
 def drumbeat(*arguments, text=None, folder=None):
     environment = {**os.environ, "PYTHONPATH": os.path.abspath(SOURCE)}
     command = [sys.executable, "-m", "drumbeat", "lint", *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=60)
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=150)
 
 
 def test_standard_input_and_exit_codes():

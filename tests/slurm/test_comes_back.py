@@ -36,12 +36,12 @@ def test_a_job_that_waits_again_is_queued(cluster, oar):
     assert listed[folder.name] == "queued"
     follow = cluster.start("head", [sys.executable, str(oar.pyz), "logs", "--follow", str(number)])
     try:
-        wait_for(lambda: oar("status", number).returncode == 0, 20, "a moment of following")
+        wait_for(lambda: oar("status", number).returncode == 0, 120, "a moment of following")
         assert follow.poll() is None, follow.communicate()
         done = oar("cancel", number)
         assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
         assert cluster.job(number)["JobState"] == "CANCELLED"
-        follow.communicate(timeout=60)
+        follow.communicate(timeout=150)
     finally:
         follow.kill()
         follow.wait()

@@ -93,7 +93,7 @@ def test_one_task_a_rank_first_failure_decides(oar):
     assert done.returncode == 7
     assert "rank 3 on oar10 (node 1): exit code 7" in done.stderr
     empty = lambda: all(oar.cluster.processes(node) == [] for node in ("oar9", "oar10"))  # noqa: E731
-    wait_for(empty, 15, "Slurm's own step to end after ours")
+    wait_for(empty, 120, "Slurm's own step to end after ours")
 
 
 def test_torchrun_with_several_tasks_is_refused(oar):
@@ -201,7 +201,7 @@ def test_pods_join(oar):
                "WORLD_SIZE": "2", "MASTER_ADDR": "oar9", "MASTER_PORT": "23456", "DRUMBEAT_TOKEN": "x" * 32,
                "SLURM_CONF": ""}  # fmt: skip
         pods.append(oar.cluster.start(node, command, env))
-    outs = [pod.communicate(timeout=60) for pod in pods]
+    outs = [pod.communicate(timeout=150) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outs
     ranks = iam("".join(out for out, _ in outs))
     assert [ranks[rank][:1] + ranks[rank][2:5] for rank in range(4)] == [

@@ -20,7 +20,7 @@ def summary(folder):
 
 def nothing_left(oar, *nodes):
     """Slurm's own end of a job may take a moment longer than the run's."""
-    wait_for(lambda: all(oar.cluster.processes(node) == [] for node in nodes), 15, f"{nodes} to be empty")
+    wait_for(lambda: all(oar.cluster.processes(node) == [] for node in nodes), 120, f"{nodes} to be empty")
 
 
 def test_a_training_from_the_job_file(oar):
@@ -136,7 +136,7 @@ def test_array(oar):
     script = oar.ranks("which", "import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])\n")
     job = oar.job("several", nodes=1, ranks_per_node=1, array="3-4", command=f"python3 {script}")
     _, folder = oar.submit(job)
-    wait_for(lambda: len(list(folder.glob("array/*/summary.json"))) == 2, 40, "both jobs of the array")
+    wait_for(lambda: len(list(folder.glob("array/*/summary.json"))) == 2, 120, "both jobs of the array")
     for task in (3, 4):
         assert summary(folder / f"array/{task}")["outcome"] == "finished"
         assert (folder / f"array/{task}/nodes/0/attempt-0/rank-0.out").read_text() == f"task {task}\n"
@@ -156,7 +156,7 @@ def test_shell_on_a_node(oar):
     said(folder, "rank 3 on")
     argv = [sys.executable, str(oar.pyz), "shell", str(number), "--node", "1"]
     with oar.cluster.start("head", argv, stdin=-1, env={"SHELL": "/bin/sh"}) as shell:
-        out, _ = shell.communicate("hostname; exit\n", timeout=30)
+        out, _ = shell.communicate("hostname; exit\n", timeout=150)
     assert json.loads((folder / "peers.json").read_text())["nodes"][1]["host"] in out
     assert oar("cancel", number).returncode == 0
 

@@ -70,7 +70,7 @@ def test_a_warning_before_the_end_of_the_allocation(oar):
     words = ("--start", 2, "--steps", 3, "--silence", 300, "--submit", "--json")
     told = json.loads(oar("tune", "batch", late, *words).stdout)
     (folder,) = oar.home.glob("runs/late-tune-batch-*")
-    wait_for(lambda: list(folder.glob("late-tune-batch-4-*/nodes/1/attempt-0/rank-3.out")), 90, "the second trial")
+    wait_for(lambda: list(folder.glob("late-tune-batch-4-*/nodes/1/attempt-0/rank-3.out")), 120, "the second trial")
     oar.cluster.run(HEAD, ["scancel", "--signal=USR2", "--batch", told["job"]])
     said(folder, "largest      batch 2: somebody ended it", 60)
     oar.cluster.wait(int(told["job"]), ["FAILED"])

@@ -8,9 +8,10 @@ import math
 import struct
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Dict, Iterator, List
 
 import pytest
+from tests.conftest import wait_for
 
 from drumbeat.cli import main
 from drumbeat.train.measure.reporting import Reporter
@@ -73,15 +74,20 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto import wandb_internal_pb2
 
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = []
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items})
-    assert [row["step"] for row in rows] == [1, 2, 1], "nothing is dropped because its step is in the past"
-    assert rows[0]["step/loss"] == 2.5 and rows[2]["checkpoint/save_s"] == 0.5
+
+    def rows() -> List[Dict[str, Any]]:
+        found = []
+        for data in log_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                found.append({item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items})
+        return found
+
+    wait_for(lambda: len(rows()) == 3, what="wandb's own process to write")  # after finish() has returned
+    assert [row["step"] for row in rows()] == [1, 2, 1], "nothing is dropped because its step is in the past"
+    assert rows()[0]["step/loss"] == 2.5 and rows()[2]["checkpoint/save_s"] == 0.5
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
@@ -92,6 +98,8 @@ def log_records(data: bytes) -> Iterator[bytes]:
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + size > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):

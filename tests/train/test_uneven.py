@@ -58,7 +58,7 @@ def test_uneven_ranks_end_together_with_the_weights_of_one_process(world: GlooWo
         optimizer.step()
         wanted.append(len(targets))
     weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-    for counts, got in world.run(trained, layout, seconds=30):
+    for counts, got in world.run(trained, layout):
         assert counts == wanted
         assert got == pytest.approx(weights, rel=1e-4, abs=1e-6)
 
@@ -77,4 +77,4 @@ def nothing_on_rank_two() -> str:
 
 
 def test_a_rank_without_any_data_is_refused_on_all_ranks(world: GlooWorld) -> None:
-    assert all("a rank has no data at all" in said for said in world.run(nothing_on_rank_two, seconds=30))
+    assert all("a rank has no data at all" in said for said in world.run(nothing_on_rank_two))

@@ -18,8 +18,11 @@ from drumbeat.signals import STOPS
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
 
 
-def guard(agent: Callable[[int], int], deadline: float, alive: Callable[[], None]) -> int:
-    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it. `alive` is called every second."""
+def guard(
+    agent: Callable[[int], int], deadline: float, alive: Callable[[], None], hung: Callable[[], None] = lambda: None
+) -> int:
+    """Run `agent(beat_fd)` in a child; its exit code, or 128+N if signal N ended it. `alive` is called every second, `hung`
+    before the agent is killed because it has not beaten for `deadline` seconds."""
     become_subreaper()
     beat_read, beat_write = os.pipe()
     me = os.getpid()
@@ -33,7 +36,7 @@ def guard(agent: Callable[[int], int], deadline: float, alive: Callable[[], None
     for number in STOPS:
         signal.signal(number, lambda number, frame: os.kill(child, number))
     let_stops_in()
-    status = _watch(child, beat_read, deadline, alive)
+    status = _watch(child, beat_read, deadline, alive, hung)
     for stuck in sweep():
         warn(f"cannot be ended: {stuck}")
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
@@ -57,7 +60,7 @@ def _run(agent: Callable[[int], int], beat_fd: int) -> int:
         return 70  # EX_SOFTWARE: a fault of ours
 
 
-def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None]) -> int:
+def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], hung: Callable[[], None]) -> int:
     last = looked = told = time.monotonic()
     alive()
     while True:
@@ -78,5 +81,6 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None]) -
             return os.waitpid(child, 0)[1]
         elif time.monotonic() - last > deadline:
             warn(f"the agent has not answered for {deadline:g} s; ending it")
+            hung()
             os.kill(child, signal.SIGKILL)
             return os.waitpid(child, 0)[1]

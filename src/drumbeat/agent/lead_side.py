@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -15,14 +14,19 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tupl
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.lead_watch import LeadWatching
+from drumbeat.agent.on_end import run_on_end
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import what_follows, write_end
+from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import resolve
+from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
+    Counted,
     Done,
     End,
     FilePart,
@@ -30,6 +34,7 @@ from drumbeat.agent.wire.messages import (
     Found,
     Hello,
     Judged,
+    Looked,
     Message,
     Ping,
     Pong,
@@ -39,17 +44,22 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     Welcome,
     WireError,
+    encode,
 )
-from drumbeat.agent.wire.ports import free_port, listen
+from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.packages import all_versions
+from drumbeat.finding import Finding
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.verdict import REQUEUE
-from drumbeat.runfolder.write import EventLog, replace
+from drumbeat.runfolder.verdict import END, REQUEUE, next_step
+from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.signals import EXIT_STORAGE
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -59,6 +69,8 @@ _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
 _LEAVE = 120.0  # seconds for all members' files
+_FOLDER_EVERY = 2  # looks between two at the run folder itself
+_BEAT = encode(Beat())
 
 
 @dataclass
@@ -75,12 +87,14 @@ class LeadSide:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.folder = RunFolder(agent.order.folder)
-        self.listener: Optional[socket.socket] = None
+        self.door: Optional[Door] = None
         self.connections: Dict[socket.socket, Connection] = {}
         self.by_member: Dict[int, Connection] = {}
         self.stop_file = StopFile(self.folder.stop)
         self.stop_file.skip()
         self.last_look = 0.0
+        self.looks = 0
+        self.missed = 0  # looks at the run folder that found none
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
@@ -88,32 +102,36 @@ class LeadSide:
         self.master_addr = "127.0.0.1"
         self.events: EventLog
         self.lead: Lead
+        self.watching: LeadWatching
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
-            FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
+            FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
+            FilePart: self._file, Counted: self._counted,
         }  # fmt: skip
 
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""
         agent, order = self.agent, self.agent.order
-        raise_open_files()
         agent.open_folder(self.folder)
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
         }  # fmt: skip
         self.events.write("run-started", started)
+        replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
         if order.nodes > 1:
-            # All addresses, unless the nodes are emulated: members come by whichever network the lead's name means.
-            self.listener = listen(order.master if order.emulated else "0.0.0.0", order.muster_ports)  # noqa: S104
-            agent.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            most = most_strangers(order.nodes, raise_open_files())
+            listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
+            self.door = Door(listener, agent.token, most, agent.selector, self._admit, self._another_token)
+            self.door.tick(time.monotonic())
             self.master_addr = resolve(order.master, agent.wait_politely) or self.master_addr
         self._do(self.lead.hello(agent.hello(self.master_addr), 0.0, time.monotonic()))
 
@@ -123,7 +141,7 @@ class LeadSide:
 
     def beat(self) -> None:
         if self.agent.node and hasattr(self, "lead"):
-            self.lead.beat(0, self.agent.node.progress_beat())
+            self._beat(0, self.agent.node.progress_beat())
 
     def tick(self, now: float) -> None:
         self._do(self.lead.tick(now))
@@ -131,6 +149,11 @@ class LeadSide:
         self.unsent = {number for number in self.unsent if self._flush(number)}
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
+            self._beat_members()
+            self._look_for_folder()
+            if self.door and self.door.is_open:
+                self.door.tick(now)
+            self._do(self.watching.tick(now))
             self.last_look = now
         self.look_for_stop(now)
 
@@ -144,35 +167,49 @@ class LeadSide:
         while self.outbox:
             self.outbox.send_some()
 
+    def storage_lost(self, finding: Finding) -> None:
+        self.events.muted = True
+        self._do(self.lead.storage_lost(finding))
+
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
         does it; the guard goes on hearing from us."""
         if self.connections:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+        summary = Run.open(self.folder.path).summary() if self.agent.order.on_end else None
+        if summary is not None and next_step(self.folder) == END:
+            problem = run_on_end(self.agent.order, self.folder, summary, self.agent.beat)
+            if problem:
+                self.agent.complain(problem)
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        assert self.listener
-        for _ in range(256):  # others wait for their turn, too
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections[sock] = Connection(Channel(sock, self.agent.token, lead=True))
-            self.agent.selector.register(sock, selectors.EVENT_READ, lambda sock=sock: self._receive(sock))
+    def _admit(self, channel: Channel, messages: List[Message]) -> None:
+        """One who knows the token has come in."""
+        sock = channel.sock
+        self.connections[sock] = Connection(channel, heard=time.monotonic())
+        self.agent.selector.register(sock, selectors.EVENT_READ, lambda: self._receive(sock))
+        self._handle(sock, lambda: messages)
+
+    def _another_token(self, address: str, why: str) -> None:
+        warn(f"a node at {address} was sent away: {why}; all nodes of a run must have the same DRUMBEAT_TOKEN")
 
     def _receive(self, sock: socket.socket) -> None:
+        connection = self.connections.get(sock)
+        if connection is not None:
+            self._handle(sock, connection.channel.receive)
+
+    def _handle(self, sock: socket.socket, receive: Callable[[], List[Message]]) -> None:
         connection = self.connections[sock]
-        channel = connection.channel
+        channel, why = connection.channel, "its agent's connection broke"
         try:
-            messages = channel.receive()
-            for message in messages:
+            for message in receive():
                 self._on_message(connection, message)
-        except WireError:
+        except WireError as error:
+            why = f"its agent's connection was closed: {error}"
             channel.close()
         if channel.closed:
-            self._drop(sock, "its agent's connection broke")
+            self._drop(sock, why)
 
     def _drop(self, sock: socket.socket, why: str) -> None:
         connection = self.connections.pop(sock, None)
@@ -224,6 +261,8 @@ class LeadSide:
             self.master_addr = connection.channel.sock.getsockname()[0]  # proved: a member has reached us by it
         connection.channel.send(Welcome(self.agent.order.run_id, self.folder.path, socket.gethostname()))
         self._do(self.lead.hello(hello, round(min(connection.trips)[1], 6), time.monotonic()))
+        if self.door and self.lead.phase != "muster":
+            self.door.close()
 
     def _check_silence(self, now: float, late: float) -> None:
         """`late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
@@ -232,6 +271,26 @@ class LeadSide:
             connection.heard += late
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
+
+    def _look_for_folder(self) -> None:
+        """A run folder that was deleted takes no event and no log any more, though open files still seem to."""
+        if self.looks % _FOLDER_EVERY or self.events.muted:
+            return
+        try:
+            os.stat(self.folder.run_json)
+            self.missed = 0
+        except FileNotFoundError as error:
+            self.missed += 1
+            if self.missed > 1:  # not just being replaced
+                raise OSError(error.errno, "the run folder is gone", self.folder.path) from None
+
+    def _beat_members(self) -> None:
+        """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
+        every = max(1, int(self.agent.order.timing.lost_node / 3))
+        self.looks += 1
+        for number, connection in self.by_member.items():
+            if number % every == self.looks % every and not connection.channel.closed:
+                connection.channel.send_encoded(_BEAT)
 
     # -- messages of members -----------------------------------------------------------------------------------------
 
@@ -243,9 +302,12 @@ class LeadSide:
 
     def _beat(self, member: int, message: Beat) -> None:
         self.lead.beat(member, message)
+        self._do(self.watching.beat(member, message, time.monotonic()))
 
     def _rank_ended(self, member: int, message: RankEnded) -> None:
-        self._do(self.lead.rank_ended(member, message, time.monotonic()))
+        now = time.monotonic()
+        self._do(self.watching.rank_ended(member, message, now) if self.lead.is_current(message.attempt) else [])
+        self._do(self.lead.rank_ended(member, message, now))
 
     def _done(self, member: int, message: Done) -> None:
         self._do(self.lead.member_done(member, message, time.monotonic()))
@@ -260,6 +322,7 @@ class LeadSide:
         if attempt > self.first_step_of:
             self.first_step_of = attempt
             first = message.t + self.lead.members[member].clock_offset
+            self.lead.first_step = (attempt, first)
             self._do([Record("first-step", {"seconds": round(first - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
@@ -270,6 +333,12 @@ class LeadSide:
         if message.stop:
             self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
 
+    def _looked(self, member: int, message: Looked) -> None:
+        self._do(self.watching.looked(member, message, time.monotonic()))
+
+    def _counted(self, member: int, message: Counted) -> None:
+        self._do(self.lead.counted(member, message, time.monotonic()))
+
     def _file(self, member: int, message: FilePart) -> None:
         take(self.folder.node(member), message)
 
@@ -279,18 +348,26 @@ class LeadSide:
         for act in acts:
             if isinstance(act, Record):
                 self._record(act)
+                self._do(self.watching.recorded(act.kind, time.monotonic()))
             elif isinstance(act, Tell):
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                write_end(self.folder, self.lead)
                 self.exit_code = act.exit_code
+                self._write_end()
 
     def _complete(self, message: Message) -> Message:
         """An end also says whether there is another start: only the run folder knows how many there have been."""
         if isinstance(message, End):
             return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
         return message
+
+    def _write_end(self) -> None:
+        try:
+            write_end(self.folder, self.lead)
+        except OSError as error:
+            self.exit_code = self.exit_code or EXIT_STORAGE
+            warn(f"how the run ended could not be written: {error}")
 
     def _record(self, record: Record) -> None:
         lead = self.lead
@@ -382,13 +459,3 @@ class LeadSide:
         except WireError:
             connection.channel.close()
         return not connection.channel.closed
-
-
-def raise_open_files() -> None:
-    """One connection per member: as many open files as this process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            pass

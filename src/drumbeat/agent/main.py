@@ -44,4 +44,8 @@ def run_agent(arguments: List[str]) -> int:
 
         return Agent(order, int(node), token, bundle, beat_fd, report).run()
 
-    return guard(agent, order.timing.agent_deadline, lambda: report({"alive": int(node)}))
+    deadline = order.timing.agent_deadline
+    hung = f"it had not answered for {deadline:g} s, so its guard ended it"
+    return guard(
+        agent, deadline, lambda: report({"alive": int(node)}), lambda: report({"hung": int(node), "why": hung})
+    )

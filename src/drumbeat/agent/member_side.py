@@ -7,17 +7,32 @@ import os
 import selectors
 import signal
 import time
-from typing import TYPE_CHECKING, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
-from drumbeat.agent.wire.messages import Message, Ping, Pong, Refuse, StopAsked, Welcome, WireError
+from drumbeat.agent.wire.messages import (
+    Beat,
+    End,
+    Found,
+    Message,
+    Ping,
+    Pong,
+    Refuse,
+    Stop,
+    StopAsked,
+    Welcome,
+    WireError,
+)
+from drumbeat.finding import Finding
 from drumbeat.order import Order, dump_order
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
-from drumbeat.runfolder.read import read_json
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.trusted import untrusted
+from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_MUSTER
 
 if TYPE_CHECKING:
@@ -26,6 +41,16 @@ if TYPE_CHECKING:
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered
 _WORD = 5.0  # seconds for the last messages, where there are no files to send
+_ANSWER = 10.0  # seconds for the lead to answer a request to stop, before this node obeys it by itself
+_ANSWER_NOW = 3.0  # the same for the second request
+_PAUSED = 2.0  # seconds between two turns after which we were stopped ourselves
+
+
+def _is_of(folder: RunFolder, run_id: str) -> bool:
+    try:
+        return read_run_record(folder.path).run_id == run_id
+    except RecordError:
+        return False
 
 
 def beat_interval(order: Order) -> float:
@@ -44,6 +69,10 @@ class MemberSide:
         self.last_beat = 0.0
         self.ports: Tuple[int, ...] = ()  # where our lead may be
         self.beat_every = beat_interval(agent.order)
+        self.heard = 0.0  # when the lead last said anything
+        self.last_tick = 0.0
+        self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
+        self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
 
     def begin(self) -> None:
         """A member's folder is opened when the lead has said which it is."""
@@ -61,15 +90,29 @@ class MemberSide:
 
     def _dial(self, seconds: float) -> None:
         agent, order = self.agent, self.agent.order
-        self.up = dial(order.master, self.ports, agent.token, seconds, agent.wait_politely, agent.complain)
+        # A pod's name is known only once the pod has a machine: that may take as long as the muster itself.
+        unresolved = {"unresolved": seconds} if agent.facts.identity.own_home else {}
+        wait, tell = agent.wait_politely, agent.complain
+        self.up = dial(order.master, self.ports, agent.token, seconds, wait, tell, **unresolved)
         agent.selector.register(self.up.sock, selectors.EVENT_READ, self._receive)
+        self.heard = time.monotonic()
         mine = self.up.sock.getsockname()[0]
         self.up.send(agent.hello(order.hosts[agent.number] if order.emulated else mine))
 
     def tell(self, message: Message) -> None:
+        if isinstance(message, StopAsked):
+            self._stop_asked(message)
+        elif self._is_open and self.up:
+            self.up.send(message)
+
+    def _stop_asked(self, message: StopAsked) -> None:
+        """The lead decides how the run stops, unless there is none that answers."""
+        node = self.agent.node
         if self._is_open and self.up:
             self.up.send(message)
-        elif isinstance(message, StopAsked):
+            if message.signal == signal.SIGQUIT or not (node and node.kill_at is not None):
+                self.unanswered.append((time.monotonic(), message.signal))
+        elif not self.alone or message.signal == signal.SIGQUIT:
             self.agent.end_now(128 + message.signal)
 
     def beat(self) -> None:
@@ -86,13 +129,49 @@ class MemberSide:
 
     def tick(self, now: float) -> None:
         self.send_some()
-        if self.up is not None and self.up.closed and self.agent.exit_code is None:
-            self.agent.complain("the connection to the lead is lost; ending")
-            self.agent.exit_code = EXIT_MUSTER
-            self.agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
+        if now - self.last_tick > _PAUSED:
+            self.heard = now
+        self.last_tick = now
+        if self.up is None or self.agent.exit_code is not None:
+            return
+        order, node = self.agent.order, self.agent.node
+        if self.alone:
+            if node is None or not node.active:  # all have ended
+                self.agent.exit_code = EXIT_MUSTER
+        elif self.up.closed:
+            self._go_on_alone("the connection to the lead is lost", signal.SIGTERM, order.timing.failure_grace)
+        elif now - self.heard > (order.timing.lost_node if node else order.timing.muster):
+            why = f"the lead has been silent for {now - self.heard:.0f} s"
+            self._go_on_alone(why, order.stop_signal, order.stop_grace)
+        elif self.unanswered and now - self.unanswered[0][0] > _ANSWER:
+            why = f"the lead has not answered a request to stop for {_ANSWER:g} s"
+            self._go_on_alone(why, order.stop_signal, order.stop_grace)
+        for since, number in self.unanswered:
+            if number == signal.SIGQUIT and now - since > _ANSWER_NOW:
+                self.agent.end_now(128 + signal.SIGINT)
+
+    def _go_on_alone(self, why: str, number: int, grace: float) -> None:
+        """The ranks may save what they have; then this node ends and is free. Its lead has given it up, or will."""
+        assert self.up
+        agent = self.agent
+        self.alone = True
+        if not self.up.closed:
+            agent.selector.unregister(self.up.sock)
+            self.up.close()
+        agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
+        if agent.node is None or not agent.node.active:
+            agent.complain(f"{why}; ending")
+            agent.exit_code = EXIT_MUSTER
+            return
+        agent.complain(f"{why}; the ranks of this node have {grace:g} s to save and end")
+        agent.node.stop(number, grace)
 
     def give_up(self) -> None:
         """Nothing to tell: the lead sees the connection close when this agent leaves."""
+
+    def storage_lost(self, finding: Finding) -> None:
+        """The lead stops the run on all nodes; ours goes on until then."""
+        self.tell(Found(finding, stop=True))
 
     def leave(self) -> None:
         """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""
@@ -135,8 +214,10 @@ class MemberSide:
             self.agent.complain(f"the lead: {error}")
             messages = []
             channel.close()
+        self.heard = time.monotonic()
         for message in messages:
-            self._from_lead(message)
+            if self.agent.exit_code is None:
+                self._from_lead(message)
         if channel.closed and channel is self.up:
             self.agent.selector.unregister(sock)
 
@@ -147,7 +228,9 @@ class MemberSide:
             self._refused(message)
         elif isinstance(message, Welcome):
             self._welcome(message)
-        else:
+        elif not isinstance(message, Beat):
+            if isinstance(message, (Stop, End)):
+                self.unanswered.clear()
             self.agent.obey(message)
 
     def _refused(self, message: Refuse) -> None:
@@ -168,16 +251,23 @@ class MemberSide:
         self.agent.exit_code = EXIT_MUSTER
 
     def _welcome(self, message: Welcome) -> None:
-        """The lead's run folder if this node sees it, else one of its own that the lead gathers from."""
-        theirs = RunFolder(message.folder)
+        """The lead's run folder if this node sees it and it is this user's, else one of its own that the lead gathers from."""
+        agent, theirs = self.agent, RunFolder(message.folder)
         # Joined nodes made orders of their own; the lead's run id is the run's.
-        self.agent.order = dataclasses.replace(self.agent.order, run_id=message.run_id)
-        run = read_json(theirs.run_json)
-        self.shared_folder = run is not None and run.get("run_id") == message.run_id
+        agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
+        self.shared_folder = _is_of(theirs, message.run_id)
+        foreign = untrusted(theirs, agent.number) if self.shared_folder else ""
+        if foreign:
+            agent.complain(f"the lead's run folder is not used here: {foreign}")
+            self.shared_folder = False
         if not self.shared_folder:
-            order = self.agent.order
-            theirs = RunFolder(order.folder)
+            theirs = RunFolder(agent.order.folder)
+            foreign = untrusted(theirs, agent.number)
+            if foreign:
+                agent.complain(f"cannot use the run folder: {foreign}; choose another place with --runs")
+                agent.exit_code = EXIT_MUSTER
+                return
             os.makedirs(theirs.path, exist_ok=True)
-            replace(theirs.order, dump_order(order))
-            replace_json(theirs.run_json, {"schema": SCHEMA, "run_id": message.run_id, "lead": message.host})
-        self.agent.open_folder(theirs)
+            replace(theirs.order, dump_order(agent.order))
+            write_run_record(theirs, RunRecord(message.run_id, lead=message.host))
+        agent.open_folder(theirs)

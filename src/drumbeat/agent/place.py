@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import os
 import time
 from typing import Mapping
@@ -40,9 +41,9 @@ def own_node(order: Order, identity: Identity) -> int:
     return node
 
 
-def task_meeting(identity: Identity, environ: Mapping[str, str], node: int) -> str:
+def task_meeting(identity: Identity, environ: Mapping[str, str], node: int, token: str) -> str:
     """The name under which the tasks of one node and one step find each other: an abstract socket, so that containers
-    with folders of their own meet as well."""
+    with folders of their own meet as well. Only who knows the token can work it out, so nobody else can take it first."""
     step = identity.step_id or environ.get("PMIX_NAMESPACE") or ""
     name = f"{os.getuid()}/{identity.job_id}/{step}/{node}"
-    return "\0drumbeat-" + hashlib.sha256(name.encode()).hexdigest()[:24]
+    return "\0drumbeat-" + hmac.new(token.encode(), name.encode(), hashlib.sha256).hexdigest()[:24]

@@ -22,7 +22,9 @@ _BUILT_IN = {
     "slurm": "drumbeat.backends.slurm:Slurm",
     "kubernetes": "drumbeat.backends.kubernetes:Kubernetes",
     "runai": "drumbeat.backends.runai:RunAi",
+    "ssh": "drumbeat.backends.ssh:Ssh",
 }
+FOR_HOSTS = "ssh"  # what starts jobs on machines that are named one by one
 _loaded: Dict[str, Backend] = {}
 
 

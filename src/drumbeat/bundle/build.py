@@ -21,8 +21,12 @@ from drumbeat.problem import Problem
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("integrations", "train", "watch", "report", "predict")
-# Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too.
-_BROUGHT = ("train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py")
+# Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
+# table of `watch` works on a login node where nothing is installed.
+_BROUGHT = (
+    "train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py",
+    *(f"watch/{name}.py" for name in ("__init__", "curve", "head", "model", "node_view", "plain", "session", "text")),
+)  # fmt: skip
 
 _SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
 _ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"

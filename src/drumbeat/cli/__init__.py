@@ -21,6 +21,9 @@ COMMANDS = {
     "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
     "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
     "list": "the runs you started here",
+    "watch": "a run as it goes on: progress, speed, nodes and GPUs",
+    "report": "what a run did and where its time went; several runs: how they scale",
+    "compare": "several runs side by side: the same as report RUN RUN ...",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
     "cancel": "end a run, with time for its ranks to save",
@@ -33,7 +36,23 @@ COMMANDS = {
 
 
 # These only show something: if their reader has seen enough, that is no error.
-VIEWS = ("list", "status", "logs", "plan", "facts", "site", "completion", "-h", "--help", "help", "-V", "--version")
+VIEWS = (
+    "list",
+    "status",
+    "watch",
+    "logs",
+    "report",
+    "compare",
+    "plan",
+    "facts",
+    "site",
+    "completion",
+    "-h",
+    "--help",
+    "help",
+    "-V",
+    "--version",
+)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

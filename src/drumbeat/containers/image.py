@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Optional
 
@@ -66,6 +67,22 @@ def image_arch(path: str) -> Optional[str]:
     head = _head(path, 64) or b""
     at = head.find(_SIF_MAGIC)
     return _SIF_ARCH.get(head[at + 13 : at + 15]) if at >= 0 else None
+
+
+def image_identity(path: str) -> str:
+    """What tells an image file from any other without reading gigabytes: a SIF's own UUID, a squashfs's superblock, or the
+    digest that stands in a registry's name. Empty: not known."""
+    _, pinned, digest = path.rpartition("@sha256:")
+    if pinned and len(digest) == 64:
+        return f"sha256:{digest}"
+    head = _head(path, 512) if os.path.isfile(path) else None
+    if not head:
+        return ""
+    at = head.find(_SIF_MAGIC)
+    if 0 <= at < 64:
+        return f"sif:{head[at + 16 : at + 32].hex()}"
+    at = head.find(_SQUASHFS_MAGIC)
+    return f"squashfs:{hashlib.sha256(head[at : at + 96]).hexdigest()[:32]}" if at >= 0 else ""
 
 
 def _head(path: str, size: int) -> Optional[bytes]:

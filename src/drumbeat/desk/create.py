@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-from typing import Any, Dict, Mapping, Optional
+from typing import Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
+from drumbeat.desk.provenance import code_state
 from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import Desk, RunRecord, write_run_record
 from drumbeat.runfolder.write import replace, replace_json
 from drumbeat.secret import redact
 
@@ -37,12 +38,15 @@ def create_run(
         if job_file:
             with open(job_file, encoding="utf-8", errors="replace") as file:
                 replace(folder.job, redact(file.read(_JOB_LIMIT)))  # comments may hold what the job may not
-        replace_json(folder.code, code_state(order.workdir))
+        code, diff = code_state(order)
+        replace_json(folder.code, code)
+        if diff:
+            replace(folder.diff, diff, 0o600)
         shutil.copyfile(bundle, folder.bundle)
         os.chmod(folder.bundle, 0o644)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
-        replace_json(folder.run_json, _run_record(order, handle))  # last: a folder with a run.json is whole
+        write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise Problem(
@@ -52,36 +56,15 @@ def create_run(
     return folder
 
 
-def _run_record(order: Order, handle: str) -> Dict[str, Any]:
-    host = socket.gethostname()
-    return {
-        "schema": SCHEMA,
-        "run_id": order.run_id,
-        "name": order.name,
-        "created": order.created,
-        "handle": handle or own_handle(),
-        "version": __version__,
-        "desk": {"host": host, "pid": os.getpid(), "started": start_time(os.getpid())},
-    }
-
-
-def code_state(workdir: str) -> Dict[str, Any]:
-    """Which code this is: the commit, and whether files differ from it. 'unknown' outside a git checkout."""
-    commit = _git(workdir, "rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": "unknown", "dirty": None, "branch": None, "changed": []}
-    changed = (_git(workdir, "status", "--porcelain", "--untracked-files=no") or "").splitlines()
-    branch = (_git(workdir, "rev-parse", "--abbrev-ref", "HEAD") or "").strip()
-    return {"commit": commit.strip(), "dirty": bool(changed), "branch": branch, "changed": changed[:200]}
-
-
-def _git(workdir: str, *words: str) -> Optional[str]:
-    argv = ["git", "-C", workdir, "-c", "core.fsmonitor=false", *words]  # a checkout's own hooks must not run
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=5, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+def _run_record(order: Order, handle: str) -> RunRecord:
+    return RunRecord(
+        run_id=order.run_id,
+        name=order.name,
+        created=order.created,
+        handle=handle or own_handle(),
+        version=__version__,
+        desk=Desk(socket.gethostname(), os.getpid(), start_time(os.getpid())),
+    )
 
 
 def index_folder(environ: Mapping[str, str]) -> str:

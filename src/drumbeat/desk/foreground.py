@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from drumbeat.agent.on_end import run_on_end
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
@@ -49,6 +50,7 @@ class Foreground:
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
+        self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
         self.console = Console(order, self.nodes, joined)
@@ -84,7 +86,7 @@ class Foreground:
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
                 self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
-            self._pause()
+            self._pause(codes)
         sweep()
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
@@ -96,10 +98,11 @@ class Foreground:
         self.console.end(*ended)
         return ended[1].exit_code
 
-    def _pause(self) -> None:
-        """Until the next look, or until an agent is gone."""
+    def _pause(self, codes: Container[int]) -> None:
+        """Until the next look, or until one more agent is gone than those in `codes`."""
         until = time.monotonic() + self.every
-        while time.monotonic() < until and all(guard.poll() is None for guard in self.guards.values()):
+        going = [guard for node, guard in self.guards.items() if node not in codes]
+        while going and time.monotonic() < until and all(guard.poll() is None for guard in going):
             time.sleep(0.1)
 
     def _end_silent(self, now: float) -> None:
@@ -114,6 +117,7 @@ class Foreground:
             self.heard[node] += late
             if now - self.heard[node] > limit and self.guards[node].poll() is None:
                 self.console.say("lost", f"node {node}: its guard has not answered for {limit:g} s; ending it")
+                self.hung[node] = f"neither it nor its guard had answered for {limit:g} s, so they were ended"
                 self.heard[node] = now
                 self.guards[node].kill()
 
@@ -149,6 +153,8 @@ class Foreground:
                     self.console.logs_at(int(report["node"]), report["logs"])
             if "alive" in report:
                 self.heard[int(report["alive"])] = time.monotonic()
+            if "hung" in report:
+                self.hung[int(report["hung"])] = str(report["why"])
             self.ended_by_lead = self.ended_by_lead or "ended" in report
             self.again = self.again or bool(report.get("again"))
 
@@ -163,9 +169,12 @@ class Foreground:
             print(f"drumbeat: {error}", file=sys.stderr)
             return None
         if summary is None:
-            summary = summary_without_lead(run, self.order, codes[0], time.time())
+            summary = summary_without_lead(run, self.order, codes[0], time.time(), self.hung.get(0, ""))
             try:
                 write_summary(run.folder, summary)
             except OSError as error:
                 print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
+            problem = run_on_end(self.order, run.folder, summary, lambda: None)
+            if problem:
+                self.console.say("warning", problem)
         return run, summary

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, group, summarize
+from drumbeat.signals import EXIT_STORAGE
 
 
-def summary_without_lead(run: Run, order: Order, code: int, now: float) -> Summary:
-    """`code` is how the lead's agent ended, negative or above 128 for a signal; `now` is the wall clock."""
+def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: str = "") -> Summary:
+    """`code` is how the lead's agent ended, negative or above 128 for a signal; `now` is the wall clock; `hung` says why we
+    ended it ourselves."""
     number = code - 128 if code > 128 else -code if code < 0 else 0
-    finding = _finding(number, code)
+    finding = _hung(hung) if hung else _finding(number, code)
     attempts = run.attempt_ends()
     if attempts and attempts[-1].outcome == "cut off":
         attempts.pop()
@@ -30,12 +32,25 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float) -> Summa
     return summarize(order, attempts, run.members(), affected, progress, parts)
 
 
+def _hung(why: str) -> Finding:
+    return Finding(
+        "lead-hung", ERROR, "the lead's agent stopped answering before the run ended", why,
+        "it was stopped (SIGSTOP), or hung in the kernel: look at the kernel log and at the file system of the run folder",
+        (Evidence(why),),
+    )  # fmt: skip
+
+
 def _finding(number: int, code: int) -> Finding:
     if number:
         return Finding(
             "lead-lost", ERROR, f"the lead's agent was killed by {signal.Signals(number).name} before the run ended",
             "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
             "look at the machine's kernel log for 'Out of memory'; start the run again",
+        )  # fmt: skip
+    if code == EXIT_STORAGE:
+        return Finding(
+            "storage", ERROR, "the run folder could not be written any more", "the disk is full, or the folder is gone",
+            "make room, or choose another place with --runs; start the run again",
         )  # fmt: skip
     return Finding(
         "lead-lost", ERROR, f"the lead's agent ended with {code} before the run ended",

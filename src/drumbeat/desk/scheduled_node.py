@@ -18,9 +18,10 @@ from drumbeat.facts.model import Identity
 from drumbeat.order import Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.run_record import RunRecord, write_run_record
 from drumbeat.runfolder.verdict import forget_end
-from drumbeat.runfolder.write import replace, replace_json
+from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_REQUEUE, EXIT_USAGE
 
 EVERY = 0.5  # seconds between two looks at the ranks' output, which is on shared storage
@@ -56,15 +57,16 @@ def _open_again(order: Order, identity: Identity) -> None:
         os.makedirs(folder.at("nodes"), exist_ok=True)
         replace(folder.order, dump_order(order))
         replace(folder.stop, "")
-        record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
-        replace_json(folder.run_json, {**record, "handle": job_handle(identity)})
+        record = RunRecord(order.run_id, name=order.name, created=order.created, handle=job_handle(identity))
+        write_run_record(folder, record)
     forget_end(folder)
 
 
 def guard_rank(order: Order, identity: Identity, token: str, environ: Mapping[str, str]) -> int:
     node = own_node(order, identity)
     assert identity.local_id is not None
-    return run_task(task_meeting(identity, environ, node), token, order.timing.muster, own_view(identity.local_id))
+    meeting = task_meeting(identity, environ, node, token)
+    return run_task(meeting, token, order.timing.muster, own_view(identity.local_id))
 
 
 def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int:

@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
@@ -19,12 +20,12 @@ from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
-from drumbeat.runfolder.write import replace_json
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
@@ -43,6 +44,8 @@ class State:
     ranks: Ranks
     summary: Optional[Summary] = None
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    hang: Optional[Hang] = None  # reported, and not over
+    gpus: Optional[GpuUse] = None  # of a run that is running
 
     @property
     def goes_on(self) -> bool:
@@ -67,7 +70,9 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure)
+    hang = hang_of(run.run_events()) if goes_on else None
+    gpus = gpu_use(run) if told.state == RUNNING else None
+    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus)
 
 
 def read_summary(run: Run) -> Optional[Summary]:
@@ -123,7 +128,10 @@ def status(run: Run) -> Status:
 
 def _was_cancelled(run: Run) -> bool:
     """Read again: `cancel` may have written it after the run was opened."""
-    return bool((read_json(run.folder.run_json) or {}).get("cancelled"))
+    try:
+        return read_run_record(run.path).cancelled
+    except RecordError:
+        return False
 
 
 def _recorded_end(run: Run) -> Optional[End]:
@@ -219,9 +227,8 @@ def _take_out(run: Run, backend: Backend) -> None:
     """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
     backend.cancel(run.record.handle, os.environ)
     _asked.clear()
-    record = read_json(run.folder.run_json)
-    if record is not None:
-        replace_json(run.folder.run_json, {**record, "cancelled": True})
+    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+        write_run_record(run.folder, replace(run.record, cancelled=True))
 
 
 def _cancel_array(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from typing import Mapping, Optional
 
 from drumbeat import backends
@@ -18,8 +19,8 @@ from drumbeat.order import SCHEMA, Order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.write import replace_json
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import write_run_record
 from drumbeat.spec.job import Job
 
 
@@ -48,9 +49,10 @@ def saved_order(path: str) -> Order:
 def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) -> str:
     """The handle of the job that is now queued. A job that is refused leaves nothing behind."""
     backend = backends.get(order.backend)
-    check_image(order)
-    if not (order.container or order.modules):
-        check_command(order, environ)
+    if not backend.takes_hosts:  # other machines' files are not looked for here
+        check_image(order)
+        if not (order.container or order.modules):
+            check_command(order, environ)
     request = backend.render(order)
     if os.path.exists(order.folder):
         raise Problem(
@@ -64,9 +66,8 @@ def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) ->
         if isinstance(error, OSError):
             raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
         raise
-    record = read_json(folder.run_json) or {}
-    record.pop("desk", None)  # nobody stays here
-    replace_json(folder.run_json, {**record, "handle": handle})
+    record = Run.open(folder.path).record
+    write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
     return handle
 
 

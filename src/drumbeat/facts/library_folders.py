@@ -25,7 +25,7 @@ _USUAL = (
 )
 _MODULES = ("ROCM_PATH", "CUDA_HOME", "EBROOTLIBFABRIC", "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL")
 _IN_WHEELS = ("nvidia/nccl/lib", "torch/lib")
-_PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
+PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
 
 
 def search_folders(loader: Loader) -> Tuple[str, ...]:
@@ -52,7 +52,7 @@ def package_folders(loader: Loader) -> List[str]:
         if folder.startswith("/") and loader.host.resolve(f"{folder}/python3"):
             prefixes += [os.path.dirname(folder.rstrip("/")), "/usr/local"]
             break
-    patterns = [f"{prefix}/{packages}" for prefix in prefixes for packages in _PACKAGES]
+    patterns = [f"{prefix}/{packages}" for prefix in prefixes for packages in PACKAGES]
     return list(dict.fromkeys(folder for pattern in patterns for folder in glob(loader, pattern)))
 
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from typing import Dict
 
 from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.host import Host
-from drumbeat.facts.library_folders import package_folders
+from drumbeat.facts.library_folders import PACKAGES, glob, package_folders
 
 _NAMES = ("torch", "jax", "deepspeed", "horovod")
-_DIST = re.compile(r"(?P<name>[A-Za-z0-9_]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+_DIST = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+
+
+def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:
+    """Every package of the environment that `program` (the first word of a command) belongs to, by its name: what a run
+    records once. Where it is in none, of the folders that `versions` reads."""
+    loader = Loader(host, None)
+    places = host.environ.get("PATH", "").split(":")[:64] if os.path.basename(program) == program else [""]
+    paths = (os.path.normpath(os.path.join(workdir, place, program)) for place in places if program)
+    found_at = next((path for path in paths if host.resolve(path)), "")
+    prefix = os.path.dirname(os.path.dirname(found_at))
+    own = [folder for pattern in PACKAGES for folder in glob(loader, f"{prefix}/{pattern}") if host.list(folder)]
+    folders = own if found_at else package_folders(loader)
+    found: Dict[str, str] = {}
+    for folder in folders:
+        for name in sorted(host.list(folder)):
+            matched = _DIST.fullmatch(name)
+            if matched:
+                found.setdefault(matched["name"].lower().replace("_", "-"), matched["version"])
+    return {"folders": folders, "packages": dict(sorted(found.items()))}
 
 
 def versions(host: Host) -> Dict[str, str]:

@@ -18,12 +18,13 @@ KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
 VALUES = (
     "step", "steps", "epoch", "batch", "batches", "loss", "validation", "accuracy", "lr", "grad_norm", "step_time",
-    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached",
+    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached", "total_s", "nodes",
+    "gpus_per_node", "gpus",
 )  # fmt: skip
 WHOSE = ("rank", "device", "all")  # the printing rank's own, the average of one device, the whole job's
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|nan|inf"
-_WHOLE = ("step", "steps", "batch", "batches")
+_WHOLE = ("step", "steps", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 _FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 Value = Union[int, float, bool]

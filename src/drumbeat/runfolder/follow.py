@@ -66,7 +66,8 @@ class _Node:
 
 class Follower:
     """`nodes`: only these; `what`: which records; `rank`: lines of this rank alone; `first_attempt`, `last_attempt`: lines of
-    these attempts; `from_end`: only what is written from now on. `damaged` counts lines that could not be used.
+    these attempts; `from_end`: only what is written from now on; `recent`: of metrics and telemetry that are there already,
+    only so many bytes per file, the last ones. `damaged` counts lines that could not be used.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class Follower:
         first_attempt: int = 0,
         last_attempt: Optional[int] = None,
         from_end: bool = False,
+        recent: Optional[int] = None,
     ) -> None:
         self.run, self.rank, self.what = run, rank, frozenset(what)
         self.first_attempt, self.last_attempt = first_attempt, last_attempt
-        self.damaged = 0
+        self.damaged, self._recent = 0, recent
         self.behind = False  # the last poll could not read all that was there
         self._chosen = None if nodes is None else sorted(nodes)
         self._nodes: Dict[int, _Node] = {}
@@ -163,6 +165,8 @@ class Follower:
     def _read_log(self, each: _LogTail, budget: _Budget, final: bool) -> List[Record]:
         records: List[Record] = []
         for text in self._texts(each.tail, budget, final or each.over):
+            if each.log.is_copy(text):
+                continue
             line = each.log.line(text)
             if line is None:
                 self.damaged += 1
@@ -196,6 +200,9 @@ class Follower:
             at, files = _AT.node(number), self.run.files
             paths = {EVENTS: at.events, METRICS: at.metrics, TELEMETRY: at.telemetry}
             tails = {kind: Tail(path, 0, files) for kind, path in paths.items() if kind in self.what}
+            for kind, tail in tails.items():
+                if self._recent is not None and kind != EVENTS:
+                    tail.skip(self._recent)
             state = self._nodes[number] = _Node(number, tails, at, files)
             self._turn.append(number)
         return state

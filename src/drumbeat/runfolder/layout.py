@@ -4,13 +4,16 @@ RUN/
   run.json             what this is, schema, handle        desk; again when a scheduler has given it a handle
   order.json           the Order                           desk, once
   job.yaml             the job file as it was given        desk, once
-  code.json            commit and dirty state              desk, once
+  code.json            commit, dirty state, image digest   desk, once
+  code.diff            what differs from the commit        desk, once; secrets are replaced, its size is limited
+  packages.json        Python packages and versions        agent 0, once per start
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
+  on-end.log           what the on-end command printed   the command, appended
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           who took part, and as which node    lead, replaced
@@ -23,7 +26,8 @@ RUN/
   nodes/K/agent.log          what the monitor complained of   agent K's monitor
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
   nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
-  nodes/K/attempt-N/torchrun.out, torchrun.err             torchrun, where it is the launcher
+  nodes/K/attempt-N/launcher.out, launcher.err             a launcher or script that starts the ranks
+  nodes/K/attempt-N/looks.json     what its ranks were doing when steps stopped coming   agent K, replaced
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
   nodes/K/attempt-N/profile/rank-R.pt.trace.json   drumbeat train with profile=   rank R
   nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
@@ -63,6 +67,14 @@ class RunFolder:
         return self.at("code.json")
 
     @property
+    def diff(self) -> str:
+        return self.at("code.diff")
+
+    @property
+    def packages(self) -> str:
+        return self.at("packages.json")
+
+    @property
     def bundle(self) -> str:
         return self.at("drumbeat.pyz")
 
@@ -73,6 +85,10 @@ class RunFolder:
     @property
     def stop(self) -> str:
         return self.at("stop")
+
+    @property
+    def on_end_log(self) -> str:
+        return self.at("on-end.log")
 
     @property
     def verdict(self) -> str:
@@ -144,6 +160,9 @@ class NodeFolder:
     def merged(self, attempt: int) -> str:
         """All ranks of the node in one file, where the job is large."""
         return self.at(f"attempt-{attempt}", "ranks.log")
+
+    def looks(self, attempt: int) -> str:
+        return self.at(f"attempt-{attempt}", "looks.json")
 
     def ranks(self, attempt: int) -> Dict[int, str]:
         """Rank -> its path without the stream's ending."""

@@ -120,10 +120,15 @@ class Tail:
             self._rest = b""
         return [part.decode("utf-8", "replace") for part in parts]
 
-    def skip(self) -> None:
-        """Take all that is in the file now as read."""
+    def skip(self, keep: int = 0) -> None:
+        """Take all that is in the file now as read, but for the whole lines in its last `keep` bytes."""
         chunk = self.files.chunk(self.path, 0, 0)
-        self.position, self._rest, self._anchor = chunk.size if chunk else 0, b"", b""
+        size = chunk.size if chunk else 0
+        self.position, self._rest, self._anchor = max(0, size - keep), b"", b""
+        if keep and self.position:
+            self.position -= 1  # where a line ends just before, the next one is whole
+            torn = self._new(keep).find(b"\n")
+            self.position = self.position + torn + 1 if torn >= 0 else size
 
     def _new(self, limit: int) -> bytes:
         known = len(self._anchor)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.finding import Verdict
 from drumbeat.order import Order, load_order
-from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.record import RecordError, from_plain
 from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.events import Event, parse_event
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import PARTS, ledger
 from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Files, Tail, decode, read_json
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, parse_member, parse_metric, parse_sample
-from drumbeat.runfolder.run_record import RunRecord
+from drumbeat.runfolder.run_record import RunRecord, read_run_record
 from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
     from drumbeat.runfolder.follow import Follower
 
+_LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
 
 
@@ -45,15 +46,7 @@ class Run:
         """RecordError when there is no run there, or one of a newer drumbeat."""
         path = os.path.abspath(path)
         files = files or Files(path)
-        data = read_json(RunFolder("").run_json, files)
-        if data is None:
-            raise RecordError(f"{path}: not a run folder (no readable run.json)")
-        check_schema(str(data.get("schema", "?")), SCHEMA, os.path.join(path, "run.json"))
-        try:
-            record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, os.path.join(path, "run.json"))
-        except OverflowError as error:
-            raise RecordError(f"{path}/run.json: {error}") from None
-        return cls(path, record, files)
+        return cls(path, read_run_record(path, files), files)
 
     @property
     def run_id(self) -> str:
@@ -99,6 +92,14 @@ class Run:
     def environment(self, node: int) -> Dict[str, Any]:
         """Every variable that the node's ranks were given, with reason and source, and their binding; {} if unknown."""
         return read_json(_AT.node(node).environment, self.files) or {}
+
+    def code(self) -> Dict[str, Any]:
+        """Which code it was: commit, whether files differ from it, the image's digest; {} if unknown."""
+        return read_json(_AT.code, self.files) or {}
+
+    def packages(self) -> Dict[str, Any]:
+        """Versions of the Python packages that node 0 found: `packages`, and the `folders` they are in; {} if unknown."""
+        return read_json(_AT.packages, self.files) or {}
 
     def results(self, name: str, node: int = 0) -> Optional[Dict[str, Any]]:
         """A JSON file that a rank has left in the last attempt's folder."""
@@ -174,7 +175,7 @@ class Run:
         while True:
             texts = tail.lines(final=True)
             for text in texts:
-                line = log.line(text)
+                line = None if log.is_copy(text) else log.line(text)
                 if line:
                     yield line
             if not texts and not tail.behind:
@@ -187,7 +188,8 @@ class Run:
             return []
         chunk = self.files.chunk(log.name, max(0, found.size - size), size)
         texts = (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
-        lines = (log.line(text) for text in (texts if found.size <= size else texts[1:]))
+        own = [text for text in (texts if found.size <= size else texts[1:]) if not log.is_copy(text)]
+        lines = (log.line(text) for text in own)
         return [line for line in lines if line]
 
     # -- records -----------------------------------------------------------------------------------------------------
@@ -227,6 +229,18 @@ class Run:
             sample = parse_sample(data, node)
             if sample:
                 yield sample
+
+    def latest_sample(self, node: int) -> Optional[Sample]:
+        """What the node's devices did when they were last looked at."""
+        name = _AT.node(node).telemetry
+        found = self.files.chunk(name, 0, 0)
+        chunk = self.files.chunk(name, max(0, found.size - _LAST_SAMPLES), _LAST_SAMPLES) if found else None
+        for line in reversed((chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")):
+            data = decode(line)
+            sample = parse_sample(data, node) if data else None
+            if sample:
+                return sample
+        return None
 
     def follow(self, **options: Any) -> Follower:
         from drumbeat.runfolder.follow import Follower

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Optional
 
-from drumbeat.runfolder.layout import SCHEMA
+from drumbeat.record import RecordError, check_schema, from_plain, to_plain
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.read import Files, read_json
+from drumbeat.runfolder.write import replace_json
+
+_RUN_JSON = RunFolder("").run_json
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,23 @@ class RunRecord:
     desk: Optional[Desk] = None
     output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
     cancelled: bool = False  # the desk has taken the job out of the queue: a scheduler may forget it at once
+    lead: str = ""  # the lead's host, in the folder of a node that does not see the lead's
+
+
+def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
+    """RecordError when there is no run there, or one of a newer drumbeat."""
+    place = os.path.join(path, _RUN_JSON)
+    data = read_json(_RUN_JSON, files or Files(path))
+    if data is None:
+        raise RecordError(f"{path}: not a run folder (no readable run.json)")
+    check_schema(str(data.get("schema", "?")), SCHEMA, place)
+    try:
+        return from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, place)
+    except OverflowError as error:
+        raise RecordError(f"{place}: {error}") from None
+
+
+def write_run_record(folder: RunFolder, record: RunRecord) -> None:
+    """Replace run.json. What is not known is left out."""
+    known = {key: value for key, value in to_plain(record).items() if value not in ("", None, False)}
+    replace_json(folder.run_json, known)

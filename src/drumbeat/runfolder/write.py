@@ -16,7 +16,8 @@ def replace(path: str, text: str, mode: int = 0o644) -> None:
     """Readers see the old file or the new one, never a part."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -42,7 +43,8 @@ class EventLog:
         self.attempt = 0
         self.host = socket.gethostname()
         self._seq = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.muted = False  # nothing can be written any more: events are made, and go nowhere
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._mend_torn_end()
 
     def write(self, kind: str, data: Mapping[str, Any]) -> Dict[str, Any]:
@@ -59,6 +61,8 @@ class EventLog:
             **to_plain(dict(data)),
         }
         self._seq += 1
+        if self.muted:
+            return event
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
         os.write(self._fd, text.encode("utf-8", "replace"))  # a host or path may hold bytes that are no text
         return event

@@ -55,6 +55,14 @@ class JobChecks:
         "warn",
         allowed=CHECK_LEVELS,
     )
+    hang: str = key(
+        "choice",
+        "What follows when steps stop coming and one rank, or all of them, can be seen to hang. stop keeps the ranks' stacks, "
+        "then ends the attempt as failed. Programs that report no steps are never stopped.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
     transport: Optional[str] = key(
         "choice",
         "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "
@@ -63,6 +71,15 @@ class JobChecks:
         None,
         allowed=CHECK_LEVELS,
         default_text="stop where the job says what to expect, else warn",
+    )
+    world: Optional[str] = key(
+        "choice",
+        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
+        "alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop; warn where drumbeat joins a job",
     )
 
 
@@ -156,6 +173,22 @@ class Job:
         flag="S",
         default_text="detected from the cluster's or host's name, else localhost",
     )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes` as many of them "
+        "as that are taken.",
+        "[gpu1, gpu2]",
+        (),
+        flag="A,B",
+        default_text="the site's; else wherever you type, or what the scheduler gives",
+    )
+    hostfile: Optional[str] = key(
+        "path",
+        "A file with one host per line, as mpirun and deepspeed read it; `slots=N` is the number of ranks.",
+        "./hostfile",
+        None,
+        flag="FILE",
+    )
     setup: str = key(
         "shell",
         "Shell text that is run on the node before the command, in the same environment. `$NAME` in it is the shell's.",
@@ -211,6 +244,15 @@ class Job:
         minimum=1,
         flag="TIME",
         default_text="60s",
+    )
+    on_end: Tuple[str, ...] = key(
+        "command",
+        "Run once when the run has ended for good, by the lead on its node: to send a message, say. Split into words, no shell; "
+        "`{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in DRUMBEAT_RUN_ID and so "
+        "on. It has 30 s, writes to on-end.log in the run folder, and changes no exit code.",
+        "ntfy publish my-topic '{run_id}: {outcome}'",
+        (),
+        default_text="nothing",
     )
     wrap: Optional[JobWrap] = key(
         "table",

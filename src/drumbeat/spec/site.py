@@ -121,6 +121,13 @@ class Site:
         "slurm",
         "local",
     )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "The machines, where jobs are started by ssh; a job takes as many as it has nodes, from the first on.",
+        "gpu[1-8]",
+        (),
+        default_text="the job names them",
+    )
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )

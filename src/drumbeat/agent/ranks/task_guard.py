@@ -1,4 +1,4 @@
-"""One scheduler task a GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent.
+"""One scheduler task per GPU: the tasks with local id 1 and above. Each guards one rank for its node's agent.
 
 It dials the agent, starts the rank when told to, reports its end, and kills all it owns when the agent goes away.
 """
@@ -16,6 +16,7 @@ from typing import Optional
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.handshake import check_same_user
 from drumbeat.agent.wire.messages import (
     EndTask,
     KillRank,
@@ -118,6 +119,12 @@ def _dial(meeting: str, token: str, seconds: float) -> Optional[Channel]:
             sock.close()
             time.sleep(0.1)
             continue
+        try:
+            check_same_user(sock)
+        except WireError as error:
+            print(f"drumbeat: the agent of this node: {error}", file=sys.stderr)
+            sock.close()
+            return None
         channel = Channel(sock, token, lead=False)
         while not channel.opened and not channel.closed and time.monotonic() < deadline:
             select.select([sock], [], [], 0.1)

@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Sequence
 
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
+from drumbeat.agent.wire.handshake import check_same_user
 from drumbeat.agent.wire.messages import (
     EndTask,
     KillRank,
@@ -49,7 +50,14 @@ class Tasks:
         """Wait for tasks 1 to count - 1 of this node; `tell` says after a while which of them are missing."""
         self.views[0] = own_view(0)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(meeting)
+        try:
+            listener.bind(meeting)
+        except OSError as error:
+            listener.close()
+            raise WireError(
+                f"the tasks of this node cannot meet: the socket's name is taken by another process ({error.strerror}); "
+                "was this step started twice?"
+            ) from None
         listener.listen(256)
         listener.setblocking(False)
         waiting: List[Channel] = []
@@ -66,7 +74,13 @@ class Tasks:
                     tell(f"waiting for the tasks with local id {missing} of this node")
                 for key, _ in selector.select(0.2):
                     if key.fileobj is listener:
-                        channel = Channel(listener.accept()[0], token, lead=True)
+                        sock = listener.accept()[0]
+                        try:
+                            check_same_user(sock)
+                        except WireError:
+                            sock.close()
+                            continue
+                        channel = Channel(sock, token, lead=True)
                         selector.register(channel.sock, selectors.EVENT_READ, channel)
                         waiting.append(channel)
                     else:

@@ -1,23 +1,24 @@
-"""One connection between agents: JSON lines, after both sides have proved that they know the token.
+"""One connection between agents: JSON lines, each with a MAC, after both sides have proved that they know the token.
 
-The token itself never crosses the network: each side answers the other's random challenge with an HMAC of it.
+The token itself never crosses the network: see `handshake`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
 import socket
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from drumbeat.agent.wire import handshake
+from drumbeat.agent.wire.handshake import GREETING, LEAD, NODE, Place, Seal
 from drumbeat.agent.wire.messages import Message, WireError, decode, encode
 
 _LONGEST = 8 << 20  # bytes of one message
 _BEFORE_PROOF = 4096  # bytes that a stranger may send
 _AT_ONCE = 4 << 20  # bytes taken in one turn of the loop: others wait for theirs
-_GREETING = "drumbeat-muster-3"
+_LONGEST_REFUSAL = 200  # characters of what a stranger says
 
 
 class Channel:
@@ -35,11 +36,14 @@ class Channel:
         self._token = token.encode()
         self._lead = lead
         self._challenge = secrets.token_hex(16)
+        self._answered = ""  # the lead's challenge, once a member has answered it
+        self._outgoing: Optional[Seal] = None  # both from the moment the channel is open
+        self._incoming: Optional[Seal] = None
         self._in = bytearray()
         self._searched = 0  # bytes of `_in` that hold no end of a line
         self._out = bytearray()
         if lead:
-            self._put({"greeting": _GREETING, "challenge": self._challenge})
+            self._put({"greeting": GREETING, "challenge": self._challenge})
 
     def send(self, message: Message) -> None:
         self.send_encoded(encode(message))
@@ -51,8 +55,8 @@ class Channel:
 
     def queue(self, data: bytes) -> None:
         """Sent with the next message: one call of the kernel for both."""
-        assert self.opened, "a message before the proof"
-        self._out += data
+        assert self._outgoing, "a message before the proof"
+        self._out += self._outgoing.close(data)
 
     @property
     def wants_write(self) -> bool:
@@ -105,8 +109,8 @@ class Channel:
             line = bytes(self._in[:end])
             del self._in[: end + 1]
             self._searched = 0
-            if self.opened:
-                messages.append(decode(_parse(line)))
+            if self._incoming:
+                messages.append(decode(_parse(self._incoming.open(line))))
             elif len(line) > _BEFORE_PROOF:
                 raise WireError("a message that is too long")
             else:
@@ -126,30 +130,59 @@ class Channel:
 
     def _prove(self, plain: Dict[str, Any]) -> None:
         """Lead: challenge, then check and answer. Member: answer and challenge, then check."""
-        theirs = str(plain.get("challenge", ""))
         if "refuse" in plain:
-            raise WireError(str(plain["refuse"]))
+            raise WireError(_printable(plain["refuse"]))
         if self._lead:
-            self._check(plain, "node")
-            self._put({"proof": self._proof("lead", theirs)})
-            self.opened = True
+            self._admit(plain)
         elif "greeting" in plain:
-            if plain["greeting"] != _GREETING:
-                raise WireError(f"it speaks {plain['greeting']!r}, this agent {_GREETING!r}")
-            self._put({"proof": self._proof("node", theirs), "challenge": self._challenge})
+            self._answer(plain)
+        elif self._answered:
+            place = handshake.dialled(self.sock)
+            self._check(plain, LEAD, self._answered, self._challenge, place)
+            self._open(NODE, LEAD, self._answered, self._challenge, place)
         else:
-            self._check(plain, "lead")
-            self.opened = True
+            raise WireError("it does not speak our protocol")
 
-    def _proof(self, role: str, challenge: str) -> str:
-        text = f"{role}:{challenge}".encode("utf-8", "replace")
-        return hmac.new(self._token, text, hashlib.sha256).hexdigest()
+    def _answer(self, plain: Dict[str, Any]) -> None:
+        """A member: the lead's greeting has come."""
+        if self._answered:
+            raise WireError("it does not speak our protocol")
+        if plain["greeting"] != GREETING:
+            raise WireError(f"it speaks {_printable(plain['greeting'])!r}, this agent {GREETING!r}")
+        self._answered = str(plain["challenge"])
+        place = handshake.dialled(self.sock)
+        ours = handshake.proof(self._token, NODE, self._answered, self._challenge, place)
+        self._put({"proof": ours, "challenge": self._challenge, "dialled": list(place)})
 
-    def _check(self, plain: Dict[str, Any], role: str) -> None:
-        proof = str(plain.get("proof", "")).encode("utf-8", "replace")
-        if not hmac.compare_digest(proof, self._proof(role, self._challenge).encode()):
+    def _admit(self, plain: Dict[str, Any]) -> None:
+        """The lead: a member's answer has come."""
+        theirs, place = str(plain.get("challenge")), plain.get("dialled")
+        if not isinstance(place, list) or [type(each) for each in place] != [str, int]:
+            place = ["", 0]
+        claimed: Place = (place[0], place[1])
+        self._check(plain, NODE, self._challenge, theirs, claimed)
+        relayed = handshake.relayed(claimed, handshake.listening(self.sock))
+        if relayed:
+            self._put({"refuse": relayed})
+            raise WireError(relayed)
+        self._put({"proof": handshake.proof(self._token, LEAD, self._challenge, theirs, claimed)})
+        self._open(LEAD, NODE, self._challenge, theirs, claimed)
+
+    def _open(self, own: str, other: str, lead: str, node: str, place: Place) -> None:
+        self._outgoing = Seal(handshake.session_key(self._token, own, lead, node, place))
+        self._incoming = Seal(handshake.session_key(self._token, other, lead, node, place))
+        self.opened = True
+
+    def _check(self, plain: Dict[str, Any], role: str, lead: str, node: str, place: Place) -> None:
+        given = str(plain.get("proof", "")).encode("utf-8", "replace")
+        if not hmac.compare_digest(given, handshake.proof(self._token, role, lead, node, place).encode()):
             self._put({"refuse": "it has another token"})
             raise WireError("it does not know this run's token")
+
+
+def _printable(text: Any) -> str:
+    """What a stranger says may be shown, but it must not reach the terminal as control characters."""
+    return "".join(each if each.isprintable() else "?" for each in str(text)[:_LONGEST_REFUSAL])
 
 
 def _parse(line: bytes) -> Dict[str, Any]:

@@ -44,5 +44,6 @@ def take(folder: NodeFolder, part: FilePart) -> None:
         return
     path = folder.at(part.name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb" if part.first else "ab") as file:
+    how = os.O_TRUNC if part.first else os.O_APPEND
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | how, 0o644), "wb") as file:
         file.write(base64.b64decode(part.data))

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import socket
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.agent.wire.messages import WireError
+
+
+def listening_address(master: str, emulated: bool) -> str:
+    """As narrow as is safe: where all members dial one address of this machine, that address alone. A name may mean one of
+    our networks here and another one elsewhere, so it is all of them until the nodes have come together."""
+    if emulated:
+        return master
+    everywhere = "0.0.0.0"  # noqa: S104
+    try:
+        address = ipaddress.ip_address(master)
+        if address.is_loopback:
+            return everywhere
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+            probe.bind((master, 0))
+    except (ValueError, OSError):
+        return everywhere
+    return master
 
 
 def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:

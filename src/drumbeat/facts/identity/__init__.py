@@ -6,10 +6,10 @@ its own needs no file here: its launcher exports the variables of `given.py`.
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Tuple
+from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.facts.host import Host
-from drumbeat.facts.identity import by_hand, given, kubernetes, mpich, openmpi, pbs, runai, slurm
+from drumbeat.facts.identity import by_hand, flux, given, kubernetes, lsf, mpich, openmpi, pbs, runai, slurm
 from drumbeat.facts.model import Identity
 
 Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
@@ -26,7 +26,9 @@ _READERS: Tuple[Tuple[str, Reader], ...] = (
     ("DRUMBEAT_SCHEDULER", given.read),
     ("OMPI_COMM_WORLD_RANK", openmpi.read),
     ("MPI_LOCALRANKID", mpich.read),
+    ("FLUX_TASK_RANK", flux.read),
     ("SLURM_JOB_ID", slurm.read),
+    ("LSB_JOBID", lsf.read),
     ("PBS_JOBID", pbs.read),
     ("RUNAI_NUM_OF_GPUS", runai.read),
     ("KUBERNETES_SERVICE_HOST", _pod),
@@ -40,3 +42,9 @@ def read(host: Host, notes: List[str]) -> Identity:
         if environ.get(mark):
             return reader(host, environ, notes)
     return by_hand.read(host, environ, notes)
+
+
+def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
+    `environ` is the rank's own."""
+    return {**slurm.task_variables(environ), **openmpi.task_variables(environ)}

@@ -1,0 +1,74 @@
+"""drumbeat watch: a live view of a run, in the terminal or in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from drumbeat.cli.options import add_json, add_run
+
+if TYPE_CHECKING:
+    from drumbeat.watch.session import Session
+
+
+def add_arguments(parser: Any) -> None:
+    add_run(parser, "default: the newest")
+    parser.add_argument("--web", action="store_true", help="a page for the browser, and /metrics for Prometheus")
+    parser.add_argument("--port", type=port, metavar="P", help="of the page; default: 8765, or any free one; 0: any")
+    parser.add_argument(
+        "--listen", default=None, metavar="ADDRESS", help="of the page; default: 127.0.0.1, reached through ssh -L"
+    )
+    parser.add_argument("--plain", action="store_true", help="a plain table, also where Textual is installed")
+    parser.add_argument("--once", action="store_true", help="print how it stands now and end")
+    add_json(parser)
+
+
+def port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 65536:
+        raise ValueError(text)
+    return number
+
+
+def run(args: Any) -> int:
+    from drumbeat.desk.runs import find_run
+    from drumbeat.problem import Problem
+    from drumbeat.watch.session import Session
+
+    if not args.web and (args.port is not None or args.listen is not None):
+        raise Problem("--port and --listen are for the page", "add --web")
+    session = Session(find_run(args.run, os.environ))
+    if args.web:
+        return _page(session, args)
+    if args.json:
+        from drumbeat.record import to_plain
+
+        session.load()
+        print(json.dumps(to_plain(session.head()), indent=2))
+        return 0
+    return _terminal(session, args)
+
+
+def _page(session: Session, args: Any) -> int:
+    from drumbeat.problem import Problem
+
+    try:
+        from drumbeat.watch.web import serve
+    except ModuleNotFoundError as error:
+        raise Problem(f"the page needs the package {error.name}", "pip install 'drumbeat[web]'") from None
+    return serve(session, args.listen or "127.0.0.1", args.port)
+
+
+def _terminal(session: Session, args: Any) -> int:
+    from drumbeat.watch.plain import watch_plain
+
+    once = args.once or not sys.stdout.isatty()
+    if once or args.plain:
+        return watch_plain(session, once)
+    try:
+        from drumbeat.watch.terminal import watch_terminal
+    except ModuleNotFoundError:
+        return watch_plain(session, once=False)
+    return watch_terminal(session)

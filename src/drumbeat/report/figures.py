@@ -1,0 +1,146 @@
+"""Everything that a report says of one run, as data. None is `not measured`: nothing here is guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+Point = Tuple[float, float]  # seconds since the start, value
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Throughput of the whole job. The spread is that of the intervals between two reports."""
+
+    value: float
+    unit: str  # tokens/s, samples/s, steps/s
+    how: str  # where the value comes from
+    intervals: int = 0
+    low: Optional[float] = None  # 10 % of the intervals are slower
+    median: Optional[float] = None
+    high: Optional[float] = None  # 10 % are faster
+    error: Optional[float] = None  # half of the 95 % interval of the mean; None: too few intervals
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """MFU = throughput x FLOPs per token or sample / (GPUs x dense peak of the dtype)."""
+
+    mfu: float
+    tflops_per_gpu: float
+    flops: float  # per token or sample
+    formula: str
+    dtype: str
+    peak_tflops: float
+    gpu: str
+    source: str  # of the peak
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """Of the GPUs that the job could open, sampled every few seconds from the start of the agents to their end."""
+
+    samples: int
+    busy: Optional[float] = None  # mean, per cent of the time with a kernel running
+    power_w: Optional[float] = None  # mean of one GPU
+    memory_gib: Optional[float] = None  # most of one GPU
+    temperature: Optional[float] = None  # highest, degrees Celsius
+    energy_kwh: Optional[float] = None  # of all GPUs, over the whole run
+    energy_how: str = ""
+    joules_per_unit: Optional[float] = None  # per token or sample, over the training steps
+    unit: str = ""  # token, sample
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that passed one kind of port, over all hosts: everything on the host, not only this job."""
+
+    ports: int
+    received: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class Slowest:
+    rank: int
+    node: int
+    ms: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Milliseconds of one step; None: not measured."""
+
+    step: Optional[float] = None
+    input: Optional[float] = None  # waiting for data, on the lowest rank
+    communication: Optional[float] = None  # not hidden behind computing, on the rank that waits least
+    waiting: Optional[float] = None  # mean over ranks above that: for slower ranks
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A finding or a verdict, in one line."""
+
+    severity: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was run, on what: by this, runs are compared. Unknown values are empty."""
+
+    command: str = ""
+    precision: str = ""
+    layout: str = ""
+    code: str = ""  # commit, and a digest of what differs from it
+    image: str = ""
+    software: Dict[str, str] = field(default_factory=dict)
+    hardware: Dict[str, str] = field(default_factory=dict)
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    name: str
+    source: str  # run folder or file
+    outcome: str
+    exit_code: Optional[int] = None
+    created: Optional[float] = None  # seconds since 1970
+    nodes: Optional[int] = None
+    ranks: Optional[int] = None
+    gpus: Optional[int] = None  # of all nodes; 0: none
+    emulated: bool = False
+    seconds: Optional[float] = None  # without the time in a queue
+    gpu_hours: Optional[float] = None
+    training_s: Optional[float] = None  # as the program says, or from its first to its last step
+    ledger: Dict[str, float] = field(default_factory=dict)
+    training_share: Optional[float] = None
+    attempts: int = 1
+    step: Optional[int] = None
+    steps: Optional[int] = None
+    loss: Optional[Tuple[float, float]] = None  # first, last
+    validation: Optional[Tuple[float, float]] = None
+    accuracy: Optional[float] = None
+    target: Optional[float] = None  # accuracy that the command asks for
+    target_reached: Optional[bool] = None
+    speed: Optional[Speed] = None
+    batch: Optional[float] = None  # tokens or samples of one step, all ranks
+    batch_unit: str = ""
+    utilisation: Optional[Utilisation] = None
+    no_utilisation: str = ""  # why there is no MFU
+    gpu: Optional[GpuUse] = None
+    network: Dict[str, Traffic] = field(default_factory=dict)  # ethernet, rdma
+    slowest: Optional[Slowest] = None
+    no_slowest: str = ""
+    phases: Phases = field(default_factory=Phases)
+    notes: Tuple[Note, ...] = ()
+    setting: Setting = field(default_factory=Setting)
+    curves: Dict[str, List[Point]] = field(default_factory=dict)  # title with its unit -> points
+
+    @property
+    def size(self) -> Optional[int]:
+        """What scaling counts: GPUs, or ranks where there are none."""
+        return self.gpus or self.ranks

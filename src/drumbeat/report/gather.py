@@ -1,0 +1,242 @@
+"""A run folder, read into Figures. Step, loss, speed and times are those that `Run` gives to every other view."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.desk.state import state_of
+from drumbeat.finding import INFO, OK, UNKNOWN, Verdict
+from drumbeat.hardware import peak_of
+from drumbeat.order import Order
+from drumbeat.record import RecordError
+from drumbeat.report.devices import Devices
+from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Utilisation
+from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
+from drumbeat.report.setting import gpus_of, setting_of, target_of
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.ledger import QUEUE, training_share
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Run
+
+_PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
+_LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
+
+
+def figures_of(run: Run, now: Optional[float] = None) -> Figures:
+    now = time.time() if now is None else now
+    state, events, order = state_of(run, now), run.run_events(), _order(run)
+    progress, summary = state.progress, state.summary
+    ledger = run.ledger(now)
+    reports = _reports(run, events, progress)
+    devices = Devices()
+    for node in run.nodes():
+        for sample in run.telemetry(node):
+            devices.add(sample)
+    facts = {node: run.facts(node) for node in run.nodes()}
+    gpus = gpus_of(order, facts)
+    ranks = summary.ranks if summary else sum(member.ranks for member in run.members()) or None
+    seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
+    setting = setting_of(run, order, facts.get(0), reports.setup)
+    speed = _speed(state.rate, reports, gpus, ranks)
+    target = target_of(order.command if order else ())
+    reached = progress.target_reached
+    if reached is None and target is not None and progress.accuracy is not None:
+        reached = progress.accuracy >= target
+    batch = reports.work_per_step()
+    utilisation, why_not = _utilisation(speed, reports.setup, gpus, facts)
+    slowest, no_slowest = _slowest(reports)
+    return Figures(
+        name=run.run_id,
+        source=run.path,
+        outcome=state.status.state if state.goes_on or summary is None else summary.outcome,
+        exit_code=summary.exit_code if summary else None,
+        created=run.record.created or None,
+        nodes=summary.nodes if summary else (order.nodes if order else None),
+        ranks=ranks,
+        gpus=gpus,
+        emulated=bool(order and order.emulated and order.nodes > 1),
+        seconds=seconds,
+        gpu_hours=gpus * seconds / 3600 if gpus and seconds is not None else None,
+        training_s=reports.summary.get("total_s") or progress.seconds or None,
+        ledger=ledger,
+        training_share=training_share(ledger),
+        attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
+        step=progress.step,
+        steps=progress.steps,
+        loss=_both(progress.first_loss, progress.last_loss),
+        validation=_both(progress.first_validation, progress.last_validation),
+        accuracy=progress.accuracy,
+        target=target,
+        target_reached=reached,
+        speed=speed,
+        batch=batch,
+        batch_unit=reports.unit.partition("/")[0] if batch else "",
+        utilisation=utilisation,
+        no_utilisation=why_not,
+        gpu=_gpu_use(devices, progress, speed, gpus),
+        network={} if order and order.emulated and order.nodes > 1 else devices.traffic(),
+        slowest=slowest,
+        no_slowest=no_slowest,
+        phases=_phases(reports, speed, batch),
+        notes=tuple(_notes(events, state.failure)),
+        setting=setting,
+        curves=_curves(reports, devices, run.record.created, speed),
+    )
+
+
+def _order(run: Run) -> Optional[Order]:
+    try:
+        return run.order()
+    except RecordError:
+        return None
+
+
+def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
+    starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
+    reports = Reports(last_step=progress.steps or progress.step, since=starts[-1] if starts else 0.0)
+    offsets = run.clock_offsets()
+    for node in run.nodes():
+        shift = offsets.get(node, 0.0)
+        for metric in run.metrics(node):
+            reports.add(dataclasses.replace(metric, t=metric.t + shift) if shift else metric)
+    return reports
+
+
+def _speed(
+    rate: Optional[Tuple[float, str]], reports: Reports, gpus: Optional[int], ranks: Optional[int]
+) -> Optional[Speed]:
+    """As `Run` says; where a program states it for one device or rank, times their number."""
+    if rate is None:
+        return None
+    value, unit = rate
+    how = "reported steps, first to last" if not reports.stated else "as the program states it"
+    factor = 1
+    for words, count in zip(_PER, (gpus or ranks, ranks)):
+        if unit.endswith(words) and count:
+            factor, unit = count, unit[: -len(words)]
+            how = f"the program's own figure{words}, times {count}"
+    rates = [each * factor for _, each in reports.rates() if each > 0]
+    if not rates:
+        return Speed(value * factor, unit, how)
+    return Speed(
+        value * factor, unit, how, len(rates), quantile(rates, 0.1), statistics.median(rates), quantile(rates, 0.9),
+        error_of_mean(rates),
+    )  # fmt: skip
+
+
+def _utilisation(
+    speed: Optional[Speed], setup: Dict[str, Any], gpus: Optional[int], facts: Dict[int, Any]
+) -> Tuple[Optional[Utilisation], str]:
+    flops = setup.get("flops_per_token") or setup.get("flops_per_sample")
+    if not isinstance(flops, (int, float)) or not flops > 0:
+        return None, "FLOPs per token or sample are not known: metrics.report(kind='setup', flops_per_token=...)"
+    if speed is None or speed.unit not in ("tokens/s", "samples/s"):
+        return None, "no throughput in tokens or samples"
+    names = {gpu.name for each in facts.values() if each for gpu in each.gpus if not gpu.integrated}
+    if not gpus or len(names) != 1:
+        return None, "no GPU" if not gpus else "GPUs of several kinds"
+    name = str(names.pop())
+    dtype = str(setup.get("flops_dtype") or setup.get("precision") or "")
+    peak = peak_of(name)
+    if peak is None or dtype not in peak.tflops:
+        return None, f"the peak of {name} with '{dtype or 'unknown dtype'}' is not known"
+    rate = speed.value * flops / gpus / 1e12
+    formula = str(setup.get("flops_formula") or f"{flops:.4g} FLOPs as the program says")
+    sheet = peak.tflops[dtype]
+    return Utilisation(rate / sheet, rate, float(flops), formula, dtype, sheet, name, peak.source), ""
+
+
+def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus: Optional[int]) -> Optional[GpuUse]:
+    if not gpus or not devices.count:
+        return None
+    work = progress.tokens or progress.samples
+    unit = "token" if progress.tokens else "sample"
+    if not work and speed and speed.unit in ("tokens/s", "samples/s"):
+        work, unit = speed.value * progress.seconds, speed.unit[:-3]
+    training = devices.energy(progress.first_t, progress.last_t)
+    whole = devices.energy()
+    return GpuUse(
+        devices.count,
+        devices.mean("busy"),
+        devices.mean("power"),
+        devices.most("memory_used", 2**30),
+        devices.most("temperature"),
+        None if whole is None else whole / 3.6e6,
+        devices.energy_how(),
+        training / work if training is not None and work else None,
+        unit if work else "",
+    )
+
+
+def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
+    """The rank for which the others wait: in exchanges where those were measured, else by when it reports its steps."""
+    exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
+    step = _step_ms(reports)
+    if len(exposed) > 1:
+        rank = min(exposed, key=lambda each: exposed[each])
+        behind = statistics.fmean(exposed.values()) - exposed[rank]
+        how = "the others wait this long for it in exchanges of a step (profile of single steps)"
+    else:
+        late = {rank: 1e3 * seconds for rank, seconds in reports.lateness().items()}
+        if not late:
+            return None, "one rank reports its steps" if len(reports.nodes) == 1 else "not measured"
+        rank = max(late, key=lambda each: late[each])
+        behind, how = late[rank], "it reports a step this long after the first rank does, on average"
+    if behind < max(_LATE_MS, _LATE_SHARE * (step or 0.0)):
+        return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
+    return Slowest(rank, reports.nodes.get(rank, 0), behind, how), ""
+
+
+def _step_ms(reports: Reports) -> Optional[float]:
+    made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
+    each = [1e3 * (t - before) / (number - first) for (first, before), (number, t) in zip(made, made[1:])]
+    return statistics.median(each) if each else None
+
+
+def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float]) -> Phases:
+    step = 1e3 * batch / speed.value if speed and batch and speed.value else _step_ms(reports)
+    exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
+    least = min(exposed.values()) if exposed else None
+    waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None
+    how = "input: reported data_ms; communication: torch's profiler on single steps" if reports.sums or exposed else ""
+    return Phases(step, reports.mean("data_ms"), least, waiting, how)
+
+
+def _notes(events: Sequence[Event], failure: Any) -> List[Note]:
+    found: List[Note] = []
+    if failure is not None:
+        found.append(Note(failure.severity, failure.title, failure.fix))
+    for event in events:
+        if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
+            found.append(Note(event.finding.severity, event.finding.title, event.finding.fix))
+        elif isinstance(event, kinds.VerdictGiven):
+            found.append(Note(INFO, _verdict(event.verdict)))
+    return list(dict.fromkeys(found))
+
+
+def _verdict(verdict: Verdict) -> str:
+    about = verdict.summary[len("unknown: ") :] if verdict.summary.startswith("unknown: ") else verdict.summary
+    sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
+    return f"{verdict.check}: {verdict.answer}{sure}" + (f"; {about}" if about else "")
+
+
+def _curves(
+    reports: Reports, devices: Devices, begin: float, speed: Optional[Speed]
+) -> Dict[str, List[Tuple[float, float]]]:
+    curves = {
+        "loss": reports.loss,
+        f"throughput, {speed.unit}" if speed else "throughput": reports.rates(),
+        "GPU busy, mean, %": devices.curve("busy"),
+        "GPU power, mean, W": devices.curve("power"),
+    }
+    shifted = {name: [(t - begin, value) for t, value in sorted(points)] for name, points in curves.items()}
+    return {name: thinned(points) for name, points in shifted.items() if len(points) > 1}
+
+
+def _both(first: Optional[float], last: Optional[float]) -> Optional[Tuple[float, float]]:
+    return None if first is None or last is None else (first, last)

@@ -1,0 +1,161 @@
+"""Statistics of a run's reports: speed between two of them, its spread, what a step holds. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.runfolder.records import Metric
+
+_BLOCKS = 20  # neighbouring intervals are alike; means of blocks are less so
+_FEWEST = 4  # blocks that an interval of confidence needs
+# Two-sided 95 % points of Student's distribution by degrees of freedom.
+_STUDENT = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+    2.23,
+    2.20,
+    2.18,
+    2.16,
+    2.14,
+    2.13,
+    2.12,
+    2.11,
+    2.10,
+    2.09,
+)
+_LATENESS_STEPS = 500  # steps at which ranks are compared
+
+
+@dataclass
+class _Step:
+    t: float  # when the lowest rank reported it
+    work: float = 0.0  # of all ranks
+
+
+@dataclass
+class Reports:
+    """Fed with all metrics of all nodes, times by the lead's clock; node by node, each in its own order."""
+
+    last_step: Optional[int] = None  # planned or made, to choose the steps at which ranks are compared
+    since: float = 0.0  # start of the last attempt: earlier steps may have been made twice
+    lowest: Optional[int] = None
+    steps: Dict[int, _Step] = field(default_factory=dict)
+    stated: Dict[int, List[Tuple[float, float]]] = field(default_factory=dict)  # rank -> time, rate as it says
+    unit: str = ""
+    loss: List[Tuple[float, float]] = field(default_factory=list)
+    sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
+    exposed: Dict[int, List[float]] = field(default_factory=dict)  # rank -> communication that was not hidden, ms
+    arrivals: Dict[int, Dict[int, float]] = field(default_factory=dict)  # step -> rank -> time
+    nodes: Dict[int, int] = field(default_factory=dict)  # rank -> its node
+    setup: Dict[str, object] = field(default_factory=dict)
+    summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
+
+    def add(self, metric: Metric) -> None:
+        rank = metric.rank
+        self.nodes.setdefault(rank, metric.node)
+        if metric.kind == "setup":
+            self.setup.update(metric.more)
+        if metric.kind == "summary":
+            told = {**metric.more, "rate": metric.rate}
+            self.summary.update({key: float(value) for key, value in told.items() if isinstance(value, (int, float))})
+        if metric.rate is not None and metric.kind in ("step", "throughput") and metric.t >= self.since:
+            self.stated.setdefault(rank, []).append((metric.t, metric.rate))
+        if metric.rate is not None and metric.unit:
+            self.unit = metric.unit
+        if metric.kind != "step" or metric.t < self.since:
+            return
+        if self.lowest is None or rank < self.lowest:
+            self.lowest, self.loss, self.sums = rank, [], {}
+            for step in self.steps.values():
+                step.t = math.nan
+        if metric.step is not None:
+            self._add_step(metric, metric.step)
+        if "communication_exposed_ms" in metric.more:
+            self.exposed.setdefault(rank, []).append(float(metric.more["communication_exposed_ms"]))
+        if rank == self.lowest:
+            if metric.loss is not None and math.isfinite(metric.loss):
+                self.loss.append((metric.t, metric.loss))
+            for name, value in metric.more.items():
+                if isinstance(value, (int, float)) and name.endswith(("_ms", "_time")):
+                    self.sums.setdefault(name, []).append(float(value))
+
+    def _add_step(self, metric: Metric, number: int) -> None:
+        work = metric.tokens or metric.samples or 0.0
+        if metric.tokens or metric.samples:
+            self.unit = "tokens/s" if metric.tokens else "samples/s"
+        step = self.steps.setdefault(number, _Step(math.nan))
+        step.work += work
+        if metric.rank == self.lowest:
+            step.t = metric.t
+        every = 1 + (self.last_step or 0) // _LATENESS_STEPS
+        if number % every == 0:
+            self.arrivals.setdefault(number, {})[metric.rank] = metric.t
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def rates(self) -> List[Tuple[float, float]]:
+        """Time and speed of each interval between two reports: from work and steps, else as the program states it."""
+        made = [(number, step) for number, step in sorted(self.steps.items()) if not math.isnan(step.t)]
+        found = []
+        for (before, first), (number, second) in zip(made, made[1:]):
+            seconds = second.t - first.t
+            if seconds > 0:
+                found.append((second.t, (second.work or (0.0 if self.unit else number - before)) / seconds))
+        if any(rate for _, rate in found):
+            return found
+        return self.stated[min(self.stated)] if self.stated else []
+
+    def work_per_step(self) -> Optional[float]:
+        """Tokens or samples of one step, all ranks; a report may cover several steps."""
+        made = sorted((number, step.work) for number, step in self.steps.items() if step.work)
+        each = [work / (number - before) for (before, _), (number, work) in zip(made, made[1:])]
+        return statistics.median(each) if each else None
+
+    def mean(self, name: str) -> Optional[float]:
+        values = self.sums.get(name)
+        return statistics.fmean(values) if values else None
+
+    def lateness(self) -> Dict[int, float]:
+        """Rank -> mean seconds that it reports a step after the first rank does; only steps that all ranks reported."""
+        ranks = set(self.nodes)
+        whole = [times for times in self.arrivals.values() if len(times) == len(ranks)]
+        if len(ranks) < 2 or len(whole) < 3:
+            return {}
+        late = {rank: [times[rank] - min(times.values()) for times in whole] for rank in ranks}
+        return {rank: statistics.fmean(values) for rank, values in late.items()}
+
+
+def error_of_mean(values: Sequence[float]) -> Optional[float]:
+    """Half of the 95 % confidence interval of the mean, from the means of up to 20 blocks; None for too few values."""
+    size = max(1, len(values) // _BLOCKS)
+    blocks = [statistics.fmean(values[at : at + size]) for at in range(0, len(values) - size + 1, size)]
+    if len(blocks) < _FEWEST:
+        return None
+    student = _STUDENT[len(blocks) - 2] if len(blocks) - 2 < len(_STUDENT) else 2.0
+    return student * statistics.stdev(blocks) / math.sqrt(len(blocks))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def thinned(points: Sequence[Tuple[float, float]], most: int = 400) -> List[Tuple[float, float]]:
+    """Means of neighbours, so that a plot of any run stays small."""
+    if len(points) <= most:
+        return list(points)
+    found = []
+    for number in range(most):
+        part = points[number * len(points) // most : (number + 1) * len(points) // most]
+        found.append((statistics.fmean(t for t, _ in part), statistics.fmean(value for _, value in part)))
+    return found

@@ -1,0 +1,183 @@
+"""Several runs side by side: speed-up and efficiency against the smallest, and whether that comparison is fair. Pure.
+
+Ideal is the baseline's throughput times the size's ratio. Strong scaling keeps the batch of one step, weak scaling keeps the
+batch of one GPU; where the runs say neither, that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.problem import Problem
+from drumbeat.report.differences import Difference, differences
+from drumbeat.report.figures import Figures, Phases
+
+STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
+_SAME = 0.01  # batches closer than this are equal
+_SUPER_LINEAR = 1.05  # efficiency above which it is questioned
+NOT = "not measured"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Time of one step that is not there in the ideal run; `ms` None: not measured."""
+
+    kind: str  # communication, input, imbalance, compute
+    ms: Optional[float]
+    source: str  # the counter or profile it comes from
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    nodes: Optional[int]
+    size: int  # GPUs, or ranks where there are none
+    throughput: float
+    speedup: float
+    efficiency: float
+    error: Optional[float]  # half of the 95 % interval of the efficiency; None: too few reports
+    ideal: float
+    seconds: Optional[float]
+    accuracy: Optional[float]
+    target_reached: Optional[bool]
+    step_ms: Optional[float]
+    lost_ms: Optional[float]  # of one step, against the ideal
+    losses: Tuple[Loss, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    unit: str
+    size_is: str  # GPUs, ranks
+    baseline: str
+    kind: str  # one of the words above
+    kind_why: str
+    rows: Tuple[Row, ...]
+    differences: Tuple[Difference, ...] = ()
+    questions: Tuple[str, ...] = ()
+    left_out: Dict[str, str] = field(default_factory=dict)  # run -> why
+
+    @property
+    def fair(self) -> bool:
+        return not any(each.breaks for each in self.differences)
+
+
+def compare(runs: Sequence[Figures]) -> Comparison:
+    """Problem if fewer than two runs have a throughput in the same unit and a known size."""
+    left_out = {run.name: why for run in runs for why in [_unusable(run)] if why}
+    usable = [run for run in runs if run.name not in left_out]
+    units = {run.speed.unit for run in usable if run.speed}
+    if len(units) > 1:
+        raise Problem(f"the runs count different things: {', '.join(sorted(units))}", "compare runs of one program")
+    if len(usable) < 2:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise Problem(
+            f"fewer than two runs can be compared ({why or 'give at least two'})", "drumbeat report RUN RUN ..."
+        )
+    ordered = sorted(usable, key=lambda run: (run.size or 0, -(run.speed.value if run.speed else 0.0)))
+    baseline = ordered[0]
+    kind, why = scaling_kind(ordered)
+    rows = tuple(_row(run, baseline, kind) for run in ordered)
+    found = differences(ordered, kind in (STRONG, WEAK, REPEATED))
+    size_is = "GPUs" if all(run.gpus for run in ordered) else "ranks"
+    return Comparison(
+        units.pop(), size_is, baseline.name, kind, why, rows, tuple(found), tuple(_questions(rows, ordered)), left_out
+    )
+
+
+def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
+    """Strong, weak or neither, and what says so."""
+    if len({run.size for run in runs}) == 1:
+        return REPEATED, "all runs have the same size: they repeat or vary one another"
+    whole = [run.batch for run in runs]
+    if any(batch is None for batch in whole):
+        missing = ", ".join(run.name for run in runs if run.batch is None)
+        return NOT_KNOWN, f"the batch of a step is not reported by {missing}"
+    each = [(run.batch or 0.0) / (run.size or 1) for run in runs]
+    unit = runs[0].batch_unit
+    if _equal([batch or 0.0 for batch in whole]):
+        return STRONG, f"every run has {whole[0]:,.0f} {unit} per step"
+    if _equal(each):
+        return WEAK, f"every run has {each[0]:,.0f} {unit} per step and {'GPU' if runs[0].gpus else 'rank'}"
+    shown = ", ".join(f"{batch:,.0f} on {run.size}" for run, batch in zip(runs, whole) if batch is not None)
+    return NEITHER, f"{unit} per step change neither in proportion nor stay: {shown}"
+
+
+def _equal(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= _SAME * max(values)
+
+
+def _unusable(run: Figures) -> str:
+    if run.speed is None or run.speed.value <= 0:
+        return "no throughput is known"
+    if not run.size:
+        return "how many GPUs or ranks it used is not known"
+    return ""
+
+
+def _row(run: Figures, baseline: Figures, kind: str) -> Row:
+    assert run.speed and baseline.speed and run.size and baseline.size
+    ratio = run.size / baseline.size
+    speedup = run.speed.value / baseline.speed.value
+    parts = [
+        (each.speed.error / each.speed.value) for each in (run, baseline) if each.speed and each.speed.error is not None
+    ]
+    efficiency = speedup / ratio
+    error: Optional[float] = None
+    if len(parts) == 2:
+        error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
+    step, ideal_step = run.phases.step, _ideal_step(baseline.phases.step, ratio, kind)
+    lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
+    return Row(
+        run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error, baseline.speed.value * ratio,
+        run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
+        () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost),
+    )  # fmt: skip
+
+
+def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[float]:
+    """Of the baseline's step: divided by the ratio of sizes where the batch stays, unchanged where it grows with them."""
+    if step is None or kind not in (STRONG, WEAK, REPEATED):
+        return None
+    return step / ratio if kind == STRONG else step
+
+
+def losses(run: Phases, baseline: Phases, ratio: float, kind: str, lost: Optional[float]) -> Tuple[Loss, ...]:
+    """What each step lost, by cause. What is left when all others were measured is compute."""
+    profile = "communication_exposed_ms of the rank that waits least (torch's profiler on single steps)"
+    others = "communication_exposed_ms, mean of all ranks above the least"
+    share = ratio if kind == STRONG else 1.0
+    alone = baseline.communication if baseline.communication is not None else 0.0  # one rank has nobody to talk to
+    fed = None if baseline.input is None else baseline.input / share
+    found = [
+        Loss("communication", _more(run.communication, alone), profile),
+        Loss("input", _more(run.input, fed), "data_ms of the lowest rank"),
+        Loss("imbalance", _more(run.waiting, baseline.waiting or 0.0), others),
+    ]
+    known = [each.ms for each in found if each.ms is not None]
+    rest = lost - sum(known) if lost is not None and len(known) == len(found) else None
+    found.append(Loss("compute", rest, "what the other three leave of the step"))
+    return tuple(found)
+
+
+def _more(value: Optional[float], before: Optional[float]) -> Optional[float]:
+    return None if value is None or before is None else value - before
+
+
+def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
+    found = []
+    for row in rows:
+        if row.efficiency - (row.error or 0.0) > _SUPER_LINEAR:
+            found.append(
+                f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
+                "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
+            )
+    if any(run.emulated for run in runs):
+        found.append("emulated nodes share one machine: their speed-up says nothing about a cluster")
+    shares = {run.name: run.training_s for run in runs if run.training_s is not None and run.training_s < 30}
+    if shares:
+        names = ", ".join(shares)
+        found.append(f"less than 30 s of training in {names}: start-up effects may weigh more than scaling")
+    return found

@@ -1,0 +1,96 @@
+"""What was run, and on what: the part of a report by which runs are compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from drumbeat.facts.model import Facts
+from drumbeat.order import Order
+from drumbeat.report.figures import Setting
+from drumbeat.runfolder.run import Run
+
+_PRECISION = re.compile(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
+_SWITCH = re.compile(r"(?:^|\s)--(bf16|fp16|fp8|tf32|amp|fp32)(?=\s|$)")
+_TARGET = re.compile(r"--?target[-_](?:accuracy|acc)[= ]+([0-9.]+)")
+
+
+def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: Mapping[str, Any]) -> Setting:
+    command = shlex.join(order.command) if order else ""
+    return Setting(
+        command=command,
+        precision=str(setup.get("precision") or precision_in(command)),
+        layout=str(setup.get("layout") or ""),
+        code=_code(run.code()),
+        image=_image(run.code(), order),
+        software={**(facts.versions if facts else {}), **_packages(run.packages()), "drumbeat": run.record.version},
+        hardware=_hardware(facts),
+        site=order.site if order else "",
+    )
+
+
+def precision_in(command: str) -> str:
+    """As the command's options say; empty: they do not."""
+    named = _PRECISION.search(command)
+    switch = _SWITCH.search(command)
+    return named.group(1) if named else switch.group(1) if switch else ""
+
+
+def target_of(command: Sequence[str]) -> Optional[float]:
+    """The accuracy that the command asks for; None: it names none."""
+    found = _TARGET.search(" ".join(command))
+    try:
+        return float(found.group(1)) if found else None
+    except ValueError:
+        return None
+
+
+def gpus_of(order: Optional[Order], facts: Mapping[int, Optional[Facts]]) -> Optional[int]:
+    """GPUs of all nodes that the job used; None where a node's facts are not there."""
+    total = 0
+    for each in facts.values():
+        if each is None:
+            return None
+        here = sum(not gpu.integrated for gpu in each.gpus)
+        total += min(here, order.gpus) if order and order.gpus is not None else here
+    if order and order.emulated and order.nodes > 1:  # one machine's GPUs, however many nodes it plays
+        total //= max(1, len(facts))
+    return total if facts else None
+
+
+def _code(code: Mapping[str, Any]) -> str:
+    commit = str(code.get("commit") or "unknown")
+    if commit == "unknown":
+        return ""
+    changed = f", changed ({str(code.get('diff_digest') or 'not known how')[:12]})" if code.get("dirty") else ""
+    return commit[:12] + changed
+
+
+def _image(code: Mapping[str, Any], order: Optional[Order]) -> str:
+    if order is None or order.container is None:
+        return ""
+    image = os.path.basename(order.container.image.rstrip("/"))
+    digest = code.get("image_digest")
+    return f"{image} ({str(digest)[:19]})" if digest else image
+
+
+def _packages(recorded: Mapping[str, Any]) -> Dict[str, str]:
+    packages = recorded.get("packages")
+    return {str(name): str(version) for name, version in packages.items()} if isinstance(packages, dict) else {}
+
+
+def _hardware(facts: Optional[Facts]) -> Dict[str, str]:
+    if facts is None:
+        return {}
+    gpus = sorted({gpu.name or gpu.vendor for gpu in facts.gpus if not gpu.integrated})
+    links = sorted({device.driver or "rdma" for device in facts.rdma} | ({"cxi"} if facts.cxi else set()))
+    found = {
+        "GPU": ", ".join(gpus) or "none",
+        "CPU": facts.cpus.model or "",
+        "cores": str(len(facts.cpus.allowed) or ""),
+        "network": ", ".join(links) or "ethernet",
+        "architecture": facts.arch or "",
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,191 @@
+"""A report as text: one matter per line, 80 columns, `not measured` where it was not."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import List, Optional, Tuple
+
+from drumbeat.desk.closing import count, duration, ledger_words, speed
+from drumbeat.report.figures import Figures, GpuUse, Traffic
+
+NOT = "not measured"
+_LABEL = 11
+_MOST_NOTES = 12
+
+
+def lines_of(figures: Figures, width: int = 80) -> List[str]:
+    lines: List[str] = []
+    for label, text in rows(figures):
+        wrapped = textwrap.wrap(text, max(30, width - _LABEL), break_on_hyphens=False) or [""]
+        lines.append(f"{label:<{_LABEL}}{wrapped[0]}")
+        lines += [" " * _LABEL + more for more in wrapped[1:]]
+    return lines
+
+
+def rows(figures: Figures) -> List[Tuple[str, str]]:
+    found = [("run", figures.name), ("end", end_words(figures)), ("size", size_words(figures))]
+    if figures.ledger:
+        found.append(("time", ledger_words(figures.ledger, figures.training_share)))
+    found.append(("GPU-hours", _gpu_hours(figures)))
+    if figures.step is not None:
+        found.append(("step", f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "")))
+    losses = [
+        f"{name}{_went(*pair)}" for name, pair in (("", figures.loss), ("validation ", figures.validation)) if pair
+    ]
+    found.append(("loss", "; ".join(losses) or NOT))
+    found.append(("target", target_words(figures)))
+    found.append(("throughput", speed_words(figures)))
+    found.append(("spread", spread_words(figures)))
+    found.append(("batch", f"{figures.batch:,.0f} {figures.batch_unit} per step, all ranks" if figures.batch else NOT))
+    found.append(("MFU", mfu_words(figures)))
+    found += gpu_rows(figures.gpu, figures.gpus)
+    found.append(("network", network_words(figures)))
+    found.append(("slowest", slowest_words(figures)))
+    found.append(("in a step", phase_words(figures)))
+    found += [
+        (note.severity, f"{note.text}{': ' + note.fix if note.fix else ''}") for note in figures.notes[:_MOST_NOTES]
+    ]
+    if len(figures.notes) > _MOST_NOTES:
+        found.append(("", f"{len(figures.notes) - _MOST_NOTES} more findings: --json shows them"))
+    setting = figures.setting
+    known = {"command": setting.command, "code": setting.code, "image": setting.image, "precision": setting.precision}
+    known["layout"] = setting.layout
+    found += [(name, value) for name, value in known.items() if value]
+    if setting.hardware:
+        found.append(("hardware", ", ".join(f"{name} {value}" for name, value in setting.hardware.items())))
+    main = ("drumbeat", "torch", "torch-cuda", "torch-rocm", "nccl", "rccl", "jax", "nvidia-driver")
+    shown = [f"{name} {setting.software[name]}" for name in main if setting.software.get(name)]
+    if shown:
+        others = len(setting.software) - len(shown)
+        found.append(("software", ", ".join(shown) + (f"; {others} more packages: --json" if others else "")))
+    found.append(("source", figures.source))
+    return [(label, " ".join(text.split())) for label, text in found]
+
+
+def end_words(figures: Figures) -> str:
+    took = f" in {duration(figures.seconds)}" if figures.seconds is not None else ""
+    code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
+    tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
+    return f"{figures.outcome}{took}{code}{tries}"
+
+
+def size_words(figures: Figures) -> str:
+    parts = [count(figures.nodes, "node") if figures.nodes else "nodes not known"]
+    parts += [count(figures.ranks, "rank")] if figures.ranks else []
+    parts.append("GPUs not known" if figures.gpus is None else count(figures.gpus, "GPU") if figures.gpus else "no GPU")
+    return ", ".join(parts) + (" (nodes emulated on one machine)" if figures.emulated else "")
+
+
+def _gpu_hours(figures: Figures) -> str:
+    if figures.gpus == 0:
+        return "0: no GPU"
+    return NOT if figures.gpu_hours is None else f"{figures.gpu_hours:.3g}"
+
+
+def target_words(figures: Figures) -> str:
+    accuracy = f"accuracy {figures.accuracy:.4g}" if figures.accuracy is not None else ""
+    if figures.target_reached is None:
+        return f"{accuracy}; no target is named" if accuracy else "none is named"
+    target = f" {figures.target:g}" if figures.target is not None else ""
+    return f"{'reached' if figures.target_reached else 'not reached'}{target}" + (f" ({accuracy})" if accuracy else "")
+
+
+def speed_words(figures: Figures) -> str:
+    found = figures.speed
+    if found is None:
+        return NOT
+    size = figures.size
+    each = f"; {speed(found.value / size, found.unit)} per {'GPU' if figures.gpus else 'rank'}" if size else ""
+    return f"{speed(found.value, found.unit)}{each} ({found.how})"
+
+
+def spread_words(figures: Figures) -> str:
+    found = figures.speed
+    if found is None or found.low is None or found.median is None or found.high is None:
+        return NOT
+    low, median, high = (speed(each, "").strip() for each in (found.low, found.median, found.high))
+    words = f"median {median}, 10 % of the intervals below {low}, 10 % above {high} {found.unit}"
+    return f"{words} ({count(found.intervals, 'interval')} between reports)"
+
+
+def mfu_words(figures: Figures) -> str:
+    use = figures.utilisation
+    if use is None:
+        return f"{NOT}: {figures.no_utilisation}" if figures.no_utilisation else NOT
+    return (
+        f"{use.mfu:.1%} = throughput x {use.flops:.4g} FLOPs ({use.formula}) / ({figures.gpus} x {use.peak_tflops:g} "
+        f"TFLOP/s {use.dtype} dense, {use.gpu}, {use.source}); {use.tflops_per_gpu:.4g} TFLOP/s per GPU"
+    )
+
+
+def gpu_rows(use: Optional[GpuUse], gpus: Optional[int]) -> List[Tuple[str, str]]:
+    if use is None:
+        why = "no GPU" if gpus == 0 else NOT
+        return [("GPU use", why), ("energy", why)]
+    parts = []
+    if use.busy is not None:
+        parts.append(f"busy {use.busy:.0f} %")
+    if use.power_w is not None:
+        parts.append(f"{use.power_w:.0f} W per GPU")
+    if use.memory_gib is not None:
+        parts.append(f"at most {use.memory_gib:.1f} GiB")
+    if use.temperature is not None:
+        parts.append(f"at most {use.temperature:.0f} C")
+    words = f"{', '.join(parts)} ({count(use.samples, 'sample')}, start to end)" if parts else NOT
+    return [("GPU use", words), ("energy", energy_words(use))]
+
+
+def energy_words(use: GpuUse) -> str:
+    if use.energy_kwh is None:
+        return NOT
+    each = f", {use.joules_per_unit:.3g} J per {use.unit} in training" if use.joules_per_unit is not None else ""
+    return f"{use.energy_kwh:.4g} kWh of the GPUs alone{each} ({use.energy_how})"
+
+
+def network_words(figures: Figures) -> str:
+    if figures.emulated:
+        return f"{NOT}: emulated nodes talk over loopback"
+    if not figures.network:
+        return NOT
+    words = "; ".join(f"{_kind(kind)} {_traffic(each)}" for kind, each in sorted(figures.network.items()))
+    return f"{words} (everything on these hosts)"
+
+
+def _kind(kind: str) -> str:
+    return {"ethernet": "interfaces", "rdma": "RDMA ports"}[kind]
+
+
+def _traffic(each: Traffic) -> str:
+    return f"received {size_text(each.received)}, sent {size_text(each.sent)}"
+
+
+def size_text(count_: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count_ < 1000 or unit == "TB":
+            return f"{count_:.3g} {unit}"
+        count_ /= 1000
+    raise AssertionError
+
+
+def slowest_words(figures: Figures) -> str:
+    slow = figures.slowest
+    if slow is None:
+        return figures.no_slowest or NOT
+    return f"rank {slow.rank} on node {slow.node}: {slow.ms:.1f} ms; {slow.how}"
+
+
+def phase_words(figures: Figures) -> str:
+    phases = figures.phases
+    if phases.step is None:
+        return NOT
+    named = (
+        ("input", phases.input),
+        ("communication", phases.communication),
+        ("waiting for slower ranks", phases.waiting),
+    )
+    parts = [f"{name} {ms:.1f} ms" if ms is not None else f"{name} {NOT}" for name, ms in named]
+    return f"{phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
+
+
+def _went(first: float, last: float) -> str:
+    return f"{first:.3f} to {last:.3f}"

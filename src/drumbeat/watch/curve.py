@@ -1,0 +1,92 @@
+"""A curve over time in bounded memory: values fall into time slots, and when all slots are taken two become one."""
+
+from __future__ import annotations
+
+from array import array
+from typing import List, NamedTuple, Optional, Tuple
+
+
+class Point(NamedTuple):
+    t: float  # when the slot's last value was measured
+    mean: float
+    low: float
+    high: float
+    total: float
+
+
+class Curve:
+    """Values may come in any order of time. Adding one costs the same however long the run is."""
+
+    def __init__(self, width: float = 1.0, slots: int = 600) -> None:
+        assert slots % 2 == 0, slots
+        self.width, self.slots = width, slots
+        self.begin: Optional[float] = None  # when the first slot begins
+        self._count = array("L")
+        self._total, self._last = array("d"), array("d")
+        self._low, self._high = array("f"), array("f")
+
+    def __len__(self) -> int:
+        return sum(1 for count in self._count if count)
+
+    def add(self, t: float, value: float) -> None:
+        if self.begin is None:
+            self.begin = t
+        slot = max(0, int((t - self.begin) / self.width))
+        while slot >= self.slots:
+            self._halve()
+            slot = max(0, int((t - self.begin) / self.width))
+        while len(self._count) <= slot:
+            self._count.append(0)
+            for values in (self._total, self._last):
+                values.append(0.0)
+            for values in (self._low, self._high):
+                values.append(0.0)
+        if not self._count[slot]:
+            self._low[slot] = self._high[slot] = value
+            self._last[slot] = t
+        else:
+            self._low[slot] = min(self._low[slot], value)
+            self._high[slot] = max(self._high[slot], value)
+            self._last[slot] = max(self._last[slot], t)
+        self._count[slot] += 1
+        self._total[slot] += value
+
+    def points(self, since: float = float("-inf")) -> List[Point]:
+        """Slots that hold values, in the order of time; `since`: only those that end later."""
+        if self.begin is None:
+            return []
+        first = max(0, int((since - self.begin) / self.width)) if since > self.begin else 0
+        return [self._point(slot) for slot in range(first, len(self._count)) if self._count[slot]]
+
+    def _point(self, slot: int) -> Point:
+        total, count = self._total[slot], self._count[slot]
+        return Point(self._last[slot], total / count, self._low[slot], self._high[slot], total)
+
+    def _halve(self) -> None:
+        """Two neighbouring slots become one, and each slot twice as wide."""
+        pairs = range(0, len(self._count), 2)
+        merged = [self._merged(slot, min(slot + 1, len(self._count) - 1)) for slot in pairs]
+        self._count = array("L", (each[0] for each in merged))
+        self._total, self._last = array("d", (each[1] for each in merged)), array("d", (each[2] for each in merged))
+        self._low, self._high = array("f", (each[3] for each in merged)), array("f", (each[4] for each in merged))
+        self.width *= 2
+
+    def _merged(self, first: int, second: int) -> Tuple[int, float, float, float, float]:
+        taken = [slot for slot in sorted({first, second}) if self._count[slot]] or [first]
+        return (
+            sum(self._count[slot] for slot in taken),
+            sum(self._total[slot] for slot in taken),
+            max(self._last[slot] for slot in taken),
+            min(self._low[slot] for slot in taken),
+            max(self._high[slot] for slot in taken),
+        )
+
+
+def rates(points: List[Point]) -> List[Point]:
+    """What was added between one slot and the next, per second; the first slot has nothing to be compared with."""
+    found = []
+    for before, after in zip(points, points[1:]):
+        if after.t > before.t:
+            rate = after.total / (after.t - before.t)
+            found.append(Point(after.t, rate, rate, rate, after.total))
+    return found

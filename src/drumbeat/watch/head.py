@@ -1,0 +1,133 @@
+"""The run at a glance: every number that terminal, page and /metrics show above their details, worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Tuple
+
+from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
+from drumbeat.finding import Finding
+from drumbeat.watch.model import Check, RunView, Slowest
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What only the desk knows: whose run this is, and what its scheduler says."""
+
+    run_id: str
+    name: str = ""
+    state: str = UNKNOWN  # queued, running, finished, failed, cancelled, unknown
+    detail: str = ""  # the queue's reason, or how it ended
+    created: float = 0.0
+    failure: Optional[Finding] = None  # what a job without agents printed of its end
+    folder: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return self.state in ALIVE
+
+
+@dataclass(frozen=True)
+class Head:
+    run_id: str
+    name: str
+    state: str
+    detail: str
+    phase: str
+    attempt: int
+    step: Optional[int]
+    steps: Optional[int]
+    loss: Optional[float]
+    validation_loss: Optional[float]
+    rate: Optional[float]  # since the first step, all ranks together
+    rate_unit: str
+    recent_rate: Optional[float]  # over the last minute
+    step_seconds: Optional[float]
+    seconds_left: Optional[float]
+    elapsed: Optional[float]  # since the lead's start, or how long it took; waiting time while it is queued
+    nodes: int  # planned
+    nodes_here: int  # that have joined and are not lost
+    world: Optional[int]  # ranks
+    ranks_ended: int
+    gpus: int
+    gpu_use: Optional[float]  # per cent, mean over all GPUs
+    gpu_memory: Optional[float]  # per cent
+    power: Optional[float]  # watts of all GPUs
+    energy: Optional[float]  # joules of all GPUs, since the first sample
+    throttled: int  # GPUs that something slows down
+    received: Optional[float]  # bytes per second, all nodes
+    sent: Optional[float]
+    slowest: Optional[Slowest]
+    checks: Tuple[Check, ...]
+    failure: Optional[Finding]
+    findings: Tuple[Finding, ...]
+    updated: Optional[float]  # of the latest record
+
+
+def head_of(view: RunView, standing: Standing, now: float) -> Head:
+    progress, rate = view.shown, view.rate()
+    gpus = [gpu for node in view.nodes.values() for gpu in node.gpus]
+    reporter = min(view.ranks, default=None)
+    step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
+    return Head(
+        run_id=standing.run_id,
+        name=standing.name,
+        state=standing.state,
+        detail=standing.detail,
+        phase=_phase(view, standing),
+        attempt=view.attempt,
+        step=progress.step,
+        steps=progress.steps,
+        loss=progress.last_loss,
+        validation_loss=progress.last_validation,
+        rate=rate[0] if rate else None,
+        rate_unit=rate[1] if rate else "",
+        recent_rate=view.recent_rate() if standing.goes_on else None,
+        step_seconds=step_seconds,
+        seconds_left=progress.seconds_left() if standing.goes_on else None,
+        elapsed=_elapsed(view, standing, now),
+        nodes=view.planned_nodes,
+        nodes_here=sum(1 for node in view.nodes.values() if node.joined and not node.lost),
+        world=view.world or view.planned_ranks or None,
+        ranks_ended=view.ended_ranks,
+        gpus=len(gpus),
+        gpu_use=_mean([gpu.busy for gpu in gpus]),
+        gpu_memory=_mean([node.means()["memory"] for node in view.nodes.values()]),
+        power=_sum([gpu.power for gpu in gpus]),
+        energy=_sum([node.energy for node in view.nodes.values()]),
+        throttled=sum(1 for gpu in gpus if gpu.throttle),
+        received=_sum([node.received for node in view.nodes.values()]),
+        sent=_sum([node.sent for node in view.nodes.values()]),
+        slowest=view.slowest(),
+        checks=tuple(view.checks()),
+        failure=view.failure or (None if standing.goes_on else standing.failure),
+        findings=tuple(view.findings),
+        updated=view.now or None,
+    )
+
+
+def _phase(view: RunView, standing: Standing) -> str:
+    if standing.state == QUEUED:
+        return "queued"
+    if standing.state == RUNNING:
+        return view.phase if view.phase != "ended" else "ending"
+    return standing.state
+
+
+def _elapsed(view: RunView, standing: Standing, now: float) -> Optional[float]:
+    if view.summary:
+        return view.summary.elapsed
+    begin = standing.created if standing.state == QUEUED or view.started is None else view.started
+    if not standing.goes_on:
+        return view.now - begin if view.now and begin else None
+    return max(0.0, now - begin) if begin else None
+
+
+def _mean(values: List[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum(values: List[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,326 @@
+"""How a run stands, worked out record by record: the one source of the numbers that terminal, page and /metrics show.
+
+Pure: it is given records and answers questions. Memory is bounded by the number of ranks, not by the length of the run, and a
+record costs the same at its end as at its beginning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from dataclasses import dataclass
+from typing import Deque, Dict, Iterable, List, Optional, Tuple
+
+from drumbeat.finding import Finding, Verdict
+from drumbeat.order import Order
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import Line, Member, Metric, Sample
+from drumbeat.runfolder.summary import Summary
+from drumbeat.watch.curve import Curve, Point, rates
+from drumbeat.watch.node_view import NodeView, RankView
+
+_MOST_MARKS = 200
+_MOST_FINDINGS = 50
+_RECENT = 60.0  # seconds that the speed of now is taken over
+_WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond that belongs to no run of ours
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened, for the time axis."""
+
+    t: float
+    kind: str  # failed, lost, restart, stop, attempt, first step, end, checkpoint, validation, finding
+    text: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check says of all nodes."""
+
+    check: str
+    answer: str  # the answer that needs attention first, else the one of most nodes
+    summary: str
+    nodes: int  # that gave this answer
+    judged: int  # nodes that gave any answer
+    confidence: str
+
+
+@dataclass(frozen=True)
+class Slowest:
+    rank: int
+    node: int
+    step_seconds: float
+    median_seconds: float
+    behind: int  # steps behind the rank that is furthest
+
+    @property
+    def spread(self) -> float:
+        """How much longer its steps take than the median rank's: 0.05 is 5 %."""
+        return self.step_seconds / self.median_seconds - 1.0 if self.median_seconds > 0 else 0.0
+
+
+class RunView:
+    def __init__(self, order: Optional[Order] = None) -> None:
+        self.planned_nodes = order.nodes if order else 0
+        self.planned_ranks = order.nodes * order.ranks_per_node if order and order.ranks_per_node else 0
+        self.hosts: Tuple[str, ...] = tuple(order.hosts) if order else ()
+        self.progress = Progress()
+        self.nodes: Dict[int, NodeView] = {}
+        self.ranks: Dict[int, RankView] = {}  # of the current attempt
+        self.attempt = 0
+        self.world: Optional[int] = None
+        self.phase = "starting"
+        self.summary: Optional[Summary] = None
+        self.marks: Deque[Mark] = deque(maxlen=_MOST_MARKS)
+        self.findings: Deque[Finding] = deque(maxlen=_MOST_FINDINGS)
+        self.failure: Optional[Finding] = None
+        self.started: Optional[float] = None  # when the lead began, by its clock
+        self.now = 0.0  # the latest time that any record is of
+        self.clock = float("inf")  # the reader's clock: records from much later than that cannot be right
+        self.loss, self.validation = Curve(), Curve()
+        self.work = Curve()  # tokens or samples of all ranks
+        self.reported_rate = Curve()  # where a script prints its own throughput
+        self.step_seconds = Curve()
+        self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
+        self.ended_ranks = 0
+        self.changes = 0  # goes up with every record
+        self._verdicts: Dict[str, Dict[int, Verdict]] = {}
+        self._reporter: Optional[int] = None  # the lowest rank that has reported
+        self._offsets: Dict[int, float] = {}
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def members(self, members: Iterable[Member]) -> None:
+        """Who takes part: hosts and clocks."""
+        for member in members:
+            self._offsets[member.node] = member.clock_offset
+            self.node(member.node).host = member.host
+
+    def add(self, record: object) -> None:
+        self.changes += 1
+        if isinstance(record, Metric):
+            self._metric(record)
+        elif isinstance(record, Sample):
+            self._sample(record)
+        elif isinstance(record, Event):
+            self._event(record)
+        else:
+            assert isinstance(record, Line), record
+
+    def end(self, summary: Optional[Summary]) -> None:
+        """How it ended; None: it goes on, or goes on again."""
+        self.summary = summary
+        if summary and summary.failure:
+            self.failure = summary.failure
+
+    def node(self, number: int) -> NodeView:
+        found = self.nodes.get(number)
+        if found is None:
+            found = self.nodes[number] = NodeView(number)
+            found.host = self.hosts[number] if number < len(self.hosts) else ""
+        return found
+
+    # -- what can be asked -------------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> Progress:
+        """Progress by the summary where there is one, else by what was read so far."""
+        return self.summary.progress if self.summary else self.progress
+
+    def rate(self) -> Optional[Tuple[float, str]]:
+        """Throughput of all ranks since the first step; at the end, the summary's."""
+        if self.summary:
+            told = self.summary.throughput
+            return (told.value, told.unit) if told else None
+        return self.progress.rate()
+
+    def recent_rate(self) -> Optional[float]:
+        """Throughput over the last minute, in the unit of `rate`; None where ranks report no tokens or samples."""
+        points = self.work.points(self.now - 2 * _RECENT)[:-1]  # the last slot is still filling
+        if len(points) < 3:
+            return None
+        late = [point for point in points if point.t >= points[-1].t - _RECENT]
+        before = points[-len(late) - 1] if len(points) > len(late) else late.pop(0)
+        seconds = late[-1].t - before.t if late else 0.0
+        return sum(point.total for point in late) / seconds if seconds > 0 else None
+
+    def throughput(self) -> List[Point]:
+        """The curve of `rate`; its last slot is left out while it is still filling."""
+        if len(self.work):
+            points = self.work.points()
+            return rates(points if self.summary else points[:-1])
+        if len(self.reported_rate):
+            return self.reported_rate.points()
+        return [Point(p.t, 1 / p.mean, 1 / p.high, 1 / p.low, 0.0) for p in self.step_seconds.points() if p.low > 0]
+
+    def slowest(self) -> Optional[Slowest]:
+        """The rank that is furthest behind, else the one with the longest steps; None below two ranks with step times."""
+        known = [rank for rank in self.ranks.values() if rank.step_seconds is not None]
+        if len(known) < 2:
+            return None
+        furthest = max((rank.step or 0) for rank in known)
+        times = sorted(rank.step_seconds or 0.0 for rank in known)
+        worst = max(known, key=lambda rank: (furthest - (rank.step or 0) > 1, rank.step_seconds or 0.0, -rank.rank))
+        behind = furthest - (worst.step or 0)
+        return Slowest(worst.rank, worst.node, worst.step_seconds or 0.0, times[(len(times) - 1) // 2], behind)
+
+    def checks(self) -> List[Check]:
+        found = []
+        for name, by_node in self._verdicts.items():
+            answers: Dict[str, List[Verdict]] = {}
+            for verdict in by_node.values():
+                answers.setdefault(verdict.answer, []).append(verdict)
+            worst = max(answers, key=lambda answer: (answer == "mismatch", answer != "unknown", len(answers[answer])))
+            first = answers[worst][0]
+            found.append(Check(name, worst, first.summary, len(answers[worst]), len(by_node), first.confidence))
+        return found
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _metric(self, metric: Metric) -> None:
+        t = metric.t + self._offsets.get(metric.node, 0.0)
+        if self._impossible(t):
+            return
+        self._saw(t)
+        self.progress.add(metric if t == metric.t else dataclasses.replace(metric, t=t))
+        if self._reporter is None or metric.rank < self._reporter:
+            self._reporter = metric.rank
+        rank = self.ranks.get(metric.rank)
+        if rank is None:
+            rank = self.ranks[metric.rank] = self.node(metric.node).ranks[metric.rank] = RankView(
+                metric.rank, metric.node
+            )
+        rank.add(metric, t)
+        work = metric.tokens if metric.tokens is not None else metric.samples
+        if metric.kind == "step" and work:
+            self.work.add(t, work)
+        if metric.rate is not None:
+            self.reported_rate.add(t, metric.rate)
+        if metric.rank == self._reporter:
+            self._reported(metric, rank, t)
+
+    def _reported(self, metric: Metric, rank: RankView, t: float) -> None:
+        """What the lowest rank says speaks for the run."""
+        loss = metric.loss if metric.loss is not None and abs(metric.loss) < 1e30 else None  # NaN compares false
+        if metric.kind == "step":
+            if loss is not None:
+                self.loss.add(t, loss)
+            if rank.step_seconds is not None:
+                self.step_seconds.add(t, rank.step_seconds)
+            if self.phase in ("starting ranks", "waiting for the first step", "validation", "checkpoint"):
+                self.phase = "training"
+        elif metric.kind in ("validation", "checkpoint"):
+            if metric.kind == "validation" and loss is not None:
+                self.validation.add(t, loss)
+            at = f" at step {metric.step}" if metric.step is not None else ""
+            self._mark(t, metric.kind, f"{metric.kind}{at}")
+            if self.phase == "training":
+                self.phase = metric.kind
+
+    def _sample(self, sample: Sample) -> None:
+        t = sample.t + self._offsets.get(sample.node, 0.0)
+        if self._impossible(t):
+            return
+        self._saw(t)
+        node = self.node(sample.node)
+        node.add(sample, t)
+        for name, value in node.means().items():
+            if value is not None:
+                self.cluster[name].add(t, value)
+
+    def _event(self, event: Event) -> None:
+        t = event.t + self._offsets.get(event.node, 0.0)
+        if self._impossible(t):
+            return
+        self._saw(t)
+        if isinstance(event, kinds.RunStarted):
+            self._run_started(event, t)
+        elif isinstance(event, kinds.NodeJoined):
+            self._joined(event)
+        elif isinstance(event, kinds.Mustered):
+            self.phase = "starting ranks"
+        elif isinstance(event, kinds.AttemptStarted):
+            self._attempt_started(event, t)
+        elif isinstance(event, kinds.FirstStep):
+            self.phase = "training"
+            self._mark(t, "first step", f"first step after {event.seconds:.1f} s")
+        elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
+            self._rank(event)
+        elif isinstance(event, kinds.VerdictGiven):
+            if event.peer is not None:
+                self._verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
+        elif isinstance(event, kinds.FindingMade):
+            self.findings.append(event.finding)
+            self._mark(t, "finding", event.finding.title)
+        else:
+            self._trouble(event, t)
+
+    def _trouble(self, event: Event, t: float) -> None:
+        if isinstance(event, kinds.Failed):
+            self.failure = event.finding
+            self.findings.append(event.finding)
+            self._mark(t, "failed", event.finding.title)
+        elif isinstance(event, kinds.NodeLost):
+            self.node(event.peer).lost = event.why or "lost"
+            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+        elif isinstance(event, kinds.Stopping):
+            self.phase = "stopping"
+            self._mark(t, "stop", event.why)
+        elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
+            self.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
+            self._mark(t, "restart", event.why)
+        elif isinstance(event, kinds.RunEnded):
+            self.phase = "ended"
+            self._mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
+
+    def _run_started(self, event: kinds.RunStarted, t: float) -> None:
+        self.started, self.summary, self.failure = t, None, None
+        self.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
+        self.planned_nodes = event.nodes
+        self.planned_ranks = event.nodes * event.ranks_per_node or self.planned_ranks
+        for node in self.nodes.values():
+            node.joined, node.lost = False, ""
+
+    def _joined(self, event: kinds.NodeJoined) -> None:
+        node = self.node(event.peer)
+        node.host, node.joined = event.peer_host, True
+        self._offsets[event.peer] = event.clock_offset
+
+    def _attempt_started(self, event: kinds.AttemptStarted, t: float) -> None:
+        self._go_to(event.attempt)
+        self.world, self.failure = event.world_size, None
+        self.phase = "waiting for the first step"
+        if event.attempt:
+            self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
+
+    def _go_to(self, attempt: int) -> None:
+        """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""
+        if attempt > self.attempt:
+            self.attempt, self.ended_ranks = attempt, 0
+            self.ranks.clear()
+            for node in self.nodes.values():
+                node.ranks.clear()
+
+    def _rank(self, event: Event) -> None:
+        assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
+        if event.attempt < self.attempt:
+            return
+        self._go_to(event.attempt)
+        rank = self.ranks.get(event.rank)
+        if rank is None:
+            rank = self.ranks[event.rank] = self.node(event.node).ranks[event.rank] = RankView(event.rank, event.node)
+        if isinstance(event, kinds.RankExited) and rank.ended is None:
+            rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
+            self.ended_ranks += 1
+
+    def _mark(self, t: float, kind: str, text: str) -> None:
+        self.marks.append(Mark(t, kind, text[:300]))
+
+    def _saw(self, t: float) -> None:
+        self.now = max(self.now, t)
+
+    def _impossible(self, t: float) -> bool:
+        return t > self.clock + _WRONG_CLOCK or (self.started is not None and t < self.started - _WRONG_CLOCK)

@@ -1,0 +1,53 @@
+// The figures above the curves. `data-value` holds the number itself, unrounded.
+import { duration, element, number, scaled, stepTime } from "./words.js";
+
+const STEADY = 0.02; // a change of speed below this is none
+
+function trend(head) {
+  if (!head.rate || head.recent_rate === null) return ["since the first step", ""];
+  const change = head.recent_rate / head.rate - 1;
+  const now = `last minute ${scaled(head.recent_rate, "")[0]}${scaled(head.recent_rate, "")[1]}`;
+  if (Math.abs(change) < STEADY) return [`${now}, steady`, ""];
+  return [`${now}, ${change > 0 ? "up" : "down"} ${Math.round(Math.abs(change) * 100)} %`, change > 0 ? "up" : "down"];
+}
+
+// Name, label, raw value, [shown, unit], note, class of the note; null leaves it out.
+function figuresOf(head) {
+  const slow = head.slowest, gpus = head.gpus;
+  const done = head.steps && head.step !== null ? `${Math.floor((100 * head.step) / head.steps)} % of ${number(head.steps)}` : "";
+  const ended = head.ranks_ended ? `${number(head.ranks_ended)} ended` : "";
+  const away = head.nodes - head.nodes_here;
+  return [
+    ["step", "step", head.step, [number(head.step), ""], done],
+    ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
+    ["rate", "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
+    ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
+    head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
+      : ["elapsed", head.state === "queued" ? "waiting" : "took", head.elapsed, [duration(head.elapsed), ""], head.attempt ? `attempt ${head.attempt + 1}` : ""],
+    slow ? ["slowest", "slowest rank", slow.rank, [`rank ${slow.rank}`, ""], `node ${slow.node}, +${Math.round(slow.spread * 100)} %` + (slow.behind > 1 ? `, ${slow.behind} steps behind` : ""), slow.spread > 0.1 || slow.behind > 1 ? "warn" : ""] : null,
+    ["nodes", "nodes", head.nodes_here, [`${number(head.nodes_here)}`, head.nodes ? ` of ${number(head.nodes)}` : ""], [head.world ? `${number(head.world)} ranks` : "", ended].filter(Boolean).join(", "), head.state === "running" && away > 0 ? "warn" : ""],
+    gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,
+    gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
+    head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} so far` : ""] : null,
+    head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`] : null,
+  ].filter(Boolean);
+}
+
+export function showFigures(place, head) {
+  const kept = new Map([...place.children].map((box) => [box.dataset.name, box]));
+  place.replaceChildren(...figuresOf(head).map(([name, label, value, [shown, unit], note, noteClass]) => {
+    let box = kept.get(name);
+    if (!box) {
+      box = element("div", "figure");
+      box.dataset.name = name;
+      box.append(element("div", "label"), element("div", "value"), element("div", "note"));
+    }
+    box.dataset.value = value === null ? "" : value;
+    const [labelBox, valueBox, noteBox] = box.children;
+    labelBox.textContent = label;
+    valueBox.replaceChildren(shown, element("small", "", unit.startsWith(" ") || !unit ? unit : ` ${unit}`));
+    noteBox.textContent = note || "";
+    noteBox.className = `note ${noteClass || ""}`;
+    return box;
+  }));
+}

@@ -1,0 +1,201 @@
+// The page: reads the stream of messages and shows it. The token stands behind the # of the address and goes into a header.
+import { Chart, Painter } from "./charts.js";
+import { Drawer } from "./drawer.js";
+import { showFigures } from "./figures.js";
+import { Heat } from "./heat.js";
+import { clock, duration, element, fillTable, scaled } from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+const token = decodeURIComponent(location.hash.slice(1));
+const SLOW = 5000; // milliseconds between two looks at nodes: they are sampled every 5 s
+const CHECKS = { affinity: "placement", transport: "network", traffic: "traffic" };
+const SHOWS = [["use", "GPU use"], ["memory", "memory"], ["power", "power"], ["temperature", "temperature"], ["clock", "clock"], ["step", "step time"]];
+const MARK_DOTS = { failed: "bad", lost: "bad", restart: "warn", stop: "warn", attempt: "warn", finding: "warn", "first step": "good", checkpoint: "plain" };
+
+let latest = null, received = 0, show = null, shownMarks = "";
+const charts = {};
+
+async function get(path) {
+  const answer = await fetch(path, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store" });
+  return answer.ok ? answer.json() : null;
+}
+
+function notice(text) {
+  $("notice").hidden = !text;
+  $("notice").textContent = text;
+}
+
+function makeCharts() {
+  const place = $("charts");
+  const plain = (name, title, more) => { charts[name] = new Chart(place, { title, names: [[name, title, "--accent"]], ...more }); };
+  charts.loss = new Chart(place, { title: "Loss", names: [["loss", "training", "--accent"], ["validation", "validation", "--warn"]] });
+  charts.loss.box.classList.add("wide");
+  plain("rate", "Throughput", { format: ".4~s" });
+  plain("step_seconds", "Time per step", { unit: "s" });
+  plain("gpu_use", "GPU use", { unit: "%", band: true, range: [0, 104] });
+  plain("power", "GPU power per node", { unit: "W", band: true, format: ".3~s" });
+  plain("memory", "GPU memory", { unit: "%", band: true, range: [0, 104] });
+  plain("network", "Network per node, in and out", { unit: "B/s", band: true, format: ".3~s" });
+}
+
+// Few nodes have a line each; of many, the mean with its range is shown.
+function nameNodes(curves) {
+  for (const name of ["gpu_use", "power", "memory", "network"]) {
+    const own = Object.keys(curves).filter((key) => key.startsWith(`${name}:`)).sort((a, b) => a.split(":")[1] - b.split(":")[1]);
+    if (own.length > 1) charts[name].names = own.map((key) => [key, `node ${key.split(":")[1]}`, ""]);
+    else if (charts[name].names.length > 1) charts[name].names = [[name, name, "--accent"]];
+  }
+}
+
+function take(message) {
+  latest = message.head;
+  received = performance.now();
+  nameNodes(message.curves);
+  for (const chart of Object.values(charts)) {
+    for (const [name] of chart.names) if (message.curves[name]) chart.take(name, message.curves[name]);
+    chart.setMarks(message.marks);
+  }
+  const head = latest;
+  charts.loss.now.textContent = head.loss === null ? "" : Number(head.loss.toPrecision(4));
+  charts.rate.now.textContent = head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join("");
+  showHead(head);
+  showFigures($("figures"), head);
+  showChecks(head);
+  showEvents(message.marks);
+  if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
+}
+
+function showHead(head) {
+  $("run").textContent = head.run_id;
+  document.title = head.step === null ? `${head.run_id} · ${head.state}` : `${head.step}${head.steps ? "/" + head.steps : ""} · ${head.run_id}`;
+  $("state").textContent = head.state === "running" && head.phase ? head.phase : head.state;
+  $("state").className = `chip ${head.state}`;
+  $("detail").textContent = head.detail === head.state ? "" : head.detail;
+  document.body.classList.toggle("live", head.state === "running");
+  const share = head.steps && head.step !== null ? Math.min(100, (100 * head.step) / head.steps) : 0;
+  $("bar").firstElementChild.style.width = `${share}%`;
+  $("bar").setAttribute("aria-valuenow", Math.round(share));
+  const failure = head.failure;
+  $("failure").hidden = !failure;
+  if (failure) {
+    const where = failure.rank !== null ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
+    $("failure").querySelector("h2").textContent = where + failure.title;
+    $("failure").querySelector(".cause").textContent = failure.cause;
+    $("failure").querySelector(".fix").textContent = failure.fix;
+    $("failure").querySelector(".fix").hidden = !failure.fix;
+  }
+}
+
+function item(dot, text, when) {
+  const line = element("li");
+  line.append(element("span", `dot ${dot}`), element("span", "what", text));
+  if (when) line.append(element("span", "grow"), element("span", "when", when));
+  return line;
+}
+
+function showChecks(head) {
+  const dots = { mismatch: "bad", unknown: "", "as planned": "good" };
+  const lines = head.checks.map((check) => {
+    const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
+    const dot = check.answer in dots ? dots[check.answer] : "plain";
+    return item(dot, `${CHECKS[check.check] || check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
+  });
+  for (const finding of head.findings.slice(-8).reverse()) {
+    lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));
+  }
+  if (!lines.length) lines.push(item("", "nothing was judged yet", ""));
+  $("checks").replaceChildren(...lines);
+}
+
+function showEvents(marks) {
+  const key = JSON.stringify(marks);
+  if (key === shownMarks) return;
+  shownMarks = key;
+  const lines = marks.slice(-40).reverse().map(([t, kind, text]) => item(MARK_DOTS[kind] || "", text, clock(t)));
+  $("events").replaceChildren(...(lines.length ? lines : [item("", "nothing yet", "")]));
+}
+
+const drawer = new Drawer($("drawer"), get);
+const heat = new Heat($("heat"), $("scale"), (node) => drawer.open(node));
+
+async function choose(name) {
+  show = name;
+  for (const button of $("shows").children) button.setAttribute("aria-selected", button.dataset.show === name);
+  await refreshHeat();
+}
+
+async function refreshHeat() {
+  const data = show === null ? null : await get(`/api/heat?show=${show}`);
+  $("heatcard").hidden = !data || !data.columns;
+  if (data && data.show === show) heat.show(data);
+}
+
+async function refreshNodes() {
+  const data = await get(`/api/nodes?filter=${encodeURIComponent($("filter").value)}`);
+  if (!data) return;
+  fillTable($("nodes"), data.columns, data.rows, (row) => drawer.open(Number(row[0])));
+  const more = data.matching > data.rows.length ? `, the first ${data.rows.length} shown` : "";
+  $("count").textContent = data.matching === data.nodes ? `${data.nodes}${more}` : `${data.matching} of ${data.nodes}${more}`;
+}
+
+async function listen() {
+  const answer = await fetch("/api/stream", { headers: { Authorization: `Bearer ${token}` }, cache: "no-store" });
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  notice("");
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("");
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) take(JSON.parse(part.slice(6)));
+  }
+}
+
+async function stayConnected() {
+  for (;;) {
+    try {
+      await listen();
+    } catch (error) {
+      const refused = error.message.includes("token") || error.message.includes("refused");
+      notice(refused ? error.message : "The connection to drumbeat watch is gone; trying again. Is it still running, and the tunnel open?");
+      document.body.classList.remove("live");
+      if (refused) return;
+    }
+    await new Promise((done) => setTimeout(done, 2000));
+  }
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  painter.restyle();
+  heat.draw();
+}
+
+for (const [name, label] of SHOWS) {
+  const button = element("button", "", label);
+  button.dataset.show = name;
+  button.setAttribute("role", "tab");
+  button.addEventListener("click", () => choose(name));
+  $("shows").append(button);
+}
+makeCharts();
+const painter = new Painter(Object.values(charts));
+const dark = matchMedia("(prefers-color-scheme: dark)");
+setTheme(localStorage.getItem("theme") || (dark.matches ? "dark" : "light"));
+dark.addEventListener("change", () => { if (!localStorage.getItem("theme")) setTheme(dark.matches ? "dark" : "light"); });
+$("theme").addEventListener("click", () => {
+  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", next);
+  setTheme(next);
+});
+$("filter").addEventListener("input", refreshNodes);
+setInterval(() => { if (latest && document.visibilityState === "visible") { refreshHeat(); refreshNodes(); drawer.refresh(); } }, SLOW);
+setInterval(() => {
+  if (!latest || latest.updated === null || latest.state !== "running") { $("age").textContent = ""; return; }
+  $("age").textContent = `data ${duration(Math.max(0, Date.now() / 1000 - latest.updated))} old`;
+}, 1000);
+window.drumbeat = { painter, charts, get latest() { return latest; }, get received() { return received; } }; // for tests
+stayConnected();
+setTimeout(refreshNodes, 700);

@@ -1,0 +1,58 @@
+// Numbers in words. Text of the run is only ever set as text.
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e4) return Math.round(value).toLocaleString("en-US");
+  if (size >= 1000 && Number.isInteger(value)) return value.toLocaleString("en-US");
+  return String(Number(value.toPrecision(digits)));
+}
+
+export function scaled(value, unit) {
+  if (value === null || value === undefined) return ["–", ""];
+  for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= size) return [(value / size).toFixed(value / size >= 100 ? 0 : value / size >= 10 ? 1 : 2), letter + unit];
+  }
+  return [value >= 100 ? value.toFixed(0) : Number(value.toPrecision(3)).toString(), unit];
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 100) return `${seconds.toFixed(0)} s`;
+  const minutes = Math.floor(Math.round(seconds) / 60), rest = Math.round(seconds) % 60;
+  if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${String(minutes % 60).padStart(2, "0")} m` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export function stepTime(seconds) {
+  if (seconds === null || seconds === undefined) return ["–", ""];
+  return seconds >= 1 ? [seconds.toFixed(2), "s"] : [(seconds * 1000).toFixed(1), "ms"];
+}
+
+export function clock(t) {
+  return new Date(t * 1000).toLocaleTimeString("en-GB");
+}
+
+export function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export function fillTable(table, columns, rows, onRow) {
+  // Columns of which nothing is known are left out.
+  const used = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== "-" && row[index] !== ""));
+  const head = element("tr");
+  for (const index of used) head.append(element("th", "", columns[index]));
+  const body = rows.map((row) => {
+    const line = element("tr");
+    for (const index of used) line.append(element("td", "", row[index]));
+    if (onRow) line.addEventListener("click", () => onRow(row));
+    return line;
+  });
+  table.tHead.replaceChildren(head);
+  table.tBodies[0].replaceChildren(...body);
+}

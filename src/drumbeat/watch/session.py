@@ -1,0 +1,104 @@
+"""One run being watched: its folder is followed, its scheduler asked now and then, and the model kept up to date."""
+
+from __future__ import annotations
+
+import time
+from typing import Iterable, List, Optional, Tuple
+
+from drumbeat.desk.state import GOING_ON, cause_in_output, read_summary, status
+from drumbeat.problem import Problem
+from drumbeat.record import RecordError
+from drumbeat.runfolder.events import AttemptStarted
+from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.logs import list_logs
+from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.run import Run
+from drumbeat.watch.head import Head, Standing, head_of
+from drumbeat.watch.model import RunView
+
+_STATUS_EVERY = 3.0  # seconds between two looks at how the run stands
+_FIRST_READ = 24 << 20  # bytes of earlier metrics and telemetry that are read at the start, over all nodes
+_LEAST_READ = 12 << 10  # bytes of each file
+_LAST_BYTES = 32 << 10  # of a rank's log
+_AT = RunFolder("")
+
+
+class Session:
+    """`tick` every second; everything else only answers."""
+
+    def __init__(self, run: Run) -> None:
+        try:
+            order = run.order()
+        except RecordError as error:
+            raise Problem(str(error)) from None
+        self.run, self.view = run, RunView(order)
+        nodes = order.nodes if order else max(1, len(run.nodes()))
+        share = max(_LEAST_READ, _FIRST_READ // (2 * nodes))
+        self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share)
+        self.standing = Standing(run.run_id, run.record.name, created=run.record.created, folder=run.path)
+        self._next_status = 0.0
+        self._over = False  # it has ended, and everything was read
+        self._head: Optional[Tuple[Tuple[int, float], Head]] = None
+
+    def tick(self, now: Optional[float] = None) -> bool:
+        """Read what is new; whether there is more to read at once."""
+        now = time.time() if now is None else now
+        self.view.clock = now
+        self._add(self.follower.poll())
+        if time.monotonic() >= self._next_status:
+            self._look()
+            self._next_status = time.monotonic() + _STATUS_EVERY
+        return self.follower.behind
+
+    def load(self) -> None:
+        """Read all that is there; nodes of a large run take turns, so that an empty poll is not yet the end."""
+        self.view.clock = time.time()
+        quiet = 0
+        while quiet < 2 + len(self.run.nodes()) // 100:
+            records = self.follower.poll()
+            self._add(records)
+            quiet = 0 if records or self.follower.behind else quiet + 1
+        self._look()
+
+    def head(self, now: Optional[float] = None) -> Head:
+        now = time.time() if now is None else now
+        key = (self.view.changes, now)
+        if self._head is None or self._head[0] != key:
+            self._head = (key, head_of(self.view, self.standing, now))
+        return self._head[1]
+
+    def last_lines(self, node: int, rank: Optional[int], most: int = 40) -> List[Line]:
+        """The end of what a rank printed in the node's last attempt; of all its ranks if none is named."""
+        attempts = self.run.attempts(node)
+        lines: List[Line] = []
+        for log in list_logs(self.run.files, _AT.node(node), attempts[-1]) if attempts else ():
+            if rank is None or log.merged or log.rank == rank:
+                found = self.run.last_lines(log, _LAST_BYTES)
+                lines += [line for line in found if rank is None or line.rank == rank][-most:]
+        return lines[-most:] if rank is not None else lines
+
+    def _add(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if isinstance(record, AttemptStarted):
+                self.view.members(self.run.members())
+            self.view.add(record)
+
+    def _look(self) -> None:
+        told = status(self.run)
+        alive = told.state in GOING_ON
+        summary = None if alive else read_summary(self.run)
+        if not alive and not self._over:
+            for records in self.follower.drain():
+                self._add(records)
+        failure = None
+        if not alive and summary is None and told.state in ("failed", "unknown"):
+            failure = self.standing.failure or cause_in_output(self.run)
+        if (told.state, told.detail) != (self.standing.state, self.standing.detail) or alive == self._over:
+            self.view.changes += 1
+        self._over = not alive
+        self.view.end(summary)
+        record = self.run.record
+        self.standing = Standing(
+            self.run.run_id, record.name, told.state, told.detail, record.created, failure, self.run.path
+        )

@@ -1,0 +1,277 @@
+"""The terminal view: Textual draws it, over ssh as well, from 80 x 24 up. Needs the extra `watch`."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from drumbeat.watch.node_view import NodeView
+from drumbeat.watch.session import Session
+from drumbeat.watch.text import (
+    COLUMNS,
+    GPU_COLUMNS,
+    RANK_COLUMNS,
+    clock,
+    glance,
+    gpu_rows,
+    matching,
+    node_cells,
+    rank_rows,
+    spark,
+)
+
+_EVERY = 1.0
+_ROOMY = 36  # lines: from here on events and small curves are shown too
+_LABELS = {"failed": "bold red", "error": "bold red", "warning": "yellow", "fix": "green", "unknown": "dim"}
+_HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
+
+
+class Lines(Static):
+    """Label and text per line; text of the run is never read as markup."""
+
+    def show(self, lines: Sequence[Tuple[str, str]]) -> None:
+        shown = Text(no_wrap=True, overflow="ellipsis")
+        for number, (label, text) in enumerate(lines):
+            shown.append("\n" if number else "")
+            shown.append(f"{label:<10} ", _LABELS.get(label, "cyan"))
+            shown.append(_printable(text), _LABELS.get(label, ""))
+        self.update(shown)
+
+
+class Rows(DataTable[Any]):
+    """Rows that are known by their first cell; only those on the screen are kept up to date."""
+
+    BINDINGS = [
+        Binding("home,g", "scroll_top", "first", show=False),
+        Binding("end,G", "scroll_bottom", "last", show=False),
+        Binding("j", "cursor_down", "down", show=False),
+        Binding("k", "cursor_up", "up", show=False),
+    ]
+
+    def __init__(self, columns: Sequence[str], name: str) -> None:
+        super().__init__(id=name, cursor_type="row", zebra_stripes=False)
+        self.titles = columns
+        self._names: List[str] = []
+        self._shown: dict[str, Tuple[str, ...]] = {}
+
+    def on_mount(self) -> None:
+        for title in self.titles:
+            self.add_column(title, key=title)
+
+    def show(self, rows: Sequence[Tuple[str, ...]]) -> None:
+        names = [row[0] for row in rows]
+        if names != self._names:
+            at = self.cursor_row
+            self.clear()
+            for row in rows:
+                self.add_row(*self._cells(row), key=row[0])
+            self._names, self._shown = names, {row[0]: row for row in rows}
+            self.move_cursor(row=min(at, len(rows) - 1) if rows else 0)
+            return
+        first = max(0, int(self.scroll_offset.y) - 2)
+        for row in rows[first : first + self.size.height + 4]:
+            before = self._shown[row[0]]
+            if row != before:
+                for title, old, new, cell in zip(self.titles, before, row, self._cells(row)):
+                    if old != new:
+                        self.update_cell(row[0], title, cell, update_width=True)
+                self._shown[row[0]] = row
+
+    def _cells(self, row: Tuple[str, ...]) -> List[Text]:
+        cells = [Text(_printable(cell), no_wrap=True) for cell in row]
+        if "use" in self.titles:
+            place = self.titles.index("use")
+            cells[place].stylize(_heat(row[place]))
+        for title in ("slowed by", "end"):
+            if title in self.titles and row[self.titles.index(title)] not in ("", "-", "nothing", "exit code 0"):
+                cells[self.titles.index(title)].stylize("yellow")
+        return cells
+
+
+class RankScreen(Screen[None]):
+    """The last lines of one rank."""
+
+    BINDINGS = [Binding("escape,q", "app.pop_screen", "back")]
+
+    def __init__(self, session: Session, node: int, rank: int) -> None:
+        super().__init__()
+        self.session, self.node, self.rank = session, node, rank
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"rank {self.rank} on node {self.node}: last lines", classes="title", markup=False)
+        yield VerticalScroll(Static(id="lines", markup=False), id="scroll")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.refresh_lines()
+        self.set_interval(2.0, self.refresh_lines)
+
+    def refresh_lines(self) -> None:
+        scroll = self.query_one("#scroll", VerticalScroll)
+        at_end = scroll.max_scroll_y - scroll.scroll_y < 2
+        shown = Text()
+        for line in self.session.last_lines(self.node, self.rank, 200):
+            shown.append(_printable(line.text) + "\n", "yellow" if line.stream == "err" else "")
+        self.query_one("#lines", Static).update(shown if len(shown) else Text("it has printed nothing", "dim"))
+        if at_end:
+            self.call_after_refresh(scroll.scroll_end, animate=False)
+
+
+class NodeScreen(Screen[None]):
+    """One node: its GPUs and its ranks."""
+
+    BINDINGS = [Binding("escape,q", "app.pop_screen", "back")]
+
+    def __init__(self, session: Session, node: int) -> None:
+        super().__init__()
+        self.session, self.node = session, node
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", classes="title", markup=False)
+        if self._node().gpus:
+            yield Rows(GPU_COLUMNS, "gpus")
+        yield Rows(RANK_COLUMNS, "ranks")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self.refresh_node)
+        self.set_interval(_EVERY, self.refresh_node)
+        self.query_one("#ranks", Rows).focus()
+
+    def refresh_node(self) -> None:
+        node = self._node()
+        lost = f", lost: {node.lost}" if node.lost else ""
+        self.query_one("#title", Static).update(Text(_printable(f"node {node.node}  {node.host}{lost}")))
+        for rows in self.query("#gpus").results(Rows):
+            rows.show(gpu_rows(node))
+        self.query_one("#ranks", Rows).show(rank_rows(node, self.session.view.now))
+
+    @on(DataTable.RowSelected, "#ranks")
+    def open_rank(self, event: DataTable.RowSelected) -> None:
+        if event.row_key.value is not None:
+            self.app.push_screen(RankScreen(self.session, self.node, int(event.row_key.value)))
+
+    def _node(self) -> NodeView:
+        return self.session.view.node(self.node)
+
+
+class WatchApp(App[None]):
+    TITLE = "drumbeat"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS = [
+        Binding("q", "quit", "quit"),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "no_filter", "all", show=False),
+        Binding("e", "events", "events"),
+    ]
+    CSS = """
+    Screen { background: $background; }
+    #glance { height: auto; max-height: 60%; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    #events { height: auto; max-height: 12; padding: 0 1; border-top: solid $panel; display: none; }
+    #events { text-wrap: nowrap; text-overflow: ellipsis; }
+    #filter { height: 1; border: none; padding: 0 1; display: none; }
+    DataTable { height: 1fr; background: $background; }
+    #gpus { height: auto; max-height: 50%; margin-bottom: 1; }
+    .title { padding: 0 1; text-style: bold; background: $panel; }
+    #scroll { padding: 0 1; }
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session, self.wanted = session, ""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="glance", markup=False)
+        yield Input(placeholder="node, host or trouble; Escape shows all", id="filter", compact=True)
+        yield Rows(COLUMNS, "nodes")
+        yield Static(id="events", markup=False)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#nodes", Rows).focus()
+        self.query_one("#events").display = self.size.height >= _ROOMY
+        self.call_after_refresh(self.refresh_run)
+        self.set_interval(_EVERY, self.refresh_run)
+
+    def refresh_run(self) -> None:
+        for _ in range(5):
+            if not self.session.tick():
+                break
+        view = self.session.view
+        self.query_one("#glance", Lines).show(glance(self.session.head(), view) + self._sparks())
+        nodes = [view.nodes[number] for number in sorted(view.nodes)]
+        shown = matching(nodes, self.wanted) if self.wanted else nodes
+        self.query_one("#nodes", Rows).show([node_cells(node) for node in shown])
+        marks = sorted(view.marks, key=lambda mark: mark.t)[-11:]
+        text = Text("\n", no_wrap=True).join(Text(_printable(f"{clock(mark.t)}  {mark.text}")) for mark in marks)
+        self.query_one("#events", Static).update(text)
+
+    def _sparks(self) -> List[Tuple[str, str]]:
+        """Loss and throughput since the start, where there is room."""
+        if self.size.height < _ROOMY:
+            return []
+        width = min(120, self.size.width - 30)
+        loss = [point.mean for point in self.session.view.loss.points()]
+        rate = [point.mean for point in self.session.view.throughput()]
+        lines = [("", "")]
+        for label, values in (("loss", loss), ("speed", rate)):
+            if len(values) > 1:
+                lines.append((label, f"{spark(values, width)}  {min(values):,.4g} to {max(values):,.4g}"))
+        return lines if len(lines) > 1 else []
+
+    def check_action(self, action: str, parameters: Tuple[object, ...]) -> Optional[bool]:
+        """The keys of this screen; a node or a rank on top of it has its own."""
+        return len(self.screen_stack) == 1 or action not in ("quit", "filter", "no_filter", "events")
+
+    def action_events(self) -> None:
+        events = self.query_one("#events")
+        events.display = not events.display
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        box.focus()
+
+    def action_no_filter(self) -> None:
+        self.query_one("#filter", Input).value = ""
+        self._close_filter()
+
+    @on(Input.Changed, "#filter")
+    def filter_changed(self, event: Input.Changed) -> None:
+        self.wanted = event.value
+        self.refresh_run()
+
+    @on(Input.Submitted, "#filter")
+    def _close_filter(self, event: Optional[Input.Submitted] = None) -> None:
+        self.query_one("#filter", Input).display = bool(self.wanted)
+        self.query_one("#nodes", Rows).focus()
+
+    @on(DataTable.RowSelected, "#nodes")
+    def open_node(self, event: DataTable.RowSelected) -> None:
+        if event.row_key.value is not None:
+            self.push_screen(NodeScreen(self.session, int(event.row_key.value)))
+
+
+def watch_terminal(session: Session) -> int:
+    WatchApp(session).run()
+    return 0
+
+
+def _printable(text: str) -> str:
+    """A host name or a line of a rank is no place for escape sequences."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text.expandtabs())
+
+
+def _heat(cell: str) -> str:
+    try:
+        share = float(cell.split()[0])
+    except (ValueError, IndexError):
+        return ""
+    return next((colour for limit, colour in _HEAT if share >= limit), "")

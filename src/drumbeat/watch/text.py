@@ -1,0 +1,228 @@
+"""The run at a glance in words, and its nodes as rows: what the terminal shows, with or without Textual."""
+
+from __future__ import annotations
+
+import time
+from typing import List, Optional, Sequence, Tuple
+
+from drumbeat.desk.closing import count, duration, end_words, speed
+from drumbeat.finding import Finding
+from drumbeat.watch.head import Head
+from drumbeat.watch.model import RunView
+from drumbeat.watch.node_view import NodeView, memory_percent
+
+COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowed by", "in", "out", "cpu")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_STEADY = 0.02  # a change of speed below this is none
+
+
+def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
+    """Label and text; unknown is left out, or says so."""
+    lines = [("run", _title(head)), ("progress", _progress(head))]
+    if head.rate is not None or head.step_seconds is not None:
+        lines.append(("speed", _speed(head)))
+    lines.append(("nodes", _nodes(head)))
+    if head.gpus:
+        lines.append(("GPUs", _gpus(head)))
+    if head.slowest:
+        lines.append(("slowest", slowest_words(head)))
+    shown = [check for check in head.checks if check.answer != "unknown"]
+    unknown = [check.check for check in head.checks if check.answer == "unknown"]
+    for check in shown:
+        where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
+        lines.append((LABELS.get(check.check, check.check), f"{check.answer}: {check.summary}{where}"))
+    if unknown:
+        lines.append(("unknown", f"{', '.join(LABELS.get(name, name) for name in unknown)}: could not be judged"))
+    if head.failure:
+        lines.append(("failed", finding_words(head.failure)))
+        lines += [("fix", head.failure.fix)] if head.failure.fix else []
+    for finding in list(head.findings)[-3:]:
+        if finding != head.failure:
+            lines.append((finding.severity, finding_words(finding)))
+    if view.summary:
+        lines.append(("end", end_words(view.summary)))
+    return lines
+
+
+LABELS = {"affinity": "placement", "transport": "network", "traffic": "traffic"}
+
+
+def _title(head: Head) -> str:
+    words = head.phase if head.phase == head.state else f"{head.state}, {head.phase}"
+    if head.detail and head.detail not in (head.state, head.phase, "stopped"):
+        words += f": {head.detail}"
+    again = f", attempt {head.attempt + 1}" if head.attempt else ""
+    took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
+    return f"{head.run_id}  {words}{again}{took}"
+
+
+def _progress(head: Head) -> str:
+    if head.step is None:
+        return "no step yet"
+    parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
+    if head.steps:
+        parts[0] += f" ({100 * head.step / head.steps:.0f} %)"
+    if head.loss is not None:
+        parts.append(f"loss {head.loss:.4g}")
+    if head.validation_loss is not None:
+        parts.append(f"validation {head.validation_loss:.4g}")
+    if head.seconds_left is not None:
+        parts.append(f"{duration(head.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def _speed(head: Head) -> str:
+    parts = []
+    if head.rate is not None:
+        parts.append(speed(head.rate, head.rate_unit))
+        if head.recent_rate is not None:
+            parts.append(f"last minute {speed(head.recent_rate, head.rate_unit)} {trend(head)}")
+    if head.step_seconds is not None:
+        parts.append(f"{step_time(head.step_seconds)} per step")
+    return "  ".join(parts)
+
+
+def trend(head: Head) -> str:
+    """How the last minute compares with the whole run."""
+    if not head.rate or head.recent_rate is None:
+        return ""
+    change = head.recent_rate / head.rate - 1
+    return "steady" if abs(change) < _STEADY else f"{'up' if change > 0 else 'down'} {abs(change):.0%}"
+
+
+def _nodes(head: Head) -> str:
+    here = f"{head.nodes_here} of {count(head.nodes, 'node')}" if head.nodes else "unknown"
+    parts = [here]
+    if head.world:
+        parts.append(count(head.world, "rank") + (f", {head.ranks_ended} ended" if head.ranks_ended else ""))
+    if head.received is not None or head.sent is not None:
+        parts.append(f"network in {volume(head.received)}/s out {volume(head.sent)}/s")
+    return "  ".join(parts)
+
+
+def _gpus(head: Head) -> str:
+    parts = [f"{head.gpus:,}"]
+    if head.gpu_use is not None:
+        parts.append(f"use {head.gpu_use:.0f} %")
+    if head.gpu_memory is not None:
+        parts.append(f"memory {head.gpu_memory:.0f} %")
+    if head.power is not None:
+        parts.append(power(head.power))
+    if head.energy:
+        parts.append(f"{head.energy / 3.6e6:.3g} kWh")
+    if head.throttled:
+        parts.append(f"{head.throttled} slowed down")
+    return "  ".join(parts)
+
+
+def slowest_words(head: Head) -> str:
+    slow = head.slowest
+    assert slow is not None
+    behind = f", {count(slow.behind, 'step')} behind" if slow.behind > 1 else ""
+    times = f"{step_time(slow.step_seconds)} per step, median {step_time(slow.median_seconds)}"
+    return f"rank {slow.rank} (node {slow.node}): {times} (+{slow.spread:.0%}){behind}"
+
+
+def finding_words(finding: Finding) -> str:
+    who = f"rank {finding.rank}: " if finding.rank is not None else ""
+    if not who and finding.node is not None:
+        who = f"node {finding.node}: "
+    return who + finding.title
+
+
+def node_cells(node: NodeView) -> Tuple[str, ...]:
+    """In the order of COLUMNS."""
+    means, gpus = node.means(), node.gpus
+    clocks = [gpu.clock for gpu in gpus if gpu.clock is not None]
+    heat = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
+    remark = f"lost: {node.lost}" if node.lost else ", ".join(node.throttle)
+    return (
+        str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
+        percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
+        f"{min(clocks):.0f}" if clocks else "-", f"{max(heat):.0f}" if heat else "-",
+        remark, volume(node.received), volume(node.sent), percent(node.cpu_busy),
+    )  # fmt: skip
+
+
+GPU_COLUMNS = ("GPU", "use", "memory", "power", "cap", "clock", "temp", "energy", "ECC", "slowed by")
+RANK_COLUMNS = ("rank", "step", "step time", "memory", "last report", "end")
+
+
+def gpu_rows(node: NodeView) -> List[Tuple[str, ...]]:
+    """In the order of GPU_COLUMNS."""
+    return [
+        (
+            str(gpu.index), percent(gpu.busy), percent(memory_percent(gpu)), "-" if gpu.power is None else power(gpu.power),
+            "-" if gpu.power_cap is None else power(gpu.power_cap), "-" if gpu.clock is None else f"{gpu.clock:.0f} MHz",
+            "-" if gpu.temperature is None else f"{gpu.temperature:.0f} °C",
+            "-" if gpu.energy is None else f"{gpu.energy / 3.6e6:.3g} kWh",
+            "-" if gpu.ecc_uncorrected is None else str(gpu.ecc_uncorrected),
+            "-" if gpu.throttle is None else ", ".join(gpu.throttle) or "nothing",
+        )
+        for gpu in node.gpus
+    ]  # fmt: skip
+
+
+def rank_rows(node: NodeView, now: float) -> List[Tuple[str, ...]]:
+    """In the order of RANK_COLUMNS."""
+    rows: List[Tuple[str, ...]] = []
+    for rank in sorted(node.ranks.values(), key=lambda rank: rank.rank):
+        ended = "" if rank.ended is None else f"signal {-rank.ended}" if rank.ended < 0 else f"exit code {rank.ended}"
+        rows.append(
+            (
+                str(rank.rank),
+                "-" if rank.step is None else str(rank.step),
+                "-" if rank.step_seconds is None else step_time(rank.step_seconds),
+                "-" if rank.memory_gib is None else f"{rank.memory_gib:.1f} GiB",
+                "-" if rank.reported is None else f"{duration(max(0.0, now - rank.reported))} ago",
+                ended,
+            )
+        )
+    return rows
+
+
+def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
+    """Nodes whose number, host or trouble (`lost`, `temperature`) contains the text."""
+    wanted = wanted.strip().lower()
+    return [node for node in nodes if wanted in _searched(node)]
+
+
+def _searched(node: NodeView) -> str:
+    return " ".join((str(node.node), node.host, f"lost: {node.lost}" if node.lost else "", *node.throttle)).lower()
+
+
+def percent(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def power(watts: float) -> str:
+    return f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1000:.1f} kW"
+
+
+def step_time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def volume(amount: Optional[float]) -> str:
+    if amount is None:
+        return "-"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if amount >= size:
+            return f"{amount / size:.1f} {letter}B"
+    return f"{amount:.0f} B"
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """A curve as a line of blocks."""
+    if len(values) < 2 or width < 2:
+        return ""
+    shown = [values[int(place * (len(values) - 1) / (width - 1))] for place in range(min(width, len(values)))]
+    if len(values) < width:
+        shown = list(values)
+    low, high = min(shown), max(shown)
+    span = high - low or 1.0
+    return "".join(_BLOCKS[int((value - low) / span * (len(_BLOCKS) - 1))] for value in shown)
+
+
+def clock(t: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(t))

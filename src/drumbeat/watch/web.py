@@ -1,0 +1,210 @@
+"""`drumbeat watch --web`: one page and its data, served by Starlette on uvicorn. Needs the extra `web`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import gzip
+import json
+import os
+import secrets
+import socket
+import sys
+from typing import Any, AsyncIterator, Dict, List, Optional, Set, Tuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from drumbeat.problem import Problem
+from drumbeat.watch import page_data
+from drumbeat.watch.guard import Guard, own_names
+from drumbeat.watch.openmetrics import exposition
+from drumbeat.watch.session import Session
+
+PORT = 8765
+_EVERY = 1.0  # seconds between two messages
+_WAITING = 3  # messages that a slow browser may have waiting before it is sent everything anew
+_PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+}
+
+
+class Hub:
+    """Reads the run once per second, whoever watches, and hands each browser what is new."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._queues: Set[asyncio.Queue[str]] = set()
+        self._widths: List[float] = []
+
+    async def run(self) -> None:
+        while True:
+            for _ in range(20):
+                if not self.session.tick():
+                    break
+                await asyncio.sleep(0)  # answer requests between two reads of a run that is still to be read
+            if self._queues:
+                self._send()
+            await asyncio.sleep(_EVERY)
+
+    async def messages(self) -> AsyncIterator[str]:
+        queue: asyncio.Queue[str] = asyncio.Queue(_WAITING)
+        self._queues.add(queue)
+        try:
+            yield self._message(whole=True)
+            while True:
+                yield await queue.get()
+        finally:
+            self._queues.discard(queue)
+
+    def _send(self) -> None:
+        widths = page_data.widths(self.session)
+        message = self._message(whole=widths != self._widths)
+        self._widths = widths
+        for queue in self._queues:
+            try:
+                queue.put_nowait(message)
+            except asyncio.QueueFull:
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(self._message(whole=True))
+
+    def _message(self, whole: bool) -> str:
+        since = None if whole else page_data.overlap_begin(self.session)
+        data = {**page_data.head_data(self.session), "curves": page_data.curves(self.session, since)}
+        return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def build_app(session: Session, token: str) -> Guard:
+    hub = Hub(session)
+    files = _page_files()
+
+    async def page(request: Request) -> Response:
+        found = files.get(request.path_params.get("name", "index.html"))
+        if found is None:
+            return PlainTextResponse("no such file\n", 404)
+        kind, data, packed = found
+        headers = {"cache-control": "no-cache", "vary": "accept-encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, media_type=kind, headers={**headers, "content-encoding": "gzip"})
+        return Response(data, media_type=kind, headers=headers)
+
+    async def stream(request: Request) -> Response:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(hub.messages(), media_type="text/event-stream", headers=headers)
+
+    async def heat(request: Request) -> Response:
+        show = request.query_params.get("show", "use")
+        return _json(page_data.heat(session, show) if show in page_data.HEAT else None)
+
+    async def nodes(request: Request) -> Response:
+        return _json(page_data.node_table(session, request.query_params.get("filter", "")[:100]))
+
+    async def node(request: Request) -> Response:
+        number = _number(request, "node")
+        return _json(None if number is None else page_data.node_data(session, number))
+
+    async def lines(request: Request) -> Response:
+        number = _number(request, "node")
+        return _json(None if number is None else page_data.last_lines(session, number, _number(request, "rank")))
+
+    async def metrics(request: Request) -> Response:
+        body, kind = exposition(session, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind, "cache-control": "no-store"})
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        reading = asyncio.create_task(hub.run())
+        yield
+        reading.cancel()
+
+    routes = [
+        Route("/", page), Route("/page/{name}", page), Route("/api/stream", stream), Route("/api/heat", heat),
+        Route("/api/nodes", nodes), Route("/api/node", node), Route("/api/lines", lines), Route("/metrics", metrics),
+    ]  # fmt: skip
+    return Guard(Starlette(routes=routes, lifespan=lifespan), token, own_names())
+
+
+def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = None) -> int:
+    token = secrets.token_urlsafe(24)
+    bound = _bind(listen, port)
+    address, number = bound.getsockname()[:2]
+    _announce(session, address, number, token)
+    settings = uvicorn.Config(
+        build_app(session, token), log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False
+    )
+    uvicorn.Server(settings).run(sockets=[bound])
+    return 0
+
+
+def _announce(session: Session, address: str, port: int, token: str) -> None:
+    shown = f"[{address}]" if ":" in address else address
+    host = socket.gethostname() if address in ("0.0.0.0", "::") else shown  # noqa: S104
+    print(f"watching   {session.run.run_id}")
+    print(f"page       http://{host}:{port}/#{token}")
+    if address in ("127.0.0.1", "::1"):
+        print(
+            f"elsewhere  ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}, then open that address"
+        )
+    else:
+        print("open to    everyone who can reach this machine and has this address; the connection is not encrypted")
+    print(f"metrics    http://{host}:{port}/metrics, with the header 'Authorization: Bearer {token}'")
+    print("Ctrl-C ends it; the run goes on.")
+    sys.stdout.flush()
+
+
+def _bind(listen: str, port: Optional[int]) -> socket.socket:
+    """The port that is asked for; else our usual one, or any other where that is taken."""
+    last: Optional[OSError] = None
+    for number in (PORT, 0) if port is None else (port,):
+        try:
+            family = socket.getaddrinfo(listen, number, type=socket.SOCK_STREAM)[0]
+        except (OSError, UnicodeError):
+            raise Problem(f"'{listen}' is no address of this machine", "--listen 0.0.0.0 is every address") from None
+        bound = socket.socket(family[0], socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(family[4])
+            bound.listen()  # from now on a browser waits instead of being refused
+            return bound
+        except OSError as error:
+            bound.close()
+            last = error
+    fix = "--port 0 takes any free one" if port is not None else "--listen names the address to listen on"
+    raise Problem(
+        f"cannot listen on {listen}:{port if port is not None else PORT}: {last.strerror if last else ''}", fix
+    )
+
+
+def _page_files() -> Dict[str, Tuple[str, bytes, bytes]]:
+    """Name -> type, content, and content as gzip. The charts are drawn by the JavaScript that comes with Plotly's package."""
+    import plotly
+
+    paths = {name: os.path.join(_PAGE, name) for name in os.listdir(_PAGE)}
+    paths["plotly.js"] = os.path.join(os.path.dirname(plotly.__file__), "package_data", "plotly.min.js")
+    found = {}
+    for name, path in paths.items():
+        kind = _TYPES.get(os.path.splitext(name)[1])
+        if kind:
+            with open(path, "rb") as file:
+                data = file.read()
+            found[name] = (kind, data, gzip.compress(data, 6))
+    return found
+
+
+def _json(data: Any) -> Response:
+    if data is None:
+        return PlainTextResponse("no such thing in this run\n", 404)
+    return JSONResponse(data, headers={"cache-control": "no-store"})
+
+
+def _number(request: Request, name: str) -> Optional[int]:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None

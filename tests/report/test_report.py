@@ -1,0 +1,138 @@
+"""One run: what its folder holds, and nothing more."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from drumbeat.cli import main
+from drumbeat.facts.model import Facts, Gpu
+from drumbeat.report.gather import figures_of
+from drumbeat.report.text import lines_of
+from drumbeat.runfolder.ledger import ledger
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
+from drumbeat.runfolder.write import replace_json
+from tests.runfolder.folders import make_run, metrics, order
+
+TOKENS, STEP = 512, 0.5
+
+
+def finished(path, **changes):
+    """Two ranks, 100 steps of half a second with 512 tokens per rank, on two H100 of 300 W each."""
+    run = make_run(path)
+    setup = {"flops_per_token": 6e11, "flops_formula": "6 N", "flops_dtype": "bf16", "precision": "bf16"}
+    metrics(run, {"t": 1010.0, "rank": 0, "kind": "setup", **setup})
+    for step in range(1, 101):
+        for rank in (0, 1):
+            t = 1010.0 + STEP * step + 0.1 * rank  # rank 1 is late
+            metrics(run, {"t": t, "rank": rank, "step": step, "steps": 100, "tokens": TOKENS, "loss": 5 - step / 50})
+    with open(run.folder.node(0).telemetry, "w") as file:
+        for t in range(1005, 1066, 5):
+            gpus = [{"index": n, "busy": 90.0, "power": 300.0, "memory_used": 8 << 30} for n in (0, 1)]
+            port = {"received": (t - 1000) * 10**6, "sent": (t - 1000) * 2 * 10**6}
+            file.write(json.dumps({"t": float(t), "host": "h", "gpus": gpus, "network": {"mlx5_0:1": port}}) + "\n")
+    gpus = tuple(Gpu(n, "nvidia", "NVIDIA H100 80GB HBM3") for n in (0, 1))
+    replace_json(run.folder.node(0).facts, Facts("h", gpus=gpus, versions={"torch": "2.13.0"}))
+    progress = Progress()
+    for metric in run.metrics(0):
+        progress.add(metric)
+    parts = {**ledger(1000.0, 1065.0, []), "start": 10.0, "first step": 0.5, "training": 49.5, "unknown": 5.0}
+    ends = [AttemptEnd(0, "finished", 0)]
+    write_summary(run.folder, summarize(order(path, **changes), ends, [], (), progress, parts))
+    return Run.open(str(path))
+
+
+def test_the_figures_are_those_of_the_folder(tmp_path):
+    run = finished(tmp_path / "run")
+    figures = figures_of(run)
+    summary = run.summary()
+    assert figures.speed.value == summary.throughput.value and figures.speed.unit == "tokens/s"
+    assert figures.speed.median == pytest.approx(2 * TOKENS / STEP) and figures.speed.intervals == 99
+    assert figures.batch == 2 * TOKENS and figures.loss == (4.98, 3.0) and figures.gpus == 2
+    assert figures.seconds == 65.0 and figures.gpu_hours == pytest.approx(2 * 65 / 3600)
+    assert figures.training_share == summary.training_share and figures.ledger == summary.ledger
+    rate = figures.speed.value
+    assert figures.utilisation.mfu == pytest.approx(rate * 6e11 / (2 * 989e12), rel=0.01)
+    assert figures.gpu.energy_kwh == pytest.approx(2 * 300 * 60 / 3.6e6) and figures.gpu.busy == 90.0
+    work = 99 * 2 * TOKENS
+    assert figures.gpu.joules_per_unit == pytest.approx(600 * run.progress().seconds / work, rel=0.02)
+    assert figures.network["rdma"].received == 60e6 and figures.network["rdma"].sent == 120e6
+    assert figures.slowest.rank == 1 and figures.slowest.ms == pytest.approx(100, abs=1)
+
+
+def test_text_fits_and_says_what_is_not_measured(tmp_path):
+    lines = lines_of(figures_of(finished(tmp_path / "run")))
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "FLOPs (6 N) / (2 x 989" in text and "J per token in training" in text
+    bare = lines_of(figures_of(make_run(tmp_path / "bare")))
+    said = "\n".join(bare)
+    for label in ("loss", "throughput", "spread", "batch", "GPU use", "energy", "network", "in a step"):
+        assert re.search(rf"^{label} +not measured", said, re.MULTILINE), label
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(tmp_path, capsys):
+    run = finished(tmp_path / "run")
+    out = tmp_path / "report.html"
+    assert main(["report", run.path, "--html", str(out)]) == 0
+    page = out.read_text()
+    assert "<script" not in page and "default-src 'none'" in page
+    assert set(re.findall(r"""(?:https?:)?//[^"'\s<]+""", page)) == {"http://www.w3.org/2000/svg"}, (
+        "only SVG's own name"
+    )
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 4 and all(ElementTree.fromstring(each) is not None for each in charts)
+    assert "loss" in page and "GPU power" in page
+
+
+def test_names_cannot_break_the_page(tmp_path):
+    run = finished(tmp_path / "run", command=("python", "<img src=x onerror=alert(1)>"))
+    from drumbeat.report.page import page_of
+
+    assert "<img" not in page_of(figures_of(run))
+
+
+def test_json(tmp_path, capsys):
+    run = finished(tmp_path / "run")
+    metrics(run, {"t": 1070.0, "rank": 0, "step": 101, "loss": "nan"})
+    assert main(["report", run.path, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (
+        plain["name"] == "run" and plain["setting"]["software"]["torch"] == "2.13.0" and plain["utilisation"]["mfu"] > 0
+    )
+
+
+def test_a_target_in_the_command_is_compared_with_the_accuracy(tmp_path):
+    run = finished(tmp_path / "run")
+    from drumbeat.order import dump_order
+    from drumbeat.runfolder.write import replace
+
+    command = ("python", "t.py", "--target-accuracy", "0.95")
+    replace(run.folder.order, dump_order(order(tmp_path / "run", command=command)))
+    summary = run.summary()
+    summary.progress.accuracy = 0.7082
+    write_summary(run.folder, summary)
+    figures = figures_of(run)
+    assert figures.target == 0.95 and figures.target_reached is False
+    assert any("not reached 0.95 (accuracy 0.7082)" in line for line in lines_of(figures))
+
+
+def test_export(tmp_path, capsys):
+    run = finished(tmp_path / "run")
+    assert main(["report", run.path, "--export", f"csv={tmp_path}/m.csv"]) == 0
+    rows = (tmp_path / "m.csv").read_text().splitlines()
+    assert len(rows) == 202 and rows[0].startswith("t,node,rank,kind,step,steps,loss")
+    for bad in ("csv", "xls=1", "csv=/nowhere/x.csv"):
+        assert main(["report", run.path, "--export", bad]) == 2
+    capsys.readouterr()
+    assert main(["report", make_run(tmp_path / "bare").path, "--export", f"csv={tmp_path}/n.csv"]) == 2
+    assert "no metrics" in capsys.readouterr().err
+
+
+def test_a_newer_folder_is_refused(tmp_path, capsys):
+    replace_json(make_run(tmp_path / "new").folder.run_json, {"schema": "9.0", "run_id": "new"})
+    assert main(["report", str(tmp_path / "new")]) == 2
+    assert "newer drumbeat" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Comparing runs: what the table says, and what keeps a comparison from being a fair one."""
+
+import csv
+import io
+
+import pytest
+
+from drumbeat.problem import Problem
+from drumbeat.report.figures import Figures, Phases, Setting, Speed
+from drumbeat.report.scaling import compare
+from drumbeat.report.tables import csv_text, latex, markdown, page, said, text
+
+
+def run(gpus, rate, batch=4096.0, error=None, phases=None, seconds=600.0, name=None, **setting):
+    speed = Speed(rate, "tokens/s", "reported steps", 100, rate * 0.9, rate, rate * 1.1, error)
+    return Figures(
+        name or f"run-{gpus}", "/runs", "finished", 0, nodes=max(1, gpus // 4), ranks=gpus, gpus=gpus, seconds=seconds,
+        training_s=seconds, speed=speed, batch=batch, batch_unit="tokens", phases=phases or Phases(), setting=Setting(**setting),
+    )  # fmt: skip
+
+
+def test_strong_and_weak_are_told_apart_by_the_batch():
+    strong = compare([run(8, 7000.0), run(4, 4000.0)])
+    assert (strong.kind, strong.baseline) == ("strong", "run-4") and "4,096 tokens per step" in strong.kind_why
+    assert [(row.size, row.speedup, row.efficiency) for row in strong.rows] == [(4, 1.0, 1.0), (8, 1.75, 0.875)]
+    weak = compare([run(4, 4000.0, 4096.0), run(8, 7600.0, 8192.0)])
+    assert weak.kind == "weak" and "1,024 tokens per step and GPU" in weak.kind_why and weak.fair
+    assert compare([run(4, 4000.0), run(4, 4100.0, name="again")]).kind == "repeated"
+
+
+def test_a_changed_batch_is_flagged():
+    found = compare([run(4, 4000.0, 4096.0), run(8, 7600.0, 6000.0)])
+    assert found.kind == "neither" and not found.fair
+    assert any("NOT A FAIR COMPARISON" in line for line in said(found))
+    assert any(line == "differs: batch of a step: 4,096 tokens (run-4); 6,000 tokens (run-8)" for line in said(found))
+
+
+def test_a_batch_that_is_not_reported_is_not_guessed():
+    found = compare([run(4, 4000.0, None), run(8, 7600.0, None)])
+    assert found.kind == "not known" and "run-4, run-8" in found.kind_why and found.rows[1].lost_ms is None
+
+
+@pytest.mark.parametrize(
+    "what, first, second",
+    [
+        ("precision", {"precision": "fp32"}, {"precision": "bf16"}),
+        ("code", {"code": "abc"}, {"code": "abc, changed (1234)"}),
+        ("software: torch", {"software": {"torch": "2.9"}}, {"software": {"torch": "2.13"}}),
+        ("hardware: GPU", {"hardware": {"GPU": "A100"}}, {"hardware": {"GPU": "H100"}}),
+        ("command", {"command": "python a.py --workers 0"}, {"command": "python a.py --workers 8"}),
+    ],
+)
+def test_runs_that_differ_are_not_compared_in_silence(what, first, second):
+    found = compare([run(4, 4000.0, **first), run(8, 7600.0, **second)])
+    assert [each.what for each in found.differences] == [what] and not found.fair
+    assert compare([run(4, 4000.0, **first), run(8, 7600.0, **first)]).fair
+
+
+def test_what_only_says_the_size_is_no_difference_and_an_unknown_value_breaks_nothing():
+    commands = [f"torchrun --nnodes {n} --nproc-per-node=4 --rdzv-endpoint=h:1 t.py" for n in (1, 2)]
+    assert compare([run(4, 4000.0, command=commands[0]), run(8, 7600.0, command=commands[1])]).differences == ()
+    found = compare([run(4, 4000.0, precision="bf16"), run(8, 7600.0)])
+    assert found.fair and found.differences[0].text() == "precision: bf16 (run-4); not known (run-8)"
+
+
+def test_more_than_linear_is_questioned():
+    found = compare([run(1, 5100.0, None), run(8, 63190.0, None)])
+    assert (
+        found.rows[1].speedup == pytest.approx(12.39, abs=0.01) and "more than the hardware grew" in found.questions[0]
+    )
+    assert not compare([run(1, 5100.0), run(8, 40000.0)]).questions
+
+
+def test_losses_are_labelled_with_their_counter():
+    alone = Phases(step=80.0, input=8.0)
+    eight = Phases(step=15.0, input=2.0, communication=2.5, waiting=0.5)
+    found = compare([run(1, 1000.0, phases=alone), run(8, 5333.0, phases=eight)])
+    row = found.rows[1]
+    assert row.lost_ms == pytest.approx(5.0)
+    assert {each.kind: each.ms for each in row.losses} == pytest.approx(
+        {"communication": 2.5, "input": 1.0, "imbalance": 0.5, "compute": 1.0}
+    )
+    assert all(each.source for each in row.losses)
+    blind = compare([run(1, 1000.0, phases=Phases(step=80.0)), run(8, 5333.0, phases=Phases(step=15.0))])
+    assert "communication not measured, input not measured, imbalance not measured, compute not measured" in " ".join(
+        said(blind)
+    )
+
+
+def test_an_interval_comes_from_both_runs():
+    found = compare([run(4, 4000.0, error=40.0), run(8, 7000.0, error=140.0)])
+    assert found.rows[1].error == pytest.approx(0.875 * (0.01**2 + 0.02**2) ** 0.5) and found.rows[0].error == 0.0
+    assert compare([run(4, 4000.0), run(8, 7000.0, error=1.0)]).rows[1].error is None
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(Problem, match="fewer than two runs"):
+        compare([run(4, 4000.0)])
+    nothing = Figures("none", "/x", "failed", ranks=4)
+    with pytest.raises(Problem, match="none: no throughput is known"):
+        compare([run(4, 4000.0), nothing])
+    assert compare([run(4, 4000.0), run(8, 7000.0), nothing]).left_out == {"none": "no throughput is known"}
+    steps = Figures("steps", "/x", "finished", ranks=4, speed=Speed(3.0, "steps/s", ""))
+    with pytest.raises(Problem, match="count different things: steps/s, tokens/s"):
+        compare([run(4, 4000.0), steps])
+
+
+def test_the_table_in_every_form():
+    found = compare([run(4, 4000.0, error=20.0), run(8, 7000.0, error=70.0)])
+    assert markdown(found).splitlines()[2:] == [
+        "| 1 | 4 | 4,000 | 1.00 | 100.0 % | 10 m 00 s | not known |",
+        "| 2 | 8 | 7,000 | 1.75 | 87.5 ± 1.0 % | 10 m 00 s | not known |",
+    ]
+    rows = list(csv.DictReader(io.StringIO(csv_text(found))))
+    assert rows[1]["gpus"] == "8" and float(rows[1]["efficiency"]) == 0.875 and rows[1]["target_reached"] == ""
+    assert r"2 & 8 & 7,000 & 1.75 & 87.5 $\pm$ 1.0 \% & 10 m 00 s & not known \\" in latex(found)
+    assert max(map(len, text(found, 80))) <= 80
+    assert "<polyline" in page(found) and "<script" not in page(found)

@@ -1,0 +1,52 @@
+"""A run folder that somebody else made, or that is a link, is never written to."""
+
+import os
+
+import pytest
+
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
+from drumbeat.runfolder.trusted import untrusted
+from drumbeat.runfolder.write import EventLog, replace
+
+NOBODY = 65534
+
+
+def test_ones_own_folder_is_fine_also_below_a_link(tmp_path):
+    (tmp_path / "real" / "run" / "nodes").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(tmp_path / "real")
+    assert untrusted(RunFolder(str(tmp_path / "runs" / "run")), 1) == ""
+    assert untrusted(RunFolder(str(tmp_path / "not-there")), 1) == ""
+
+
+def test_links_and_files_in_its_place(tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "victim")
+    assert "is a link" in untrusted(RunFolder(str(tmp_path / "run")), 1)
+    other = tmp_path / "other"
+    (other / "nodes").mkdir(parents=True)
+    (other / "nodes" / "1").symlink_to(tmp_path / "victim")
+    assert "is a link" in untrusted(RunFolder(str(other)), 1)
+    assert untrusted(RunFolder(str(other)), 2) == ""
+    (other / "nodes" / "3").write_text("")
+    assert "not a folder" in untrusted(RunFolder(str(other)), 3)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the folder belongs to another user")
+def test_another_users_folder(tmp_path):
+    run = tmp_path / "run"
+    (run / "nodes").mkdir(parents=True)
+    os.chown(run / "nodes", NOBODY, NOBODY)
+    assert f"another user (uid {NOBODY})" in untrusted(RunFolder(str(run)), 1)
+    assert os.listdir(run / "nodes") == []
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "events.jsonl").symlink_to(victim)
+    with pytest.raises(OSError):
+        EventLog(NodeFolder(str(tmp_path), 1).events, 1)
+    (tmp_path / f"x.json.{os.getpid()}.tmp").symlink_to(victim)
+    with pytest.raises(OSError):
+        replace(str(tmp_path / "x.json"), "{}")
+    assert victim.read_text() == "mine"

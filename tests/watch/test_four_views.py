@@ -1,0 +1,64 @@
+"""Terminal, page, /metrics and JSON say what Run says, number by number."""
+
+import json
+import re
+
+import pytest
+
+from drumbeat.watch.plain import screen
+from drumbeat.watch.session import Session
+from tests.watch.pages import running, served, until
+from tests.watch.recorded import recorded
+
+parser = pytest.importorskip("prometheus_client.parser")
+pytest.importorskip("starlette")
+
+
+def page_head(page):
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.request("GET", "/api/stream", headers={"Authorization": f"Bearer {page.token}"})
+    line = connection.getresponse().readline()
+    connection.close()
+    return json.loads(line[len(b"data: ") :])["head"]
+
+
+def exposed(page):
+    text = page.ask("/metrics")[2]
+    families = parser.text_string_to_metric_families(text)
+    return {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def terminal_numbers(session):
+    text = "\n".join(screen(session, 200, 50))
+    step, steps = re.search(r"step (\d+) of (\d+)", text).groups()
+    rate = re.search(r"([\d,]+|\d+\.\d+) tokens/s", text).group(1)
+    return int(step), int(steps), float(rate.replace(",", "")), float(re.search(r"loss ([\d.]+)", text).group(1))
+
+
+@pytest.mark.parametrize("which", ["running", "ended"])
+def test_the_views_agree(which, tmp_path, demo_run):
+    run = running(recorded(tmp_path / "r")) if which == "running" else demo_run
+    if which == "running":
+        progress, rate = run.progress(), run.progress().rate()[0]
+    else:
+        progress, rate = run.summary().progress, run.summary().throughput.value
+    session = Session(run)
+    session.load()
+    head = session.head()
+    with served(run, tmp_path) as page:
+        assert until(lambda: page_head(page)["step"] == progress.step and page_head(page)["state"] == head.state)
+        shown, metrics = page_head(page), exposed(page)
+    assert (shown["step"], shown["steps"], shown["loss"]) == (progress.step, progress.steps, progress.last_loss)
+    assert shown["rate"] == rate == head.rate == metrics["drumbeat_tokens_per_second", ("over", "run")]
+    assert metrics["drumbeat_step",] == progress.step and metrics["drumbeat_loss",] == progress.last_loss
+    assert terminal_numbers(session) == (
+        progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.4g}")
+    )  # fmt: skip
+    for name in ("gpus", "gpu_use", "gpu_memory", "power", "energy", "received", "sent", "nodes_here", "world"):
+        assert shown[name] == getattr(head, name), name
+    used = [value for (name, *_), value in metrics.items() if name == "drumbeat_gpu_utilization_ratio"]
+    assert len(used) == head.gpus and (not used or 100 * sum(used) / len(used) == pytest.approx(head.gpu_use))
+    watts = sum(value for (name, *_), value in metrics.items() if name == "drumbeat_gpu_power_watts")
+    assert watts == pytest.approx(head.power or 0)

@@ -1,0 +1,121 @@
+"""What the views show is what Run says, record by record."""
+
+import dataclasses
+
+import pytest
+
+from drumbeat.runfolder.run import Run
+from drumbeat.watch.session import Session
+from tests.runfolder.folders import events, make_run, metrics
+from tests.watch.recorded import begin, gpu, recorded, sample, steps
+
+
+def loaded(run):
+    session = Session(Run.open(run.path))
+    session.load()
+    return session
+
+
+def test_numbers_are_those_of_run(tmp_path):
+    run = recorded(tmp_path / "r")
+    session = loaded(run)
+    head, progress = session.head(), run.progress()
+    assert (head.step, head.steps, head.loss) == (40, 100, progress.last_loss)
+    assert (head.rate, head.rate_unit) == progress.rate() == (pytest.approx(4000.0), "tokens/s")
+    assert session.view.progress.seconds_left() == progress.seconds_left() == pytest.approx(60.0)
+    assert (head.nodes, head.nodes_here, head.world, head.ranks_ended) == (2, 2, 4, 0)
+    assert (head.gpus, head.gpu_use, head.gpu_memory, head.power) == (4, 85.0, 50.0, 2000.0)
+    assert head.received == pytest.approx(2e9) and head.sent == pytest.approx(1e9)
+    assert head.energy == 4 * 7 * 2500.0
+    assert session.view.nodes[1].cpu_busy == 90.0
+
+
+def test_an_ended_run_shows_what_its_summary_says(demo_run):
+    session = loaded(demo_run)
+    head, summary = session.head(), demo_run.summary()
+    assert (head.state, head.phase, head.elapsed) == ("finished", "finished", summary.elapsed)
+    assert (head.step, head.loss) == (summary.progress.step, summary.progress.last_loss)
+    assert (head.rate, head.rate_unit) == (summary.throughput.value, summary.throughput.unit)
+    assert (head.ranks_ended, head.seconds_left) == (2, None)
+    assert session.view.progress.rate()[0] == pytest.approx(summary.throughput.value, abs=0.001)
+
+
+def test_slowest_rank(tmp_path):
+    slow = loaded(recorded(tmp_path / "r", slow=3)).head().slowest
+    assert (slow.rank, slow.node, slow.behind) == (3, 1, 0) and slow.spread == pytest.approx(1.0)
+
+
+def test_a_rank_that_stays_behind_is_the_slowest(tmp_path):
+    run = recorded(tmp_path / "r", slow=3)
+    last = 2_000_000_000.0
+    for rank in (0, 1, 3):
+        metrics(run, {"t": run.record.created + 50, "rank": rank, "step": 60, "seconds": 1.0}, node=rank // 2)
+    assert (loaded(run).head().slowest.rank, loaded(run).head().slowest.behind) == (2, 20)
+    metrics(run, {"t": last, "rank": 2, "step": 61})  # from a clock that is years ahead: no report of this run
+    assert loaded(run).head().step == 60
+
+
+def test_recent_speed_and_trend(tmp_path):
+    run = make_run(tmp_path / "r", 2)
+    begin(run)
+    start = loaded(run).view.started
+    steps(run, 1, 100, start, every=1.0)
+    steps(run, 101, 150, start + 100, every=2.0)
+    session = Session(run)
+    session.load()
+    session.standing = dataclasses.replace(session.standing, state="running")
+    head = session.head()
+    assert head.recent_rate == pytest.approx(2000.0, rel=0.05) and head.rate == pytest.approx(3000.0, rel=0.02)
+    curve = [point.mean for point in session.view.throughput()]
+    assert curve[10] == pytest.approx(4000.0) and curve[-1] == pytest.approx(2000.0)
+
+
+def test_a_restart_begins_anew(tmp_path):
+    run = recorded(tmp_path / "r")
+    finding = {"code": "x", "severity": "error", "title": "rank 3 ran out of memory", "rank": 3, "node": 1}
+    session = loaded(run)
+    events(
+        run, ("rank-exited", {"rank": 3, "exit_code": None, "signal": 9, "seconds": 1.0, "core_dumped": False}), node=1
+    )
+    events(run, ("failed", {"finding": finding}), ("decided", {"action": "restart", "why": "one restart is left"}))
+    session.load()
+    assert session.view.ranks[3].ended == -9 and session.view.ended_ranks == 1
+    assert session.head().failure.title == "rank 3 ran out of memory" and session.view.phase == "restarting"
+    begin(run, attempt=1)
+    session.load()
+    assert session.view.attempt == 1 and session.view.ended_ranks == 0 and session.head().failure is None
+    assert [mark.kind for mark in session.view.marks] == ["failed", "restart", "attempt"]
+    assert len(session.view.ranks) == 4 and all(rank.step is None for rank in session.view.ranks.values())
+
+
+def test_checks_name_the_mismatch_first(tmp_path):
+    run = make_run(tmp_path / "r", 3)
+    for peer, answer in enumerate(("as planned", "mismatch", "as planned")):
+        verdict = {"check": "transport", "answer": answer, "summary": f"node {peer}", "confidence": "likely"}
+        events(run, ("verdict", {"verdict": verdict, "peer": peer}))
+    (check,) = loaded(run).head().checks
+    assert (check.answer, check.summary, check.nodes, check.judged) == ("mismatch", "node 1", 1, 3)
+
+
+def test_memory_does_not_grow_with_the_run(tmp_path):
+    """Of a run with a history larger than what is read at first, the last part is read, and whole lines only."""
+    run = make_run(tmp_path / "r", 1)
+    begin(run, 1, 1)
+    start = loaded(run).view.started
+    steps(run, 1, 2000, start - 2000, nodes=1, ranks=1, total=9000)
+    import drumbeat.watch.session as module
+
+    before, module._FIRST_READ, module._LEAST_READ = (module._FIRST_READ, module._LEAST_READ), 20_000, 1000
+    try:
+        session = loaded(run)
+    finally:
+        module._FIRST_READ, module._LEAST_READ = before
+    assert session.view.progress.first_step > 1900 and session.head().step == 2000
+    assert session.follower.damaged == 0 and len(session.view.loss) < 100
+
+
+def test_counters_that_begin_anew_give_no_rate(tmp_path):
+    run = make_run(tmp_path / "r", 1)
+    for number, bytes_received in enumerate((5_000, 6_000, 10)):
+        sample(run, 0, 1000.0 + 5 * number, [gpu(0)], received=bytes_received)
+    assert loaded(run).view.nodes[0].received is None

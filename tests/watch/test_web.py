@@ -1,0 +1,137 @@
+"""The page in a real browser: it moves, shows a failure, and gives nothing to strangers."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.runfolder.folders import events, log
+from tests.watch.pages import browser, running, served, until
+from tests.watch.recorded import gpu, recorded, sample, steps
+
+pytest.importorskip("starlette")
+pytest.importorskip("plotly")
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"> & <b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return running(recorded(tmp_path_factory.mktemp("runs") / "llama3-8b"))
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory):
+    with served(run, tmp_path_factory.mktemp("home")) as page:
+        until(lambda: json.loads(page.ask("/api/nodes")[2])["nodes"] == 2)
+        yield page
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/stream", "/api/heat", "/api/nodes", "/api/node?node=0", "/api/lines?node=0", "/metrics"]
+)
+def test_data_needs_the_token(page, path):
+    for token in (None, "wrong", page.token[:-1]):
+        status, headers, body = page.ask(path, token=token)
+        assert status == 401 and "token" in body and "llama3" not in body
+
+
+def test_the_page_itself_tells_nothing_of_the_run(page):
+    for path in ("/", "/page/main.js"):
+        status, headers, body = page.ask(path, token=None)
+        assert status == 200 and "llama3" not in body and page.token not in body
+        assert (
+            "default-src 'none'" in headers["content-security-policy"]
+            and "http" not in headers["content-security-policy"]
+        )
+        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example:80"},
+        {"Host": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_other_names_and_other_sites_are_refused(page, headers):
+    status, _, body = page.ask("/api/nodes", **headers)
+    assert status == 403 and "n000" not in body
+
+
+def test_a_tunnel_may_have_another_port(page):
+    assert page.ask("/api/nodes", Host="localhost:1234", Origin="http://localhost:1234")[0] == 200
+    assert page.ask("/api/nodes", Host="[::1]:9")[0] == 200
+
+
+def test_it_can_only_be_read(page):
+    assert page.ask("/api/nodes", method="POST")[0] == 405
+    assert page.ask("/page/..%2fweb.py", token=None)[0] == 404
+    assert page.ask("/api/heat?show=secret")[0] == 404 and page.ask("/api/node?node=99999999999999999")[0] == 404
+
+
+def test_what_is_printed(page):
+    assert page.address.startswith("http://127.0.0.1:") and len(page.token) >= 32
+    assert page.told["elsewhere"].startswith(f"ssh -L {page.port}:127.0.0.1:{page.port} ")
+
+
+def test_a_port_in_use_is_one_line(page, run, tmp_path):
+    argv = [sys.executable, "-m", "drumbeat", "watch", "--web", "--port", str(page.port), run.path]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"cannot listen on 127.0.0.1:{page.port}: Address already in use" in done.stderr
+    assert "--port 0" in done.stderr and "Traceback" not in done.stderr
+
+
+def figure(driver, name):
+    script = "const box = document.querySelector(`[data-name=${arguments[0]}]`); return box && box.dataset.value"
+    value = driver.execute_script(script, name)
+    return float(value) if value else None
+
+
+def test_in_a_browser(page, run):
+    with browser() as driver:
+        driver.get(page.base + "/")
+        notice = until(lambda: driver.execute_script("return document.getElementById('notice').textContent"))
+        assert "token is missing or wrong" in notice
+        driver.get("about:blank")
+        driver.get(page.address)
+        assert until(lambda: figure(driver, "step") == 40)
+        drawn = "return Object.values(drumbeat.charts).filter((chart) => chart.plot.querySelector('.scatterlayer path')).length"
+        assert until(lambda: driver.execute_script(drawn) == 7), driver.get_log("browser")
+        before = driver.execute_script("return drumbeat.charts.loss.data.loss.length")
+
+        now = time.time()
+        steps(run, 41, 46, now - 6.0)
+        sample(run, 0, now, [gpu(0, 12.0), gpu(1, 14.0, throttle=["power limit"])])
+        assert until(lambda: figure(driver, "step") == 46)
+        assert until(lambda: driver.execute_script("return drumbeat.charts.loss.data.loss.length") > before)
+        last = "const line = drumbeat.charts.loss.plot.data[0]; return line.y[line.y.length - 1]"
+        assert until(lambda: driver.execute_script(last) == pytest.approx(4.0 - 0.46, abs=0.011))
+
+        finding = {"code": "oom", "severity": "error", "title": f"out of memory {HOSTILE}", "rank": 3, "node": 1}
+        events(run, ("failed", {"finding": {**finding, "fix": "a smaller batch"}}))
+        shown = "const box = document.getElementById('failure'); return box.hidden ? '' : box.innerText"
+        words = until(lambda: driver.execute_script(shown))
+        assert HOSTILE in words and "Rank 3" in words and "a smaller batch" in words
+        log(run, 0, f"rank 0 says {HOSTILE}\n")
+        driver.execute_script("document.querySelector('#nodes tbody tr').click()")
+        assert until(lambda: HOSTILE in driver.execute_script("return document.getElementById('lines').textContent"))
+        assert driver.execute_script("return document.images.length") == 0 and "owned" not in driver.title
+        assert driver.execute_script("return document.querySelectorAll('#lines b').length") == 0
+
+        driver.execute_script("document.getElementById('theme').click()")
+        assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
+        severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+        assert [message for message in severe if "401" not in message] == []  # one without the token was on purpose
+        sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+        urls = {each["params"]["request"]["url"] for each in sent if each["method"] == "Network.requestWillBeSent"}
+        assert urls and all(url.startswith((page.base + "/", "data:")) for url in urls)
+        assert not any(page.token in url.partition("#")[0] for url in urls)
