@@ -90,7 +90,7 @@ export class Chart {
 export class Painter {
   constructor(charts) {
     this.charts = charts;
-    this.slowest = 0;
+    this.spent = { messages: [], charts: [] }; // milliseconds, the latest ones
     let turn = 0;
     const step = () => {
       const waiting = (_, index) => this.charts[(turn + index) % this.charts.length];
@@ -99,11 +99,16 @@ export class Painter {
       if (next && window.Plotly) {
         const begin = performance.now();
         next.draw();
-        this.slowest = Math.max(this.slowest, performance.now() - begin);
+        this.note("charts", performance.now() - begin);
       }
       requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
+  }
+
+  note(what, milliseconds) {
+    this.spent[what].push(milliseconds);
+    if (this.spent[what].length > 200) this.spent[what].shift();
   }
 
   restyle() { for (const chart of this.charts) chart.dirty = true; }
