@@ -149,8 +149,10 @@ class RunView:
     def throughput(self) -> List[Point]:
         """The curve of `rate`; its last slot is left out while it is still filling."""
         if len(self.work):
-            points = self.work.points()
-            return rates(points if self.summary else points[:-1])
+            points, reporter = self.work.points(), self.ranks.get(self._reporter or 0)
+            step = reporter.step_seconds if reporter and reporter.step_seconds else 0.0
+            found = rates(points, step / 2)
+            return found if self.summary else found[:-1]
         if len(self.reported_rate):
             return self.reported_rate.points()
         return [Point(p.t, 1 / p.mean, 1 / p.high, 1 / p.low, 0.0) for p in self.step_seconds.points() if p.low > 0]

@@ -79,7 +79,7 @@ export class Chart {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 46, r: 10, t: named && !this.compact ? 22 : 6, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: this.compact ? 4 : 7, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.log ? "normal" : "tozero" },
+      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.log ? "normal" : "tozero" },
     };
     if (this.range) layout.yaxis.range = this.range;
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });
