@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.finding import Finding
 from drumbeat.runfolder.progress import Progress
@@ -48,7 +49,11 @@ class Attempt:
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
+    last_end: float = 0.0  # when a rank, or a node's command, ended last
+    left_told: int = 0  # how many had ended when it was said that others still run
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+
+    world: Optional[WorldCount] = None
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
@@ -69,6 +74,11 @@ class Attempt:
                     total.spent = progress.spent
                     total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
         return total
+
+    def doubt(self) -> Optional[Finding]:
+        """The first sign of a failure where all exit codes are 0."""
+        doubtful = [end for end in self.ends if end.finding and not end.failed]
+        return min(doubtful, key=lambda end: end.at).finding if doubtful else None
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""

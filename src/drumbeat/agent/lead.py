@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
+    DOUBTFUL,
     FAILED,
     FINISHED,
     REQUEUE,
@@ -24,13 +26,17 @@ from drumbeat.agent.decide import (
     decide,
 )
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
-from drumbeat.agent.wire.messages import Beat, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
+from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.plan.world_seen import Planned
+from drumbeat.ranges import ranges
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
+
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,12 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, ended
     requests: StopRequests = field(default_factory=StopRequests)
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
+    without_storage: bool = False  # the run folder cannot be written any more
     exclude: Tuple[str, ...] = ()  # hosts without which the scheduler should start the run again
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -130,6 +138,7 @@ class Lead:
         at = ended.t + self.members[member].clock_offset
         end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us)
         attempt.ends.append(end)
+        attempt.last_end = now
         if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
             attempt.first_failure = now
         return []
@@ -173,12 +182,39 @@ class Lead:
             return []
         return self._end(Outcome(FAILED, 128 + signal.SIGTERM, guard_lost_finding()))
 
+    def storage_lost(self, finding: Finding) -> List[Act]:
+        """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
+        self.without_storage = True
+        if self.phase == "muster":
+            return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
+        if self.phase != "running":
+            return []
+        self.attempts[-1].finding = self.attempts[-1].finding or finding
+        return self._stop_ranks(finding.title, self.order.stop_signal, self.order.stop_grace)
+
     def watcher_stop(self, finding: Finding, now: float) -> List[Act]:
         """A watcher says that the job does not run the way it was meant to."""
         if self.phase != "running":
             return []
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
+
+    def counted(self, member: int, counted: Counted, now: float) -> List[Act]:
+        """What a node sees of its rank processes."""
+        if self.phase != "running" or not self._is_current(counted.attempt):
+            return []
+        attempt = self.attempts[-1]
+        if attempt.world is None:
+            ranks = sum(self.members[number].ranks for number in attempt.assignment)
+            planned = Planned(ranks, len(attempt.assignment), self.order.launcher in ("ranks", "tasks"))
+            attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
+        if self.first_step and self.first_step[0] == attempt.number:
+            attempt.world.first_step = self.first_step[1]
+        attempt.world.add(self._node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+        verdict, findings, stop = attempt.world.judge()
+        acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
+        acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
+        return acts + (self.watcher_stop(findings[0], now) if stop else [])
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
@@ -206,7 +242,19 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
+            return self._left_behind(attempt, now)
         return []
+
+    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
+        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        ended, seconds = len(attempt.ends), now - attempt.last_end
+        each = self.order.launcher in ("ranks", "tasks")  # else one end is that of a node's command
+        total = sum(self.members[number].ranks for number in attempt.assignment) if each else len(attempt.assignment)
+        if attempt.first_failure is not None or not attempt.left_told < ended < total or seconds < _LEFT_BEHIND:
+            return []
+        attempt.left_told = ended
+        finding = left_behind_finding(attempt, total, "ranks" if each else "nodes", seconds)
+        return [Record("finding", {"finding": to_plain(finding)})]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -260,16 +308,20 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        outcome = replace(self._outcome(attempt), assignment=attempt.assignment)
+        outcome = replace(self._outcome(attempt), assignment=attempt.assignment, port=attempt.port)
         self.history.append(outcome)
         acts: List[Act] = []
-        if outcome.finding:
+        if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+        if outcome.outcome == FINISHED and attempt.world:
+            acts += [Record("finding", {"finding": to_plain(finding)}) for finding in attempt.world.at_end()]
         progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
-        decision = decide(self.history, self.members, self.order.restarts)
+        if self.without_storage:
+            return acts + self._end(outcome, concluded=True)
+        decision = decide(self.history, self.members, self.order.restarts, self.order.fewest_nodes)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):
             return acts + self._start(decision.assignment, now)
@@ -288,10 +340,12 @@ class Lead:
             return Outcome(self.requests.outcome, self.requests.exit_code)
         if attempt.finding:
             lost = any(self.members[number].lost for number in attempt.assignment)
-            return Outcome(FAILED, EXIT_MUSTER if lost else 1, attempt.finding)
+            code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
+            return Outcome(FAILED, code, attempt.finding)
         first = attempt.cause()
         if first is None:
-            return Outcome(FINISHED, 0)
+            doubt = attempt.doubt()
+            return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
         if first.exit_code == EXIT_REQUEUE:
             return Outcome(REQUEUE, EXIT_REQUEUE)
         unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
@@ -308,10 +362,29 @@ class Lead:
         return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]
 
 
+def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
+    ended = {end.rank for end in attempt.ends}
+    left = ranges(number for number in range(total) if number not in ended)
+    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
+    return Finding(
+        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
+        + ("s" if total - len(ended) == 1 else ""),
+        "they ended with 0; one that waits for them in a collective waits until its timeout",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
+    )  # fmt: skip
+
+
 def lost_finding(node: int, host: str, why: str) -> Finding:
     return Finding(
         "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
         (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def storage_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
+        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
+    Counted,
     Done,
     End,
     FilePart,
@@ -46,6 +47,7 @@ from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.packages import all_versions
+from drumbeat.finding import Finding
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
@@ -54,6 +56,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import END, REQUEUE, next_step
 from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.signals import EXIT_STORAGE
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -63,6 +66,7 @@ _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
 _LEAVE = 120.0  # seconds for all members' files
+_FOLDER_EVERY = 2  # looks between two at the run folder itself
 _BEAT = encode(Beat())
 
 
@@ -87,6 +91,7 @@ class LeadSide:
         self.stop_file.skip()
         self.last_look = 0.0
         self.looks = 0
+        self.missed = 0  # looks at the run folder that found none
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
@@ -97,6 +102,7 @@ class LeadSide:
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
+            Counted: self._counted,
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -139,6 +145,7 @@ class LeadSide:
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
             self._beat_members()
+            self._look_for_folder()
             if self.door and self.door.is_open:
                 self.door.tick(now)
             self.last_look = now
@@ -153,6 +160,10 @@ class LeadSide:
         self._do(self.lead.give_up())
         while self.outbox:
             self.outbox.send_some()
+
+    def storage_lost(self, finding: Finding) -> None:
+        self.events.muted = True
+        self._do(self.lead.storage_lost(finding))
 
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
@@ -255,6 +266,18 @@ class LeadSide:
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
 
+    def _look_for_folder(self) -> None:
+        """A run folder that was deleted takes no event and no log any more, though open files still seem to."""
+        if self.looks % _FOLDER_EVERY or self.events.muted:
+            return
+        try:
+            os.stat(self.folder.run_json)
+            self.missed = 0
+        except FileNotFoundError as error:
+            self.missed += 1
+            if self.missed > 1:  # not just being replaced
+                raise OSError(error.errno, "the run folder is gone", self.folder.path) from None
+
     def _beat_members(self) -> None:
         """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
         every = max(1, int(self.agent.order.timing.lost_node / 3))
@@ -290,6 +313,7 @@ class LeadSide:
         if attempt > self.first_step_of:
             self.first_step_of = attempt
             first = message.t + self.lead.members[member].clock_offset
+            self.lead.first_step = (attempt, first)
             self._do([Record("first-step", {"seconds": round(first - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
@@ -299,6 +323,9 @@ class LeadSide:
         self._do([Record("finding", {"finding": to_plain(message.finding)})])
         if message.stop:
             self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
+
+    def _counted(self, member: int, message: Counted) -> None:
+        self._do(self.lead.counted(member, message, time.monotonic()))
 
     def _file(self, member: int, message: FilePart) -> None:
         take(self.folder.node(member), message)
@@ -313,14 +340,21 @@ class LeadSide:
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                write_end(self.folder, self.lead)
                 self.exit_code = act.exit_code
+                self._write_end()
 
     def _complete(self, message: Message) -> Message:
         """An end also says whether there is another start: only the run folder knows how many there have been."""
         if isinstance(message, End):
             return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
         return message
+
+    def _write_end(self) -> None:
+        try:
+            write_end(self.folder, self.lead)
+        except OSError as error:
+            self.exit_code = self.exit_code or EXIT_STORAGE
+            warn(f"how the run ended could not be written: {error}")
 
     def _record(self, record: Record) -> None:
         lead = self.lead

@@ -25,13 +25,14 @@ from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Message, RankEnded, StartRank
+from drumbeat.facts.identity import rank_variables
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import node_identity, trace
+from drumbeat.plan.ranks import jax_identity, node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
@@ -73,10 +74,10 @@ class Node:
         shipping: Optional[Shipping] = None
         if is_large(order, order.ranks_per_node or len(facts.gpus) or 1):
             self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
-            shipping = Shipping(self.logs, folder)
+            shipping = Shipping(self.logs, folder, beat)
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping)
-        self.launcher = launcher_of(order, folder, self.logs, bundle)
+        self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.explainer = self._new_explainer()
         self._first_step_told = False
         replace_json(folder.facts, facts)
@@ -100,6 +101,7 @@ class Node:
             self._tell_finding(finding)
         place = os.path.abspath(self.folder.attempt(attempt))
         variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path, place)
+        stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
@@ -108,7 +110,7 @@ class Node:
         self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
-            self._start_one(process, variables, bound)
+            self._start_one(process, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
@@ -138,6 +140,7 @@ class Node:
     def on_task_started(self, local_id: int, pid: int) -> None:
         rank = self.ranks.guarded(local_id)
         if rank:
+            self.ranks.guarded_pids[local_id] = pid
             self._write_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
@@ -164,6 +167,10 @@ class Node:
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
         self.active = False
+
+    def mute(self) -> None:
+        """The run folder cannot be written any more: go on without it, until the ranks have saved."""
+        self.events.muted = True
 
     def close(self, seconds: float) -> None:
         self._ship(final=True)
@@ -207,7 +214,10 @@ class Node:
     def _watch(self, peers: Peers, facts: Facts, bound: Binding, right: Binding, variables: List[EnvVar]) -> None:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(bound.slots) if self.launcher.starts_ranks else 0
-        scene = Scene(self.node_rank, first, facts, bound, right, variables, ranks, self.local)
+        scene = Scene(
+            self.node_rank, first, facts, bound, right, variables, ranks, self.local, self.attempt,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+        )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
 
@@ -217,6 +227,7 @@ class Node:
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]
+        variables += self._for_jax(process, variables)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
         added = {variable.name: variable.value for variable in variables}
@@ -230,9 +241,20 @@ class Node:
             self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
             return
         env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        pid = start(argv, {**env, **added}, self.order.workdir, out, err, cpus)
+        environ = {**env, **added}
+        if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
+            environ.update(rank_variables(environ))
+        pid = start(argv, environ, self.order.workdir, out, err, cpus)
         self.ranks.add_own(pid, process)
         self._write_started(process, pid, cpus)
+
+    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
+        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
+        known = {**os.environ, **{variable.name: variable.value for variable in variables}}
+        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
+        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
+            return []
+        return jax_identity(known, process.rank)
 
     def _write_started(self, process: Process, pid: int, cpus: tuple[int, ...]) -> None:
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
@@ -260,12 +282,19 @@ class Node:
         finding = None
         if end.exit_code != 0:
             run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = self.explainer.explain(end, self.stopped_by_us, run_folder)
-            # A launcher in the command names the rank in its own lines.
-            rank = end.rank if self.launcher.starts_ranks or finding.rank is None else finding.rank
+            finding = end.finding or self.explainer.explain(end, self.stopped_by_us, run_folder)
+            rank: Optional[int] = end.rank
+            if not self.launcher.starts_ranks or end.of_command:  # a launcher names the rank in its own lines
+                rank = finding.rank if end.of_command or finding.rank is not None else end.rank
             finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
             for gate in self.gates:
                 gate.failed = gate.failed or not self.stopped_by_us
+        elif self.launcher.may_hide_failures and not self.stopped_by_us:
+            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
+            finding = self.explainer.doubt(end, self.launcher.once, run_folder)
+            if finding:
+                rank = finding.rank if self.launcher.once else end.rank
+                finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
         by_us = self.stopped_by_us
         self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, by_us, finding))
 
@@ -281,13 +310,19 @@ class Node:
 
     def _finish(self, stuck: str) -> None:
         self.active, self.sweep_until = False, None
-        self._ship(final=True)
-        self.watching.end(time.monotonic())
-        for gate in self.gates:
-            gate.close(self.folder.attempt(self.attempt))
+        try:
+            self._ship(final=True)
+            self.watching.end(time.monotonic())
+            for gate in self.gates:
+                gate.close(self.folder.attempt(self.attempt))
+        except OSError:
+            if not self.events.muted:
+                raise
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
 
     def _ship(self, final: bool = False) -> None:
+        if self.events.muted:
+            return
         for record in self.metrics.ship(self.attempt, final):
             self.watching.feed("metric", record, time.monotonic())
         if self.metrics.progress.first_t is not None and not self._first_step_told:

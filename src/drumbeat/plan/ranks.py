@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Mapping
 
 from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
@@ -35,6 +35,15 @@ def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
     return [
         _var("RANK", rank, "this rank among all"),
         _var("LOCAL_RANK", local_rank, "this rank among those of its node"),
+    ]
+
+
+def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
+    """`known` are the rank's variables so far."""
+    return [
+        _var("JAX_COORDINATOR_ADDRESS", f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", "where JAX's processes meet"),
+        _var("JAX_NUM_PROCESSES", known["WORLD_SIZE"], "ranks of all nodes, as JAX calls them"),
+        _var("JAX_PROCESS_ID", rank, "this rank, as JAX calls it"),
     ]
 
 

@@ -28,6 +28,7 @@ class Ranks:
         self.tasks = tasks
         self._own: Dict[int, Rank] = {}  # by the pid of the main process
         self._guarded: Dict[int, Rank] = {}  # by the local id of the task
+        self.guarded_pids: Dict[int, int] = {}  # local id of the task -> pid of its rank
         self._stopping = Stopping()
 
     def add_own(self, pid: int, process: Process) -> None:
@@ -45,6 +46,11 @@ class Ranks:
     @property
     def pids(self) -> List[int]:
         return list(self._own)
+
+    @property
+    def mains(self) -> List[int]:
+        """The processes that were started for this node, whoever guards them."""
+        return [*self._own, *(pid for local_id, pid in self.guarded_pids.items() if local_id in self._guarded)]
 
     def own(self, pid: int) -> Optional[Rank]:
         return self._own.get(pid)

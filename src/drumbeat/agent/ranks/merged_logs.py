@@ -1,18 +1,21 @@
-"""Rank logs of a large job: written to the node's own disk, and shipped into one file a node on the shared storage.
+"""Rank logs of a large job: written to the node's own disk, and shipped into one file per node on the shared storage.
 
-Two files a rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
+Two files per rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Dict, List
+import time
+from typing import Callable, Dict, List
 
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.read import Tail
 
 LARGE_JOB = 64  # ranks
+_LAST_WORDS = 30.0  # seconds for what the ranks have written at the end of an attempt
+_KEPT = 1 << 20  # bytes of each rank's end that are kept where even that is too short
 
 
 def is_large(order: Order, ranks_per_node: int) -> bool:
@@ -20,20 +23,51 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """From `logs`, a node-local folder, to `folder`."""
+    """From `logs`, a node-local folder, to `folder`. `beat` is called between two writes of the last words."""
 
-    def __init__(self, logs: NodeFolder, folder: NodeFolder) -> None:
-        self.logs, self.folder = logs, folder
+    def __init__(self, logs: NodeFolder, folder: NodeFolder, beat: Callable[[], None] = lambda: None) -> None:
+        self.logs, self.folder, self._beat = logs, folder, beat
         self._tails: Dict[str, Tail] = {}
 
-    def ship(self, attempt: int, final: bool = False) -> None:
+    def ship(self, attempt: int, final: bool = False, seconds: float = _LAST_WORDS) -> None:
+        """A piece of what has come; `final`: all of it, as far as `seconds` allow, and the end in any case."""
+        until = time.monotonic() + seconds
+        while self._ship_piece(attempt, final) and final:
+            self._beat()
+            if time.monotonic() > until:
+                self._leave_out(attempt)
+
+    def _ship_piece(self, attempt: int, final: bool) -> bool:
+        """Whether there is more."""
+        lines: List[str] = []
+        more = False
+        for rank, stem in sorted(self.logs.ranks(attempt).items()):
+            for stream in ("out", "err"):
+                tail = self._tail(f"{stem}.{stream}")
+                lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
+                more = more or tail.behind
+        self._append(attempt, lines)
+        return more
+
+    def _leave_out(self, attempt: int) -> None:
+        """Go on near the end of each log, and say so in its place."""
         lines: List[str] = []
         for rank, stem in sorted(self.logs.ranks(attempt).items()):
             for stream in ("out", "err"):
-                path = f"{stem}.{stream}"
-                tail = self._tails.setdefault(path, Tail(path))
-                lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
+                tail = self._tail(f"{stem}.{stream}")
+                before = tail.position
+                if tail.behind:
+                    tail.skip(_KEPT // 2)
+                    lines.append(f"{rank} {stream} [drumbeat: {tail.position - before} bytes are left out here]\n")
+        self._append(attempt, lines)
+
+    def _tail(self, path: str) -> Tail:
+        return self._tails.setdefault(path, Tail(path))
+
+    def _append(self, attempt: int, lines: List[str]) -> None:
         if lines:
-            fd = os.open(self.folder.merged(attempt), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            with open(fd, "w", encoding="utf-8", errors="replace") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            with open(
+                os.open(self.folder.merged(attempt), flags, 0o644), "w", encoding="utf-8", errors="replace"
+            ) as file:
                 file.write("".join(lines))

@@ -12,6 +12,7 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 from drumbeat.agent.world import Network, World
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
+from drumbeat.plan.world_seen import Row
 from drumbeat.record import RecordError, from_plain, to_plain
 
 
@@ -86,6 +87,15 @@ class Judged:
 class Found:
     finding: Finding
     stop: bool = False
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The processes of this node that carry a rank."""
+
+    attempt: int
+    rows: Tuple[Row, ...]
+    t: float
 
 
 @dataclass(frozen=True)
@@ -193,7 +203,7 @@ class RankExited:
 
 
 Message = Union[
-    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, FilePart,
+    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Counted, FilePart,
     Ping, Refuse, Welcome, Prepare, Start, Stop, End,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
