@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz faults-train versions workloads clean
+.PHONY: demo test check pyz bench corpus fuzz faults faults-train versions workloads clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,10 @@ fuzz: $(VENV)/.dev
 # 30 kills at random moments of training and saving; the last weights must be those of an undisturbed run.
 faults-train: $(VENV)/.dev
 	DRUMBEAT_KILLS=30 DRUMBEAT_KILL_SEED=$$$$ $(BIN)/python -m pytest -q -s --timeout 1800 tests/train/test_kills.py
+
+# Every row of the fault table, for real; writes docs/reliability.md. FAULTS="word ..." chooses rows by name.
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults.table $(FAULTS)
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
 versions:

@@ -13,6 +13,8 @@ import os
 import time
 from typing import Any, Optional
 
+from drumbeat import stacks
+
 _LIMIT = 4000  # bytes of one line: above the size that local file systems append atomically, lines could be torn
 
 _fd: Optional[int] = None
@@ -38,6 +40,8 @@ def report(
 
     `tokens` and `samples` are what this rank processed since its last report; drumbeat adds the ranks up. `steps` is
     the total that is planned, if known: it gives the time left. `kind` is free: `step`, `validation`, `checkpoint`.
+    A report of another kind without figures announces that this begins: `report(kind="validation")` before a long
+    validation. Until this rank's next report its silence, and that of ranks that wait for it, is meant.
     Values must be plain numbers or strings: reading a GPU tensor would cost a synchronisation, so that stays the
     caller's choice.
     """
@@ -52,6 +56,7 @@ def report(
         raise ValueError(f"a metrics line of {len(data)} bytes; the limit is {_LIMIT}: report fewer or shorter values")
     try:
         os.write(_open(path), data)
+        stacks.serve()
     except OSError:
         pass  # a full disk is the agent's to report, not a reason to lose a training run
 
@@ -67,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 
 def _open(path: str) -> int:
-    """One descriptor a process: a forked DataLoader worker must not share its parent's."""
+    """One descriptor per process: a forked DataLoader worker must not share its parent's."""
     global _fd, _fd_pid
     if _fd is None or _fd_pid != os.getpid():
         _fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from contextlib import contextmanager
-from typing import Callable, Container, Iterator, List, Optional
+from typing import Callable, Container, Iterator, List, Mapping, Optional
 
 from drumbeat.signals import STOPS
 
@@ -192,6 +192,20 @@ def stops_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
+    """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
+    ranks need them, so they must survive whatever stands between the launcher and the ranks."""
+    found = []
+    for name, value in environ.items():
+        if name.endswith("_FD") and name.startswith(("PMI", "HYD", "I_MPI", "MV2", "MPI")) and value.isdigit():
+            try:
+                os.fstat(int(value))
+                found.append(int(value))
+            except (OSError, OverflowError):
+                pass  # it was closed before it came to us
+    return found
 
 
 def let_stops_in() -> None:

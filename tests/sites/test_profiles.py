@@ -18,6 +18,7 @@ from tests.plan.archetype import SITES, facts_of
 
 BUILT_IN = (
     "dgx-h100",
+    "kubernetes",
     "localhost",
     "lumi",
     "mi300x-cx7",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from drumbeat.agent.blame import is_consequence
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
+from drumbeat.diagnose.exits import STOPPED
 from drumbeat.finding import Finding
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.summary import Affected, group
-
-CONSEQUENCE = "peer-lost"  # code of a failure that only says that another rank went away
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class RankEnd:
     at: float  # on the lead's clock
     finding: Optional[Finding]
     by_us: bool
+    node: int = 0  # node rank
 
     @property
     def failed(self) -> bool:
@@ -35,7 +36,7 @@ class RankEnd:
 
     @property
     def what(self) -> str:
-        if self.by_us:
+        if self.by_us and (self.signal or self.code > 128 or self.finding is None or self.finding.code == STOPPED):
             return "ended by drumbeat"
         return self.finding.title if self.finding else f"ended with {self.code}"
 
@@ -49,6 +50,7 @@ class Attempt:
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
+    suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
@@ -58,7 +60,7 @@ class Attempt:
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
         failed = [end for end in self.ends if end.failed and not end.by_us]
-        causes = [end for end in failed if not (end.finding and end.finding.code == CONSEQUENCE)]
+        causes = [end for end in failed if not is_consequence(end)]
         return min(causes or failed, key=lambda end: end.at, default=None)
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.blame import blame
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
     DOUBTFUL,
@@ -132,11 +133,12 @@ class Lead:
             self.progress[member] = beat
 
     def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
-        if not self._is_current(ended.attempt):
+        if not self.is_current(ended.attempt):
             return []
         attempt = self.attempts[-1]
         at = ended.t + self.members[member].clock_offset
-        end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us)
+        node = self.node_rank(member)
+        end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node)
         attempt.ends.append(end)
         attempt.last_end = now
         if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
@@ -145,14 +147,14 @@ class Lead:
 
     def member_done(self, member: int, done: Done, now: float) -> List[Act]:
         """All processes of this member's attempt are gone, or cannot be ended."""
-        if not self._is_current(done.attempt):
+        if not self.is_current(done.attempt):
             return []
         attempt = self.attempts[-1]
         attempt.done[member] = done.progress
         acts: List[Act] = []
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)
-            finding = stuck_finding(self._node_rank(member), self.members[member].host, done.stuck)
+            finding = stuck_finding(self.node_rank(member), self.members[member].host, done.stuck)
             acts.append(Record("finding", {"finding": to_plain(finding)}))
             if not self.requests.outcome and attempt.cause() is None:
                 attempt.finding = attempt.finding or finding
@@ -172,7 +174,7 @@ class Lead:
             return acts  # it had no role
         attempt.done[number] = {}
         if self.phase == "running":
-            attempt.finding = attempt.finding or lost_finding(self._node_rank(number), member.host, why)
+            attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
             acts += self._stop_ranks("a node was lost", signal.SIGTERM, self.order.timing.failure_grace)
         return acts + (self._conclude(now) if self._all_done(attempt) else [])
 
@@ -199,9 +201,14 @@ class Lead:
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
+    def suspect(self, finding: Optional[Finding]) -> None:
+        """A watcher has named a rank that holds the others up; None: it goes on again."""
+        if self.attempts:
+            self.attempts[-1].suspected = finding
+
     def counted(self, member: int, counted: Counted, now: float) -> List[Act]:
         """What a node sees of its rank processes."""
-        if self.phase != "running" or not self._is_current(counted.attempt):
+        if self.phase != "running" or not self.is_current(counted.attempt):
             return []
         attempt = self.attempts[-1]
         if attempt.world is None:
@@ -210,7 +217,7 @@ class Lead:
             attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
         if self.first_step and self.first_step[0] == attempt.number:
             attempt.world.first_step = self.first_step[1]
-        attempt.world.add(self._node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+        attempt.world.add(self.node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
         verdict, findings, stop = attempt.world.judge()
         acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
@@ -267,10 +274,10 @@ class Lead:
         missing = muster.missing(self.order, self.members)
         return [Record("waiting", {"missing": missing, "seconds": round(elapsed, 1), "here": len(self.members)})]
 
-    def _is_current(self, attempt: int) -> bool:
+    def is_current(self, attempt: int) -> bool:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
 
-    def _node_rank(self, member: int) -> int:
+    def node_rank(self, member: int) -> int:
         assignment = self.attempts[-1].assignment
         return assignment.index(member) if member in assignment else member
 
@@ -348,6 +355,9 @@ class Lead:
             return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
         if first.exit_code == EXIT_REQUEUE:
             return Outcome(REQUEUE, EXIT_REQUEUE)
+        cause = blame(attempt.ends, attempt.suspected, lambda number: self.members[number].host)
+        if cause is not None:
+            return Outcome(FAILED, first.code, cause)
         unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
         return Outcome(FAILED, first.code, first.finding or unexplained)
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tupl
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
+from drumbeat.agent.lead_watch import LeadWatching
 from drumbeat.agent.on_end import run_on_end
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import what_follows, write_end
+from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import resolve
 from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
@@ -32,6 +34,7 @@ from drumbeat.agent.wire.messages import (
     Found,
     Hello,
     Judged,
+    Looked,
     Message,
     Ping,
     Pong,
@@ -99,10 +102,11 @@ class LeadSide:
         self.master_addr = "127.0.0.1"
         self.events: EventLog
         self.lead: Lead
+        self.watching: LeadWatching
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
-            FirstStep: self._first_step, Judged: self._judged, Found: self._found, FilePart: self._file,
-            Counted: self._counted,
+            FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
+            FilePart: self._file, Counted: self._counted,
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -112,6 +116,7 @@ class LeadSide:
         earlier = Run.open(self.folder.path).attempt_ends()
         self.events = EventLog(self.folder.events, 0)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
@@ -136,7 +141,7 @@ class LeadSide:
 
     def beat(self) -> None:
         if self.agent.node and hasattr(self, "lead"):
-            self.lead.beat(0, self.agent.node.progress_beat())
+            self._beat(0, self.agent.node.progress_beat())
 
     def tick(self, now: float) -> None:
         self._do(self.lead.tick(now))
@@ -148,6 +153,7 @@ class LeadSide:
             self._look_for_folder()
             if self.door and self.door.is_open:
                 self.door.tick(now)
+            self._do(self.watching.tick(now))
             self.last_look = now
         self.look_for_stop(now)
 
@@ -296,9 +302,12 @@ class LeadSide:
 
     def _beat(self, member: int, message: Beat) -> None:
         self.lead.beat(member, message)
+        self._do(self.watching.beat(member, message, time.monotonic()))
 
     def _rank_ended(self, member: int, message: RankEnded) -> None:
-        self._do(self.lead.rank_ended(member, message, time.monotonic()))
+        now = time.monotonic()
+        self._do(self.watching.rank_ended(member, message, now) if self.lead.is_current(message.attempt) else [])
+        self._do(self.lead.rank_ended(member, message, now))
 
     def _done(self, member: int, message: Done) -> None:
         self._do(self.lead.member_done(member, message, time.monotonic()))
@@ -324,6 +333,9 @@ class LeadSide:
         if message.stop:
             self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
 
+    def _looked(self, member: int, message: Looked) -> None:
+        self._do(self.watching.looked(member, message, time.monotonic()))
+
     def _counted(self, member: int, message: Counted) -> None:
         self._do(self.lead.counted(member, message, time.monotonic()))
 
@@ -336,6 +348,7 @@ class LeadSide:
         for act in acts:
             if isinstance(act, Record):
                 self._record(act)
+                self._do(self.watching.recorded(act.kind, time.monotonic()))
             elif isinstance(act, Tell):
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)

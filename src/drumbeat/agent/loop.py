@@ -22,6 +22,7 @@ from drumbeat.agent.wakeup import Wakeup
 from drumbeat.agent.wire.messages import (
     End,
     Hello,
+    Look,
     Message,
     Prepare,
     RankExited,
@@ -165,6 +166,8 @@ class Agent:
             self.node.start(message.attempt, message.node_rank, peers)
         elif isinstance(message, Stop):
             self.node.stop(message.signal, message.grace)
+        elif isinstance(message, Look):
+            self.node.look(message)
         elif isinstance(message, End) and self.exit_code is None:
             self.exit_code = message.exit_code
             self.report({"ended": self.exit_code, "again": message.again})

@@ -12,6 +12,8 @@ from typing import Callable, List, Optional, Set
 
 from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
+from drumbeat.agent.looks.child import Looker
+from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.node_metrics import NodeMetrics
 from drumbeat.agent.ranks.explain import Explainer
@@ -24,7 +26,7 @@ from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Message, RankEnded, StartRank
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded, StartRank
 from drumbeat.facts.identity import rank_variables
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -32,7 +34,7 @@ from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import jax_identity, node_identity, trace
+from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
@@ -79,6 +81,7 @@ class Node:
         self.metrics = NodeMetrics(folder, self.local, shipping)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.explainer = self._new_explainer()
+        self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
         replace_json(folder.facts, facts)
         self.monitor = 0 if order.emulated and member else self._start_monitor()  # one machine needs one
@@ -105,6 +108,8 @@ class Node:
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
+        if self.order.checks.get("hang", "off") != "off":
+            variables += flight_recorder(variables, os.environ)
         bring(self.order, self.folder.attempt(attempt))
         replace_json(self.folder.environment, {"attempt": attempt, "variables": variables, "binding": bound})
         self._watch(peers, facts, bound, right, variables)
@@ -153,6 +158,7 @@ class Node:
         if not self.active:
             return
         self.watching.tick(now)
+        self.looker.poll(now)
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
             self.sweep_until = now + _SWEEP
@@ -188,8 +194,22 @@ class Node:
         shutil.rmtree(self.local, ignore_errors=True)
 
     def progress_beat(self) -> Beat:
-        progress = self.metrics.progress
-        return Beat(progress.step, progress.last_t) if self.active else Beat()
+        if not self.active:
+            return Beat()
+        return self.metrics.ranks.beat(self.metrics.progress.last_t, time.monotonic())
+
+    def look(self, request: Look) -> None:
+        """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
+        if self.active and request.attempt == self.attempt:
+            self.looker.start(request.number, self.node_rank, self.ranks.rank_of, time.monotonic())
+
+    def _looked(self, number: int, found: List[RankLook]) -> None:
+        now, looks = time.monotonic(), []
+        for look in found:
+            step, quiet = self.metrics.ranks.last(look.rank, now)
+            looks.append(replace(look, host=self.facts.host, node=self.node_rank, step=step, quiet=quiet))
+        replace_json(self.folder.looks(self.attempt), {"t": time.time(), "ranks": looks})
+        self.tell(Looked(self.attempt, number, tuple(looks)))
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -278,6 +298,7 @@ class Node:
     def _rank_ended(self, end: End, seconds: float) -> None:
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
         self.events.write("rank-exited", {**about, "seconds": seconds, "core_dumped": end.core_dumped})
+        self.metrics.ranks.ended(end.rank)
         self.watching.feed("exited", about, time.monotonic())
         finding = None
         if end.exit_code != 0:
@@ -310,6 +331,7 @@ class Node:
 
     def _finish(self, stuck: str) -> None:
         self.active, self.sweep_until = False, None
+        self.looker.end()
         try:
             self._ship(final=True)
             self.watching.end(time.monotonic())

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
+from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
@@ -23,6 +24,7 @@ class NodeMetrics:
     def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
         self.folder, self.shipping = folder, shipping
         self.progress = Progress()
+        self.ranks = RankProgress()
         self._began = time.time()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
@@ -31,7 +33,7 @@ class NodeMetrics:
 
     def begin_attempt(self, folder: str) -> None:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
-        self.progress = Progress()
+        self.progress, self.ranks = Progress(), RankProgress()
         self._printed = PrintedMetrics(folder)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
@@ -51,6 +53,7 @@ class NodeMetrics:
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
                 self.progress.add(metric)
+                self.ranks.add(metric, time.monotonic())
                 records.append(record)
         return records
 

@@ -20,6 +20,8 @@ GROUP = "drumbeat.backends"
 _BUILT_IN = {
     "local": "drumbeat.backends.local:Local",
     "slurm": "drumbeat.backends.slurm:Slurm",
+    "kubernetes": "drumbeat.backends.kubernetes:Kubernetes",
+    "runai": "drumbeat.backends.runai:RunAi",
     "ssh": "drumbeat.backends.ssh:Ssh",
 }
 FOR_HOSTS = "ssh"  # what starts jobs on machines that are named one by one

@@ -93,8 +93,9 @@ def _recorded(reader: Reader, run: Run) -> None:
     """What the run's own events say: the lead's finding, and which rank ended first, by the lead's clock."""
     from drumbeat.desk.closing import near
     from drumbeat.diagnose.elastic import FirstFailure
-    from drumbeat.finding import Evidence
+    from drumbeat.finding import ERROR, Evidence
     from drumbeat.runfolder import events as kinds
+    from drumbeat.runfolder.hang import hang_of
 
     first: Optional[kinds.RankExited] = None
     failed: Optional[kinds.Failed] = None
@@ -111,6 +112,9 @@ def _recorded(reader: Reader, run: Run) -> None:
             for each in failed.finding.evidence
         )
         reader.recorded.append(replace(failed.finding, evidence=evidence))
+    hang = hang_of(run.run_events())
+    if failed is None and hang is not None:
+        reader.recorded.append(replace(hang.finding, severity=ERROR))
     facts = [run.facts(node) for node in run.nodes()]
     reader.communicators.no_gpus = bool(facts) and all(each is not None and not each.gpus for each in facts)
     if first is not None and reader.elastic.first is None:

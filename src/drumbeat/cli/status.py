@@ -67,9 +67,13 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
-        left = state.progress.seconds_left()
+        left = None if state.hang else state.progress.seconds_left()
         rest = f", about {duration(left)} left" if left is not None and state.goes_on else ""
         lines.append(("elapsed", duration(state.seconds) + rest))
+    if state.hang:
+        finding = state.hang.finding
+        lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
+        lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.progress.step is not None:
         lines.append(("progress", progress_line(state.progress)))
     if state.gpus:
@@ -94,5 +98,5 @@ def as_plain(state: State) -> dict[str, Any]:
     rate = state.rate
     plain: dict[str, Any] = to_plain(state)
     plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
-    plain["seconds_left"] = state.progress.seconds_left() if state.goes_on else None
+    plain["seconds_left"] = state.progress.seconds_left() if state.goes_on and not state.hang else None
     return plain

@@ -66,6 +66,7 @@ class Console:
         self._environment_said = False
         self._drawn = ""
         self._last_progress = time.monotonic()
+        self._said_progress = ""
 
     def begin(self) -> None:
         order = self.order
@@ -180,6 +181,10 @@ class Console:
             self.say("lost", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
+        elif isinstance(event, kinds.Activity):
+            self.say("waiting", f"no step yet after {duration(event.seconds)}: {event.what}")
+        elif isinstance(event, kinds.Resumed):
+            self.say("resumed", f"steps come again, after {duration(event.seconds)} without one")
         elif isinstance(event, kinds.FindingMade):
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
 
@@ -259,8 +264,8 @@ class Console:
             if line != self._drawn:
                 _put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line
-        elif time.monotonic() - self._last_progress > _PROGRESS_EVERY:
-            self._last_progress = time.monotonic()
+        elif time.monotonic() - self._last_progress > _PROGRESS_EVERY and line != self._said_progress:
+            self._last_progress, self._said_progress = time.monotonic(), line  # in silence there is nothing to repeat
             self.say("progress", line)
 
     def _clear(self) -> None:

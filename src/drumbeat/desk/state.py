@@ -20,6 +20,7 @@ from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import read_run_record, write_run_record
@@ -43,6 +44,7 @@ class State:
     ranks: Ranks
     summary: Optional[Summary] = None
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    hang: Optional[Hang] = None  # reported, and not over
     gpus: Optional[GpuUse] = None  # of a run that is running
 
     @property
@@ -68,8 +70,9 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
+    hang = hang_of(run.run_events()) if goes_on else None
     gpus = gpu_use(run) if told.state == RUNNING else None
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, gpus)
+    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus)
 
 
 def read_summary(run: Run) -> Optional[Summary]:

@@ -96,7 +96,8 @@ def explain_exit(
     end = RankEnd(None, exit_code, signal, stdout_tail, stderr_tail)
     failure = _read([end], end)
     finding, role = failure.finding, _role(failure)
-    if killed_by_us and (role != CAUSE or signal in (signals.SIGTERM, signals.SIGKILL)):
+    ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
+    if killed_by_us and not ended_itself:
         return Finding(STOPPED, INFO, "ended by drumbeat", "another rank, a limit or the user had ended the run")
     if oom_kill_seen and signal == signals.SIGKILL:
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()

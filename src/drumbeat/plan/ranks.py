@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping
+from typing import List, Mapping, Sequence
 
 from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
@@ -38,6 +38,15 @@ def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
     ]
 
 
+def flight_recorder(variables: Sequence[EnvVar], environ: Mapping[str, str]) -> List[EnvVar]:
+    """Torch keeps its last collectives in memory, so that a hang can be told by name; off where the user says so."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    if any(variable.name in names for variable in variables) or any(name in environ for name in names):
+        return []
+    why = "torch keeps its last collectives, so that a hang can be told by name"
+    return [EnvVar(names[0], "2000", why, "default")]
+
+
 def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
     """`known` are the rank's variables so far."""
     return [
@@ -48,7 +57,7 @@ def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
 
 
 def trace(log: str) -> List[EnvVar]:
-    """`--trace`: what NCCL, MIOpen and libfabric say, one file a rank. Too much for every day."""
+    """`--trace`: what NCCL, MIOpen and libfabric say, one file per rank. Too much for every day."""
     why = "the job asks for a trace"
     return [
         EnvVar("NCCL_DEBUG", "INFO", why, "user"),

@@ -76,6 +76,21 @@ class FirstStep(Event):
 
 
 @dataclass(frozen=True)
+class Activity(Event):
+    """What the ranks are doing while no step has come yet."""
+
+    seconds: float  # since the attempt began
+    what: str
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """Steps come again after a hang was reported."""
+
+    seconds: float  # without a step
+
+
+@dataclass(frozen=True)
 class Failed(Event):
     finding: Finding  # the first real failure
 
@@ -181,6 +196,8 @@ TYPES: Dict[str, Type[Event]] = {
     "mustered": Mustered,
     "attempt-started": AttemptStarted,
     "first-step": FirstStep,
+    "activity": Activity,
+    "resumed": Resumed,
     "failed": Failed,
     "consequence": Consequence,
     "attempt-ended": AttemptEnded,

@@ -27,6 +27,7 @@ RUN/
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
   nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
   nodes/K/attempt-N/launcher.out, launcher.err             a launcher or script that starts the ranks
+  nodes/K/attempt-N/looks.json     what its ranks were doing when steps stopped coming   agent K, replaced
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
   nodes/K/attempt-N/profile/rank-R.pt.trace.json   drumbeat train with profile=   rank R
   nodes/0/attempt-N/collectives.json verify: what was measured         rank 0
@@ -159,6 +160,9 @@ class NodeFolder:
     def merged(self, attempt: int) -> str:
         """All ranks of the node in one file, where the job is large."""
         return self.at(f"attempt-{attempt}", "ranks.log")
+
+    def looks(self, attempt: int) -> str:
+        return self.at(f"attempt-{attempt}", "looks.json")
 
     def ranks(self, attempt: int) -> Dict[int, str]:
         """Rank -> its path without the stream's ending."""

@@ -55,6 +55,14 @@ class JobChecks:
         "warn",
         allowed=CHECK_LEVELS,
     )
+    hang: str = key(
+        "choice",
+        "What follows when steps stop coming and one rank, or all of them, can be seen to hang. stop keeps the ranks' stacks, "
+        "then ends the attempt as failed. Programs that report no steps are never stopped.",
+        "stop",
+        "warn",
+        allowed=CHECK_LEVELS,
+    )
     transport: Optional[str] = key(
         "choice",
         "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "

@@ -116,6 +116,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         checks={
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
+            "hang": job.checks.hang,
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
             "world": job.checks.world or "stop",
         },

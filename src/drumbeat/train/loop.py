@@ -251,8 +251,9 @@ def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
 
 def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, done: int) -> Dict[str, float]:
     began = time.perf_counter()
+    reporter.begins("validation", done)
     values = validate()
-    reporter.figures("validation", done, {}, {**values, "seconds": round(time.perf_counter() - began, 3)})
+    reporter.figures("validation", done, {"seconds": round(time.perf_counter() - began, 3)}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     return values
 
@@ -270,9 +271,10 @@ def _setup(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[s
 
 def _save(checkpoints: Checkpoints, reporter: Reporter, done: int, stream: Stream, wait: bool) -> List[Saved]:
     """Save, and report how long training stood still for it."""
+    reporter.begins("checkpoint", done)
     began = time.perf_counter()
     ended = checkpoints.save(done, stream.state_dict(), wait=wait)
-    reporter.figures("checkpoint", done, {}, {"seconds": round(time.perf_counter() - began, 3)})
+    reporter.figures("checkpoint", done, {"seconds": round(time.perf_counter() - began, 3)}, {})
     return ended
 
 
@@ -280,11 +282,11 @@ def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
     """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
     if saved is None:
         return
-    outcome: Dict[str, Any] = {"path": saved.path, "save_s": round(saved.seconds, 3)}
+    outcome: Dict[str, Any] = {"path": saved.path}
     if saved.error:
         outcome["error"] = saved.error
         reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")
-    reporter.figures("checkpoint", saved.step, {}, outcome)
+    reporter.figures("checkpoint", saved.step, {"save_s": round(saved.seconds, 3)}, outcome)
 
 
 def _too_often(saved: Saved) -> str:

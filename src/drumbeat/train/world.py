@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from drumbeat import stacks
 from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.refusal import Refusal
 
@@ -28,6 +29,7 @@ class World:
 
 def join(timeout_s: float = 600.0) -> World:
     """Join the job that the environment describes; without RANK and WORLD_SIZE this process is a world of one."""
+    stacks.serve()  # a hang can be told from the rendezvous on
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     local_rank, local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
     if not 0 <= rank < size:

@@ -48,6 +48,12 @@ class Ranks:
         return list(self._own)
 
     @property
+    def rank_of(self) -> Dict[int, int]:
+        """The processes that were started for this node, with their ranks; whoever guards them."""
+        guarded = {self.guarded_pids[each]: rank for each, rank in self._guarded.items() if each in self.guarded_pids}
+        return {pid: rank.process.rank for pid, rank in {**self._own, **guarded}.items()}
+
+    @property
     def mains(self) -> List[int]:
         """The processes that were started for this node, whoever guards them."""
         return [*self._own, *(pid for local_id, pid in self.guarded_pids.items() if local_id in self._guarded)]

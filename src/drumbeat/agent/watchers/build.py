@@ -1,4 +1,4 @@
-"""The watchers of one attempt on one node, with their sensors: built in one place, from the order and the facts."""
+"""All watchers, built in one place from the order and the facts: those of one attempt on one node, and the lead's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.census import Census, CensusLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
+from drumbeat.agent.watchers.hang import Hang
+from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.facts.model import Facts
 from drumbeat.order import EnvVar, Order
@@ -36,6 +38,12 @@ class Scene:
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
     """The transport gate, where the job wants one: it must be opened before the ranks' variables are final."""
     return [gate()] if order.checks.get("transport", "off") != "off" else []
+
+
+def build_lead_watchers(order: Order) -> List[Watcher]:
+    """They watch the whole run, attempt after attempt."""
+    level = order.checks.get("hang", "off")
+    return [] if level == "off" else [Hang(level), Straggler()]
 
 
 def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record: Record, tell: Tell) -> Watching:

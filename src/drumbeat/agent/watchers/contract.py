@@ -1,21 +1,28 @@
-"""The contract of a watcher: a small state machine that the agent's loop feeds. No I/O, no clock of its own."""
+"""The contract of a watcher: a small state machine that the agent's loop feeds. No I/O, no clock of its own.
+
+Some watch one node, some the whole run (they live on the lead). build.py makes both.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Protocol, Union
+from typing import Any, Dict, List, Protocol, Tuple, Union
 
 from drumbeat.finding import Finding
 
 
 @dataclass(frozen=True)
 class Saw:
-    """Something that happened on this node, as watchers see it.
+    """Something that happened, as watchers see it.
 
-    kinds: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
+    On a node: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
     number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank ->
     what /proc says of it), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
     exit_code, signal), `tick` (time passed), `ended` (no rank is left).
+
+    On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,
+    exit_code, by_us), `looked` (member, looks: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
+    ended), `tick`.
     """
 
     kind: str
@@ -44,7 +51,14 @@ class Stop:
     finding: Finding
 
 
-Action = Union[Emit, Warn, Stop]
+@dataclass(frozen=True)
+class AskLook:
+    """On the lead: let these members look at what their ranks are doing; the answers come as `looked`."""
+
+    members: Tuple[int, ...]
+
+
+Action = Union[Emit, Warn, Stop, AskLook]
 
 
 class Watcher(Protocol):

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
+from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.world import Network, World
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
@@ -41,11 +42,26 @@ class Pong:
 
 
 @dataclass(frozen=True)
+class Pace:
+    rank: int
+    seconds: float  # per step, as the rank itself says
+
+
+@dataclass(frozen=True)
 class Beat:
-    """I am here; from a member also: this is how far my ranks are."""
+    """I am here; from a member also: this is how far my ranks are. Of the same size however many ranks the node has."""
 
     step: Optional[int] = None
     t: Optional[float] = None  # of that step's report, on the member's clock
+    silent: Optional[float] = None  # seconds since any rank reported anything
+    stale: Optional[float] = (
+        None  # of the rank that is overdue the longest by its own pace: seconds since its last report
+    )
+    stale_rank: Optional[int] = None
+    every: Optional[float] = None  # median of the seconds between two steps that a rank reported
+    phase: str = ""  # announced by a rank and not over yet: validation, checkpoint
+    slowest: Optional[Pace] = None
+    usual: Optional[float] = None  # median of the ranks' own seconds per step
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,15 @@ class Judged:
 class Found:
     finding: Finding
     stop: bool = False
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The answer to `Look`: every rank of this node that could be looked at."""
+
+    attempt: int
+    number: int
+    looks: Tuple[RankLook, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +176,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Look at what your ranks are doing, and tell."""
+
+    attempt: int
+    number: int  # of this look
+
+
+@dataclass(frozen=True)
 class End:
     exit_code: int
     again: bool = False  # the lead comes back, and waits for its members once more
@@ -203,8 +236,8 @@ class RankExited:
 
 
 Message = Union[
-    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Counted, FilePart,
-    Ping, Refuse, Welcome, Prepare, Start, Stop, End,
+    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
+    Ping, Refuse, Welcome, Prepare, Start, Stop, Look, End,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip
 

@@ -26,6 +26,10 @@ class Reporter:
         for sink in self._sinks:
             sink.write(kind, step, {**own, **shared})
 
+    def begins(self, kind: str, step: int) -> None:
+        """Announce work that takes its time: until the next report of this rank its silence is no hang."""
+        metrics.report(step, kind=kind)
+
     def say(self, text: str) -> None:
         if self.lead:
             print(text, flush=True)

@@ -1,0 +1,67 @@
+"""Whose fault was it, where every failure is only a consequence: ranks lost a peer, or waited for one until a time-out.
+
+Then the cause is a rank that did not fail by itself: one that a watcher had named, one that ended with 0 before the others, or
+one that was still there and had to be ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+
+from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
+from drumbeat.ranges import named_ranks
+
+if TYPE_CHECKING:
+    from drumbeat.agent.attempt import RankEnd
+
+CONSEQUENCES = frozenset({"peer-lost", "collective-timeout"})
+
+
+def is_consequence(end: RankEnd) -> bool:
+    return end.finding is not None and end.finding.code in CONSEQUENCES
+
+
+def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
+    """The cause behind the failures, if another rank is; None where a failure is its own cause."""
+    failed = [end for end in ends if end.failed and not end.by_us]
+    if not failed or not all(is_consequence(end) for end in failed):
+        return None
+    if suspected is not None:
+        return suspected
+    first = min(failed, key=lambda end: end.at)
+    early = sorted((end for end in ends if not end.failed and end.at <= first.at), key=lambda end: end.at)
+    if early:
+        return _early_exit(early, first, host_of)
+    failed_ranks = {end.rank for end in failed}
+    waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
+    if waited and len(waited) < len(ends):
+        return _absent(waited, failed, host_of)
+    return None
+
+
+def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+    ranks, one = [end.rank for end in early], early[0]
+    seconds = max(0.0, first.at - one.at)
+    return Finding(
+        "early-exit", ERROR, f"{named_ranks(ranks, 8)} ended with exit code 0 while the others went on",
+        f"rank {first.rank} lost it {seconds:.1f} s later: the ranks did not have the same number of steps",
+        "give every rank the same number of steps: drop_last, an even sampler, or torch's Join for uneven data",
+        _shown(first), node=one.node, host=host_of(one.member), rank=one.rank, confidence=LIKELY,
+        seen=("exit codes and times of all ranks",),
+    )  # fmt: skip
+
+
+def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
+    ranks, others = [end.rank for end in absent], [end.rank for end in failed]
+    one = absent[0]
+    return Finding(
+        "rank-absent", ERROR, f"{named_ranks(others, 8)} gave up waiting; {named_ranks(ranks, 8)} had not come",
+        "it was alive but did not reach the collective in time: stuck, asleep, in a loop, or much slower",
+        f"look at what {named_ranks(ranks, 8)} did last: checks: {{hang: stop}} keeps its stack",
+        _shown(failed[0]), node=one.node, host=host_of(one.member), rank=one.rank if len(ranks) == 1 else None,
+        confidence=LIKELY, seen=("exit codes, times and last lines of all ranks",),
+    )  # fmt: skip
+
+
+def _shown(end: RankEnd) -> tuple[Evidence, ...]:
+    return end.finding.evidence[:2] if end.finding else ()

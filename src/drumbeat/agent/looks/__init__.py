@@ -1,0 +1,1 @@
+"""Looks at what ranks are doing: read by the agents when the lead asks, judged by the lead."""

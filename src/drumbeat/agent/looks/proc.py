@@ -1,0 +1,241 @@
+"""Two readings of this node's ranks, two seconds apart: /proc, the ranks' own stacks, GPUs. Runs in a child of the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat import stacks
+from drumbeat.agent.looks.record import Collective, RankLook
+from drumbeat.agent.ranks.stop_targets import Process, read_processes
+from drumbeat.facts.host import LiveHost
+from drumbeat.facts.model import Gpu
+from drumbeat.facts.nvml import open_nvml
+from drumbeat.facts.sample import Sampler
+
+_APART = 2.0  # seconds between the first and the last reading
+_ASKS = 10  # times that a rank is asked for its stack, over that time
+_SPOTS = 3  # instructions at which an empty loop is found, at most
+_ANSWER = 0.5  # seconds for a rank to answer
+_DUMP = 3.0  # seconds for py-spy
+_MOST_FRAMES = 12
+_TICKS = os.sysconf("SC_CLK_TCK")
+_COMPILERS = frozenset((
+    "ptxas", "cicc", "nvcc", "fatbinary", "cc1", "cc1plus", "gcc", "g++", "c++", "clang", "clang++", "amdclang++", "hipcc",
+    "lld", "ld", "ld.lld", "ninja",
+))  # fmt: skip
+# Numbers of the system calls that a waiting rank is found in.
+_CALLS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 16: "ioctl", 23: "select", 35: "nanosleep", 34: "pause", 42: "connect", 43: "accept",
+        45: "recvfrom", 47: "recvmsg", 61: "wait4", 73: "flock", 74: "fsync", 75: "fdatasync", 202: "futex",
+        230: "clock_nanosleep", 232: "epoll_wait", 257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 29: "ioctl", 32: "flock", 56: "openat", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll",
+        82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect",
+        207: "recvfrom", 212: "recvmsg", 260: "wait4",
+    },
+}.get(platform.machine(), {})  # fmt: skip
+
+
+@dataclass
+class _Rank:
+    number: int
+    main: int  # the process that trains
+    pids: List[int]
+    sock: str = ""  # where it answers
+    answers: List[Dict[str, Any]] = field(default_factory=list)
+    silent: bool = False  # it did not answer
+
+
+def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gpus: Sequence[Gpu]) -> List[RankLook]:
+    """`mains`: processes that were started for the ranks, pid -> rank; `folder`: where ranks answer questions."""
+    table = read_processes(signal.SIGTERM)
+    ranks = _find(table, run_id, node, mains, folder)
+    begin = time.monotonic()
+    before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
+    for index in range(_ASKS):
+        for rank in ranks:
+            if rank.sock and not rank.silent:
+                answer = stacks.ask(folder, rank.sock, _ANSWER)
+                rank.silent = answer is None
+                rank.answers += [answer] if answer else []
+        time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
+    seconds = time.monotonic() - begin
+    after = {pid: _used(pid) for rank in ranks for pid in rank.pids}
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
+    return [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
+
+
+def _find(table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int], folder: str) -> List[_Rank]:
+    """Processes by rank: as their environment says, else as whoever started them."""
+    found: Dict[int, List[int]] = {}
+    for process in table.values():
+        rank = _rank_of(process, table, run_id, node, mains)
+        if rank is not None:
+            found.setdefault(rank, []).append(process.pid)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    ranks = []
+    for number, pids in sorted(found.items()):
+        pids.sort(key=lambda pid: (int(table[pid].started or 0), pid))
+        answering = {int(name.split(".")[1]): name for name in names if name.startswith(f"rank-{number}.")}
+        main = next((pid for pid in pids if pid in answering), None) or _trains(pids, table)
+        ranks.append(_Rank(number, main, pids, answering.get(main, "")))
+    return ranks
+
+
+def _rank_of(
+    process: Process, table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int]
+) -> Optional[int]:
+    ancestor: Optional[Process] = process
+    while ancestor is not None and ancestor.pid not in mains:
+        ancestor = table.get(ancestor.parent) if ancestor.parent != ancestor.pid else None
+    environ = _environ(process.pid) if ancestor is not None or process.rank else {}
+    mine = environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
+    if ancestor is None and not mine:
+        return None
+    if process.rank.isdecimal():
+        return int(process.rank)
+    return mains[ancestor.pid] if ancestor is not None else None
+
+
+def _trains(pids: Sequence[int], table: Mapping[int, Process]) -> int:
+    """The oldest process that is no shell."""
+    return next((pid for pid in pids if not table[pid].is_shell), pids[0])
+
+
+def _environ(pid: int) -> Dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = (each.decode("utf-8", "replace").partition("=") for each in file.read(1 << 20).split(b"\0"))
+            return {name: value for name, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _used(pid: int) -> Tuple[str, float, int]:
+    """State, seconds of CPU time, bytes read and written; a process that is gone has used none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+        fields = stat[stat.rindex(b")") + 2 :].split()
+    except (OSError, ValueError):
+        return "", 0.0, 0
+    moved = 0
+    for line in _read(f"/proc/{pid}/io").splitlines():
+        name, _, value = line.partition(": ")
+        moved += int(value) if name in ("rchar", "wchar") else 0
+    return fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS, moved
+
+
+def _look(
+    rank: _Rank, table: Mapping[int, Process], before: Mapping[int, Tuple[str, float, int]],
+    after: Mapping[int, Tuple[str, float, int]], seconds: float, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]],
+) -> RankLook:  # fmt: skip
+    cpu = sum(max(0.0, after[pid][1] - before[pid][1]) for pid in rank.pids) / seconds
+    moved = sum(max(0, after[pid][2] - before[pid][2]) for pid in rank.pids) / seconds
+    first, last = before[rank.main][0], after[rank.main][0]
+    call = _read(f"/proc/{rank.main}/syscall").split()
+    name = _CALLS.get(int(call[0]), f"system call {call[0]}") if call and call[0].isdigit() else ""
+    waits_in = _read(f"/proc/{rank.main}/wchan")
+    frames = [answer.get("stack") or [] for answer in rank.answers]
+    if not rank.sock:
+        frames = _py_spy(rank.main)
+    steady = len(frames) >= 3 and bool(frames[-1]) and len({_functions(stack) for stack in frames}) == 1
+    spots = {(answer.get("at"), bool(answer.get("calls"))) for answer in rank.answers}
+    stack = frames[-1] if frames else []
+    own = next((frame for frame in stack if not frame[3]), None)
+    device = _device(rank.main, gpus, devices)
+    power, cap = device.get("power"), device.get("power_cap")
+    return RankLook(
+        rank.number,
+        rank.main,
+        state=last if first == last or last == "" else "R" if "R" in (first, last) else last,
+        waits_in="" if waits_in == "0" else waits_in,
+        call=name,
+        cpu=round(cpu, 3),
+        io=round(moved),
+        stack=tuple(_words(frame) for frame in stack[:_MOST_FRAMES]),
+        place=_words(own) if own else "",
+        steady=steady,
+        spins=steady and not stack[0][3] and len(spots) <= _SPOTS and not any(calls for _, calls in spots),
+        asked=not rank.silent if rank.sock else None,
+        collectives=_collectives(rank.answers[-1].get("flight") if rank.answers else None),
+        compiler=next((table[pid].program for pid in rank.pids if table[pid].program in _COMPILERS), ""),
+        gpu=device.get("busy"),
+        power=round(power / cap, 2) if power is not None and cap else None,
+        clock=device.get("clock"),
+        device=device.get("index"),
+    )
+
+
+def _functions(stack: Sequence[Sequence[Any]]) -> Tuple[Tuple[str, str], ...]:
+    return tuple((str(frame[0]), str(frame[2])) for frame in stack)
+
+
+def _words(frame: Sequence[Any]) -> str:
+    """As short as it still names a file: the last two parts of its path."""
+    parts = str(frame[0]).split(os.sep)
+    shown = os.sep.join(parts[-2:]) if frame[3] else parts[-1]
+    return f"{shown}:{frame[1]} {frame[2]}"[:160]
+
+
+def _collectives(flight: Any) -> Tuple[Collective, ...]:
+    if not isinstance(flight, dict):
+        return ()
+    found = []
+    for group, last in list(flight.items())[:16]:
+        if isinstance(last, list) and len(last) == 3 and isinstance(last[0], int):
+            found.append(Collective(str(group)[:40], last[0], str(last[1])[:40], bool(last[2])))
+    return tuple(found)
+
+
+def _py_spy(pid: int) -> List[List[List[Any]]]:
+    """The main thread's stack by py-spy, where it is installed and may look; it does not stop the process."""
+    tool = shutil.which("py-spy")
+    if not tool:
+        return []
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            capture_output=True,
+            timeout=_DUMP,
+            check=False,
+        )
+        threads = json.loads(done.stdout)
+        main = next((each for each in threads if each.get("thread_name") == "MainThread"), threads[0])
+        frames = [[f["filename"], f["line"], f["name"], "site-packages" in f["filename"]] for f in main["frames"]]
+        return [frames]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError, TypeError):
+        return []
+
+
+def _device(pid: int, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What the GPU does that this process holds open; nothing where it holds none or several."""
+    index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
+    opened = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target in index_of:
+                opened.add(index_of[target])
+    except OSError:
+        return {}
+    return next((each for each in devices if opened == {each.get("index")}), {})
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""

@@ -1,0 +1,44 @@
+"""What one look at a rank shows: data only. The agents look, the lead judges (watchers/hang.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The last collective that a rank has called in one process group, as torch's flight recorder has it."""
+
+    group: str
+    number: int
+    operation: str
+    over: bool
+
+
+@dataclass(frozen=True)
+class RankLook:
+    """One rank, looked at twice, two seconds apart. None is unknown."""
+
+    rank: int
+    pid: int
+    host: str = ""
+    node: int = 0  # node rank
+    step: Optional[int] = None  # that it reported last
+    quiet: Optional[float] = None  # seconds since its last report
+    state: str = ""  # of the main thread, as /proc names it: R, S, D, T, t; '': gone
+    waits_in: str = ""  # the kernel's function, where it waits and may be read
+    call: str = ""  # the system call, where it may be read
+    cpu: float = 0.0  # cores used by the rank and its helpers
+    io: float = 0.0  # bytes per second, read and written
+    stack: Tuple[str, ...] = ()  # Python frames, innermost first: file:line function
+    place: str = ""  # innermost frame of the user's own code
+    steady: bool = False  # all looks show the same functions
+    spins: bool = False  # a loop in one function of the user's own, that calls nothing
+    asked: Optional[bool] = None  # False: there is a thread to ask for stacks, and it did not answer
+    collectives: Tuple[Collective, ...] = ()
+    compiler: str = ""  # a compiler that works for it
+    gpu: Optional[float] = None  # per cent of the time with a kernel running
+    power: Optional[float] = None  # share of the GPU's cap
+    clock: Optional[float] = None  # MHz
+    device: Optional[int] = None  # index of that GPU

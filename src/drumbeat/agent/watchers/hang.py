@@ -1,0 +1,197 @@
+"""Silence is news: a watcher on the lead that notices when steps stop coming, has the agents look, and names who hangs.
+
+No step for max(5 s, 5 x the usual time between two reports) makes the agents look. A look is no verdict; see hang_verdict.
+What lasted long once and went well (a validation, a checkpoint) is learned, what a rank announces is waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import Any, Dict, List, Optional, Tuple
+
+from drumbeat.agent.looks.record import RankLook
+from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of
+from drumbeat.agent.wire.messages import Beat
+from drumbeat.finding import ERROR, Finding
+
+SHORTEST = 5.0  # seconds without a step before anybody looks
+TIMES = 5.0  # or this many times the usual time between two reports
+_LEARNED = 1.5  # or this many times the longest pause that went well
+_ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
+_ANSWERS = 11.0  # seconds for all members to answer
+_NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
+_EVERY = 60.0  # seconds between looks before the first step
+
+
+class Hang:
+    """`level` is one of warn and stop."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+        self.members: Dict[int, Dict[str, Any]] = {}
+        self._forget()
+
+    def on(self, saw: Saw, now: float) -> List[Action]:
+        if saw.kind == "attempt":
+            self._forget()
+            self.members, self._began, self._running = saw.data["members"], now, True
+            self._next_look = now + _EVERY
+        elif saw.kind == "stopping":
+            self._running = False
+        elif saw.kind == "beat" and saw.data["member"] in self.members:
+            self._beats[saw.data["member"]] = (now, saw.data["beat"])
+            return self._on_progress(now)
+        elif saw.kind == "exited":
+            self._ended[saw.data["rank"]] = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
+        elif saw.kind == "looked" and self._waiting is not None:
+            self._answers[saw.data["member"]] = saw.data["looks"]
+        elif saw.kind == "tick" and self._running:
+            return self._tick(now)
+        return []
+
+    def _forget(self) -> None:
+        self._running = False
+        self._began = 0.0
+        self._beats: Dict[int, Tuple[float, Beat]] = {}
+        self._ended: Dict[int, Tuple[float, Optional[int], int, str]] = {}
+        self._stepped = False  # the first step has come
+        self._waiting: Optional[float] = None  # since when answers are awaited
+        self._answers: Dict[int, List[RankLook]] = {}
+        self._next_look = 0.0
+        self._looks = 0  # at this silence
+        self._said: Optional[Finding] = None
+        self._last_words = ""
+        self._longest = 0.0  # seconds: the longest pause that went well
+        self._quietest = 0.0  # of the silence that lasts
+        self._shown: Tuple[Tuple[int, str], ...] = ()  # what the last look showed
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _silence(self, now: float) -> Optional[float]:
+        """Seconds since any rank reported anything; None before the first step."""
+        found = [beat.silent + now - at for at, beat in self._beats.values() if beat.silent is not None]
+        return min(found, default=None)
+
+    def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
+        """The longest silence of single ranks, and whose it is."""
+        limit = self._limit()
+        stale = {
+            beat.stale_rank: beat.stale + now - at
+            for at, beat in self._beats.values()
+            if beat.stale is not None and beat.stale_rank is not None and beat.stale_rank not in self._ended
+        }
+        return max(stale.values(), default=0.0), tuple(sorted(rank for rank, age in stale.items() if age > limit))
+
+    def _limit(self) -> float:
+        every = [beat.every for _, beat in self._beats.values() if beat.every is not None]
+        usual = max(SHORTEST, TIMES * median(every) if every else 0.0, _LEARNED * self._longest)
+        announced = any(beat.phase for _, beat in self._beats.values())
+        return max(usual, _ANNOUNCED) if announced else usual
+
+    def _on_progress(self, now: float) -> List[Action]:
+        """A beat has come: is a pause over?"""
+        silence = self._silence(now)
+        if silence is not None and not self._stepped:
+            self._stepped, self._next_look, self._looks, self._waiting = True, 0.0, 0, None
+        if silence is None or silence >= self._quietest - 0.5:
+            self._quietest = max(self._quietest, silence or 0.0)
+            return []
+        paused, self._quietest = self._quietest, silence
+        self._longest = max(self._longest, paused)
+        said, self._said, self._looks, self._shown = self._said, None, 0, ()
+        self._waiting = None
+        self._next_look = 0.0
+        return [Emit("resumed", {"seconds": round(paused, 1)})] if said else []
+
+    def _tick(self, now: float) -> List[Action]:
+        if self._waiting is not None:
+            whole = len(self._answers) == len(self.members)
+            return self._judge(now) if whole or now - self._waiting > _ANSWERS else []
+        if now < self._next_look and not self._exited_early(now):
+            return []
+        silence = self._silence(now)
+        if silence is None:
+            return self._look(now) if now >= self._next_look or self._exited_early(now) else []
+        stale, _ = self._stalest(now)
+        if max(silence, stale) > self._limit():
+            self._quietest = max(self._quietest, silence)
+            return self._look(now)
+        return []
+
+    def _exited_early(self, now: float) -> bool:
+        """Some ranks have ended well, others go on without a word: before the first step only a look can tell."""
+        if self._looks or not self._ended or self._silence(now) is not None:
+            return False
+        return (
+            all(code == 0 for _, code, _, _ in self._ended.values())
+            and now - max(at for at, _, _, _ in self._ended.values()) > SHORTEST
+        )
+
+    def _look(self, now: float) -> List[Action]:
+        self._waiting, self._answers = now, {}
+        return [AskLook(tuple(self.members))]
+
+    # -- verdicts ----------------------------------------------------------------------------------------------------
+
+    def _judge(self, now: float) -> List[Action]:
+        stepped = self._silence(now)
+        pauses = (*_NEXT_LOOKS, _EVERY) if stepped is not None else (_EVERY,)
+        self._next_look = now + pauses[min(self._looks, len(pauses) - 1)]
+        self._looks += 1
+        self._waiting = None
+        looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
+        looks = [look for look in looks if look.rank not in self._ended]
+        if stepped is None:
+            return self._before_first_step(looks, now)
+        stale, quiet = self._stalest(now)
+        limit = self._limit()
+        if max(stepped, stale) <= limit:
+            return []  # it went on meanwhile
+        one_rank = stepped <= limit
+        seconds = stale if one_rank else stepped
+        silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
+        return self._say(judge(looks, silence))
+
+    def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
+        """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""
+        seconds = now - self._began
+        same = self._same(looks)
+        actions: List[Action] = []
+        words = in_words(looks)
+        if words and words != self._last_words and seconds >= _EVERY:
+            self._last_words = words
+            actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
+        finding = judge(looks, Silence(seconds, False, ended=self._ended_well(now), again=same)) if looks else None
+        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):
+            actions += self._say(finding, never_stop=True)
+        return actions
+
+    def _same(self, looks: List[RankLook]) -> bool:
+        """Whether this look shows what the last one did."""
+        shown = tuple((look.rank, doing(look)) for look in looks)
+        before, self._shown = self._shown, shown
+        return before == shown
+
+    def _ended_well(self, now: float) -> Tuple[Ended, ...]:
+        ended = sorted((at, rank, node, host) for rank, (at, code, node, host) in self._ended.items() if code == 0)
+        return tuple(Ended(rank, node, host, now - at) for at, rank, node, host in ended)
+
+    def _say(self, finding: Optional[Finding], never_stop: bool = False) -> List[Action]:
+        if finding is None or (self._said and (self._said.code, self._said.rank) == (finding.code, finding.rank)):
+            return []
+        self._said = finding
+        if self.level == "stop" and not never_stop:
+            return [Stop(replace(finding, severity=ERROR))]
+        return [Warn(finding)]
+
+
+def in_words(looks: List[RankLook]) -> str:
+    """What all ranks do, those that do the same together; at most three groups."""
+    groups: Dict[str, List[int]] = {}
+    for look in looks:
+        groups.setdefault(doing(look), []).append(look.rank)
+    most = sorted(groups, key=lambda words: -len(groups[words]))
+    shown = [say_of(groups[words], words) for words in most[:3]]
+    return "; ".join(shown) + (f"; and {len(most) - 3} others" if len(most) > 3 else "")

@@ -1,0 +1,250 @@
+"""Hangs and slow ranks, with a false clock: what one look shows is judged, and healthy runs are never warned of."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumbeat.agent.looks.record import Collective, RankLook
+from drumbeat.agent.rank_progress import RankProgress
+from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.hang import Hang
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, judge
+from drumbeat.agent.watchers.straggler import Straggler
+from drumbeat.agent.wire.messages import Beat, Pace
+from drumbeat.runfolder.records import Metric
+
+GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "train.py:40 main")
+
+
+def waits(rank, number=8, **more):
+    last = (Collective("0", number, "all_reduce", False),)
+    return look(rank, stack=GLOO, place="train.py:20 step", collectives=last, call="futex", **more)
+
+
+def look(rank, state="S", **more):
+    return RankLook(rank, 100 + rank, f"h{rank // 2}", rank // 2, **{"state": state, **more})
+
+
+def busy(rank, **more):
+    return look(rank, "R", cpu=0.9, place="train.py:30 validate", stack=("train.py:30 validate",), **more)
+
+
+def others(odd):
+    return [waits(rank) for rank in range(4) if rank != odd.rank] + [odd]
+
+
+def verdict(odd, seconds=8.0, **more):
+    looks = sorted(others(odd), key=lambda each: each.rank)
+    found = judge(looks, Silence(seconds, **more))
+    return (found.code, found.rank) if found else None
+
+
+def test_the_odd_rank_is_named_with_what_it_does():
+    asleep = look(2, call="clock_nanosleep", place="train.py:31 load", stack=("train.py:31 load",))
+    found = judge(sorted(others(asleep), key=lambda each: each.rank), Silence(8.0))
+    assert (found.code, found.rank, found.node, found.host) == ("hang-asleep", 2, 1, "h1")
+    assert "rank 2 is asleep at train.py:31 load" in found.title
+    assert "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step" in found.title
+    assert verdict(look(1, "T")) == ("hang-stopped", 1)
+    assert verdict(look(0, place="train.py:9 f", stack=("train.py:9 f",), call="futex")) == ("hang-waits", 0)
+    assert verdict(look(3, stack=("data/dataloader.py:1200 _next_data",), call="ppoll")) == ("hang-input", 3)
+    assert verdict(look(3, asked=False, call="clock_nanosleep")) == ("hang-no-answer", 3)
+
+
+def test_who_works_alone_is_given_time_unless_it_spins_in_one_place():
+    assert verdict(busy(2)) is None
+    assert verdict(busy(2), seconds=400.0) == ("hang-busy", 2)
+    assert verdict(busy(2, steady=True, spins=True)) == ("hang-loop", 2)
+    assert verdict(look(0, io=5e6, call="write", place="train.py:50 save", stack=("train.py:50 save",))) is None
+    assert verdict(look(0, compiler="ptxas", call="wait4", place="x.py:1 f", stack=("x.py:1 f",))) is None
+    assert verdict(look(0, gpu=99.0, power=0.9, call="poll", place="x.py:1 f", stack=("x.py:1 f",))) is None
+
+
+def test_storage_may_hold_a_rank_for_a_while():
+    saving = look(0, "D", call="fsync", place="train.py:50 save", stack=("train.py:50 save",))
+    assert verdict(saving) is None
+    assert verdict(saving, seconds=40.0, again=True) == ("hang-kernel", 0)
+
+
+def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
+    assert judge([busy(rank) for rank in range(4)], Silence(60.0)) is None
+    assert judge([waits(rank) for rank in range(4)], Silence(8.0)).code == "hang-all-idle"
+    assert judge([busy(0), *(waits(rank) for rank in (1, 2, 3))], Silence(8.0)) is None
+    assert judge([waits(0), *(busy(rank) for rank in (1, 2, 3))], Silence(8.0)) is None  # it has done its share
+    spinning = [waits(rank, state="R", cpu=1.0) for rank in (0, 1, 3)]  # NCCL waits by spinning
+    found = judge([*spinning, look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))], Silence(8.0))
+    assert (found.code, found.rank) == ("hang-asleep", 2)
+
+
+def test_flight_recorders_tell_who_is_behind_and_who_calls_something_else():
+    bare = [look(rank, call="futex", collectives=(Collective("0", 9, "all_reduce", False),)) for rank in (0, 1, 2)]
+    behind = look(3, call="futex", collectives=(Collective("0", 8, "all_reduce", True),))
+    assert judge([*bare, behind], Silence(8.0)).rank == 3
+    desync = look(3, call="futex", collectives=(Collective("0", 9, "barrier", False),))
+    found = judge([*bare, desync], Silence(8.0))
+    assert (found.code, found.rank) == ("hang-desync", 3)
+
+
+def test_a_rank_that_left_is_the_cause():
+    found = judge([waits(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),)))
+    assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
+    assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),))) is None
+
+
+def test_a_silent_rank_among_others_that_go_on():
+    asleep = look(2, call="clock_nanosleep", place="train.py:31 load", stack=("train.py:31 load",))
+    silence = Silence(9.0, others_go_on=True, quiet=(2,))
+    assert judge([busy(0), busy(1), asleep, busy(3)], silence).rank == 2
+    assert (
+        judge([busy(0), busy(1), waits(2), busy(3)], silence) is None
+    )  # it had fewer steps to do, and waits at the end
+
+
+# -- the watcher -------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A lead's watcher with two nodes of two ranks, fed as the agents would."""
+
+    def __init__(self, level="warn"):
+        self.watcher, self.now, self.actions = Hang(level), 0.0, []
+        self.nodes = [RankProgress(), RankProgress()]
+        self.looks = lambda: [busy(rank) for rank in range(4)]
+        self.feed(
+            "attempt", number=0, members={node: {"node": node, "host": f"h{node}", "ranks": 2} for node in (0, 1)}
+        )
+
+    def feed(self, kind, **data):
+        for action in self.watcher.on(Saw(kind, data), self.now):
+            if isinstance(action, AskLook):
+                answer = self.looks()
+                for member in action.members:
+                    mine = [each for each in answer if each.node == member]
+                    self.watcher.on(Saw("looked", {"member": member, "looks": mine}), self.now)
+            else:
+                self.actions.append((self.now, action))
+
+    def report(self, rank, step=None, kind="step", **more):
+        self.nodes[rank // 2].add(Metric(rank // 2, rank, self.now, kind, step, **more), self.now)
+
+    def run(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            if self.now % 1.0 == 0:
+                for member, node in enumerate(self.nodes):
+                    self.feed("beat", member=member, beat=node.beat(None, self.now))
+            self.feed("tick")
+
+    def train(self, steps, pace=0.5):
+        for step in range(steps):
+            self.run(pace)
+            for rank in range(4):
+                self.report(rank, step)
+
+    def said(self):
+        return [(at, action) for at, action in self.actions if isinstance(action, (Warn, Stop))]
+
+
+def hung():
+    return sorted(others(look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))), key=lambda each: each.rank)
+
+
+def test_a_hang_is_named_once_and_its_end_is_told():
+    world = World()
+    world.train(20)
+    began, world.looks = world.now, hung
+    world.run(60)
+    ((at, warned),) = world.said()
+    assert at - began <= 7 and isinstance(warned, Warn) and warned.finding.rank == 2
+    world.looks = lambda: [busy(rank) for rank in range(4)]
+    world.train(5)
+    assert [action.kind for _, action in world.actions if isinstance(action, Emit)] == ["resumed"]
+    world.looks = hung  # as long a pause as went well before is no news
+    world.run(60)
+    assert len(world.said()) == 1
+    world.run(60)
+    assert len(world.said()) == 2
+
+
+def test_stop_is_for_programs_that_report_steps():
+    world = World("stop")
+    world.train(20)
+    world.looks = hung
+    world.run(10)
+    assert [type(action) for _, action in world.said()] == [Stop]
+    world = World("stop")
+    world.looks = lambda: [look(rank, "T" if rank == 2 else "S", call="futex") for rank in range(4)]
+    world.run(70)
+    assert [type(action) for _, action in world.said()] == [Warn]
+
+
+def test_before_the_first_step_it_is_said_what_ranks_do_when_that_changes():
+    world = World()
+    world.looks = lambda: [look(rank, compiler="ptxas") for rank in range(4)]
+    world.run(190)
+    activity = [(at, action.data["what"]) for at, action in world.actions if isinstance(action, Emit)]
+    assert len(activity) == 1 and 60 <= activity[0][0] <= 62
+    assert activity[0][1] == "ranks 0-3 are compiling (ptxas)" and not world.said()
+
+
+def test_what_a_rank_announces_is_waited_for():
+    world = World()
+    world.train(20)
+    world.report(0, 20, "checkpoint")
+    world.looks = hung
+    world.run(200)
+    assert not world.said()
+    world.run(150)
+    assert world.said()  # but not for ever
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(0.5, 4.0),
+    st.lists(st.tuples(st.integers(3, 30), st.floats(1.0, 90.0), st.booleans()), max_size=4),
+)
+def test_healthy_runs_are_never_warned_of(pace, pauses):
+    """Steps at any pace, with long pauses in which all ranks are busy, or that one rank has announced."""
+    world = World("stop")
+    for steps, seconds, announced in pauses:
+        world.train(steps, round(pace * 2) / 2)
+        world.looks = hung if announced else lambda: [busy(rank) for rank in range(4)]
+        if announced:
+            world.report(0, steps, "validation")
+        world.run(round(seconds))
+        world.looks = lambda: [busy(rank) for rank in range(4)]
+        if announced:
+            world.report(0, steps, "validation", loss=1.0)
+    world.train(5, round(pace * 2) / 2)
+    assert not world.said()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.5, 8.0), st.integers(5, 40))
+def test_every_hang_is_named_in_time(pace, steps):
+    world = World()
+    pace = round(pace * 2) / 2
+    world.train(steps, pace)
+    began, world.looks = world.now, hung
+    world.run(20 + 8 * pace)
+    ((at, warned),) = world.said()
+    assert warned.finding.rank == 2 and at - began <= max(5.0, 5 * pace) + 3
+
+
+def test_a_slow_rank_is_named_after_a_minute_with_the_likely_reason():
+    watcher, found = Straggler(), []
+    watcher.on(Saw("attempt", {"members": {0: {}, 1: {}}}), 0.0)
+    for second in range(80):
+        now = float(second)
+        watcher.on(Saw("beat", {"member": 0, "beat": Beat(5, slowest=Pace(1, 0.1), usual=0.1)}), now)
+        watcher.on(Saw("beat", {"member": 1, "beat": Beat(5, slowest=Pace(3, 0.4), usual=0.25)}), now)
+        for action in watcher.on(Saw("tick"), now):
+            if isinstance(action, AskLook):
+                clocks = [busy(rank, clock=900.0 if rank == 3 else 1800.0, device=rank % 2) for rank in range(4)]
+                for member in action.members:
+                    watcher.on(Saw("looked", {"member": member, "looks": [c for c in clocks if c.node == member]}), now)
+            else:
+                found.append((second, action.finding))
+    ((second, finding),) = found
+    assert 60 <= second <= 63 and finding.rank == 3
+    assert "rank 3 on h1 (node 1, GPU 1) takes 4.0 times as long" in finding.title and "900 MHz" in finding.cause
