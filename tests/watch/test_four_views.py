@@ -1,10 +1,11 @@
-"""Terminal, page, /metrics and JSON say what Run says, number by number."""
+"""Terminal, page, /metrics, JSON and report say what Run says, number by number."""
 
 import json
 import re
 
 import pytest
 
+from drumbeat.report.gather import figures_of
 from drumbeat.watch.plain import screen
 from drumbeat.watch.session import Session
 from tests.watch.pages import running, served, until
@@ -56,6 +57,9 @@ def test_the_views_agree(which, tmp_path, demo_run):
     assert terminal_numbers(session) == (
         progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.4g}")
     )  # fmt: skip
+    report = figures_of(run)
+    assert (report.step, report.steps, report.speed.value) == (progress.step, progress.steps, rate)
+    assert report.loss == (progress.first_loss, progress.last_loss) and report.nodes == len(run.nodes())
     for name in ("gpus", "gpu_use", "gpu_memory", "power", "energy", "received", "sent", "nodes_here", "world"):
         assert shown[name] == getattr(head, name), name
     used = [value for (name, *_), value in metrics.items() if name == "drumbeat_gpu_utilization_ratio"]
