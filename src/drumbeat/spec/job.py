@@ -223,6 +223,15 @@ class Job:
         flag="DIR",
         default_text="the site's, else ./runs",
     )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector: while the run goes on, the lead keeps a file with its numbers "
+        "there for Prometheus (docs/watch.md).",
+        "/var/lib/node_exporter/textfile",
+        None,
+        flag="DIR",
+        default_text="the site's, else none",
+    )
     time: Optional[int] = key(
         "duration",
         "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or "
