@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
+from drumbeat import clock
 from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.printed.reader import PrintedMetrics
@@ -15,6 +16,7 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
 
+_JUST_NOW = 60.0  # seconds
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
@@ -25,7 +27,7 @@ class NodeMetrics:
         self.folder, self.shipping = folder, shipping
         self.progress = Progress()
         self.ranks = RankProgress()
-        self._began = time.time()
+        self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
         self._printed: Optional[PrintedMetrics] = None
@@ -40,7 +42,7 @@ class NodeMetrics:
         """Carry on what has come, in few writes; the records that could be used."""
         if self.shipping and os.path.isdir(self.folder.attempt(attempt)):
             self.shipping.ship(attempt, final)
-        lines = self._reported.lines(final) + self._printed_records(final)
+        lines = in_our_time(self._reported.lines(final)) + self._printed_records(final)
         if lines:
             with open(self.folder.metrics, "a", encoding="utf-8") as file:
                 file.write("".join(line + "\n" for line in lines))
@@ -48,7 +50,7 @@ class NodeMetrics:
         for line in lines:
             record = decode(line) or {}
             metric = parse_metric(record, self.folder.node)
-            if metric and not self._began - _CLOCK_ERROR <= metric.t <= time.time() + _CLOCK_ERROR:
+            if metric and not self._began - _CLOCK_ERROR <= metric.t <= clock.now() + _CLOCK_ERROR:
                 metric = None  # no time of this run: it would make durations and rates of nonsense
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
@@ -63,4 +65,19 @@ class NodeMetrics:
         records = self._printed.read(final)
         if self._steps_reported:  # a program that reports its steps itself is not counted twice
             records = [record for record in records if record["kind"] != "step"]
-        return [json.dumps({"t": time.time(), **record}) for record in records]
+        return [json.dumps({"t": clock.now(), **record}) for record in records]
+
+
+def in_our_time(lines: List[str]) -> List[str]:
+    """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
+    step = clock.stepped()
+    if not step:
+        return lines
+    shifted = []
+    for line in lines:
+        record = decode(line)
+        t = record.get("t") if record else None
+        if record and isinstance(t, (int, float)) and abs(t - time.time()) < _JUST_NOW:
+            line = json.dumps({**record, "t": t - step})
+        shifted.append(line)
+    return shifted
