@@ -194,6 +194,15 @@ def test_out_of_memory_is_named(desk):
     desk("cancel", run["run_id"])
 
 
+def test_a_pod_that_never_comes_is_named(desk):
+    """Three nodes on a cluster of two: at the muster's limit the two that came are released."""
+    run = desk.submit(desk.job("three", "pass", nodes=3, ranks_per_node=1, submit_options="['--muster=45s']"))
+    state = desk.waited(run["handle"], 300, lambda state: state["state"] == "failed")
+    told = desk("status", run["run_id"]).stdout
+    assert state["exit_code"] == 69 and "is pending: 0/2 nodes are available" in told, told
+    desk.left()
+
+
 def test_a_quota_that_allows_no_pod(desk):
     desk.cluster.kubectl("create", "namespace", "poor")
     desk.cluster.kubectl("create", "quota", "none", "--hard=pods=0", "-n", "poor")
