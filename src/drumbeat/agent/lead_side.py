@@ -55,7 +55,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import REQUEUE
-from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.runfolder.write import EventLog, replace_json
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -64,6 +64,7 @@ _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the 
 _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is silent
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
+_END, _END_STALLED = 60.0, 3.0  # seconds for what is to be written before the summary, and for the summary
 _LEAVE = 120.0  # seconds for all members' files
 _BEAT = encode(Beat())
 
@@ -108,7 +109,8 @@ class LeadSide:
         agent, order = self.agent, self.agent.order
         agent.open_folder(self.folder)
         earlier = Run.open(self.folder.path).attempt_ends()
-        self.events = EventLog(self.folder.events, 0)
+        assert agent.child
+        self.events = EventLog(self.folder.events, 0, agent.child.append)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
@@ -321,8 +323,26 @@ class LeadSide:
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                write_end(self.folder, self.lead)
+                self._write_end()
                 self.exit_code = act.exit_code
+
+    def _write_end(self) -> None:
+        """In a child: it reads the run's events again, and storage may hang."""
+        agent = self.agent
+        if not (agent.child and agent.child.flush(_END_STALLED if agent.stalled else _END, agent.beat)):
+            agent.complain("the run folder does not answer: no summary is written")
+            return
+
+        def work() -> bytes:
+            try:
+                write_end(self.folder, self.lead)
+                return b"written"
+            except OSError as error:
+                return str(error).encode("utf-8", "replace")
+
+        answer = in_child(work, _END, agent.beat)
+        if answer != b"written":
+            raise OSError(0, (answer or b"the summary could not be written").decode("utf-8", "replace"))
 
     def _complete(self, message: Message) -> Message:
         """An end also says whether there is another start: only the run folder knows how many there have been."""
@@ -335,7 +355,8 @@ class LeadSide:
         self.events.attempt = lead.attempts[-1].number if lead.attempts else lead.first_attempt
         self.events.write(record.kind, record.data)
         if record.kind == "attempt-started":
-            replace(self.folder.peers, json.dumps(self._peers()) + "\n")
+            assert self.agent.child
+            self.agent.child.replace(self.folder.peers, json.dumps(self._peers()) + "\n")
 
     def _deliver(self, member: int, message: Message, data: bytes) -> None:
         if member == 0:
@@ -390,7 +411,7 @@ class LeadSide:
     # -- stopping and going ------------------------------------------------------------------------------------------
 
     def look_for_stop(self, now: float) -> None:
-        for name, why in self.stop_file.look_now_and_then(now):
+        for name, why in self.agent.child.take_stops() if self.agent.child else ():
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 

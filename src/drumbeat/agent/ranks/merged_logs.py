@@ -1,12 +1,11 @@
-"""Rank logs of a large job: written to the node's own disk, and shipped into one file a node on the shared storage.
+"""Rank logs of a large job: written to the node's own disk, and shipped into one file per node on the shared storage.
 
-Two files a rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
+Two files per rank would be thousands, and quotas count files. A line of the one file is `RANK STREAM text`.
 """
 
 from __future__ import annotations
 
-import os
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import NodeFolder
@@ -20,10 +19,10 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """From `logs`, a node-local folder, to `folder`."""
+    """From `logs`, a node-local folder, to `folder`, by way of `append(path, data)`."""
 
-    def __init__(self, logs: NodeFolder, folder: NodeFolder) -> None:
-        self.logs, self.folder = logs, folder
+    def __init__(self, logs: NodeFolder, folder: NodeFolder, append: Callable[[str, bytes], None]) -> None:
+        self.logs, self.folder, self.append = logs, folder, append
         self._tails: Dict[str, Tail] = {}
 
     def ship(self, attempt: int, final: bool = False) -> None:
@@ -34,6 +33,4 @@ class Shipping:
                 tail = self._tails.setdefault(path, Tail(path))
                 lines += [f"{rank} {stream} {text}\n" for text in tail.lines(final)]
         if lines:
-            fd = os.open(self.folder.merged(attempt), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            with open(fd, "w", encoding="utf-8", errors="replace") as file:
-                file.write("".join(lines))
+            self.append(self.folder.merged(attempt), "".join(lines).encode("utf-8", "replace"))
