@@ -2,7 +2,7 @@
 
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.replay import open_host
-from drumbeat.facts.sample import sample
+from drumbeat.facts.sample import Sampler
 
 FILES = {
     "sys/bus/pci/devices/0000:c1:00.0/gpu_busy_percent": "97",
@@ -33,7 +33,9 @@ def test_amd_from_sysfs(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = sample(open_host(str(tmp_path)), [Gpu(0, "amd", pci="0000:c1:00.0"), Gpu(1, "amd", pci="0000:c6:00.0")])
+    found = Sampler(
+        open_host(str(tmp_path)), [Gpu(0, "amd", pci="0000:c1:00.0"), Gpu(1, "amd", pci="0000:c6:00.0")]
+    ).sample()
     first, second = found["gpus"]
     assert first["busy"] == 97 and first["memory_total"] == 68702699520 and first["memory_used"] == 1234567168
     assert (first["temperature"], first["power"], first["power_cap"]) == (43.0, 302.0, 560.0)
@@ -48,6 +50,6 @@ def test_amd_from_sysfs(tmp_path):
 
 
 def test_a_bare_machine_is_unknown_not_zero(tmp_path):
-    found = sample(open_host(str(tmp_path)), [Gpu(0, "amd", pci="0000:c1:00.0")])
+    found = Sampler(open_host(str(tmp_path)), [Gpu(0, "amd", pci="0000:c1:00.0")]).sample()
     assert found["gpus"][0]["busy"] is None and found["cpu"]["busy_ticks"] is None
     assert found["memory"] == {"total": None, "used": None} and found["network"] == {}

@@ -68,7 +68,8 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
     for rank in range(10_000):
         other = Finding("peer-lost", ERROR, f"Connection closed by peer [10.0.0.{rank}]:{rank}", rank=rank)
         found = cause if rank == 7 else other if rank % 2 else Finding("peer-lost", ERROR, "Connection reset by peer")
-        attempt.ends.append(RankEnd(rank, rank // 8, 1, None, 1.0, found, rank % 3 == 0))
+        code, number = (None, 15) if rank % 3 == 0 else (1, None)
+        attempt.ends.append(RankEnd(rank, rank // 8, code, number, 1.0, found, rank % 3 == 0))
     attempt.done = {0: {"step": 5, "first_loss": 1.0, "last_loss": 0.5, "first_t": 1.0, "last_t": 9.0}}
     lead.attempts, lead.history = [attempt] * 40, [Outcome(FAILED, 1, cause)] * 40
     summary = summary_of(lead, [], 1100.0)
@@ -164,16 +165,16 @@ def test_a_damaged_run_folder_breaks_nothing(drumbeat, home, tmp_path):
     make_run(tmp_path / "good", desk=desk(), created=2000.0)
     log(Run.open(str(tmp_path / "good")), 0, "OSError: [Errno 122] Disk quota exceeded\n", "err")
     index(home, tmp_path / "good", *(broken / name for name in names))
-    done = drumbeat("list")
+    done = drumbeat.here("list")
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["RUN", "good", "summary-broken", "summary-newer"]
     assert done.stderr.count("left out: ") == 9 and "newer drumbeat (schema 9.0" in done.stderr
-    assert len(json.loads(drumbeat("list", "--json").stdout)) == 3
+    assert len(json.loads(drumbeat.here("list", "--json").stdout)) == 3
     for name in ("good", "summary-broken", "summary-newer"):
-        done = drumbeat("status", name)
+        done = drumbeat.here("status", name)
         assert done.returncode == 0 and lines(done.stdout)["state"] == "running", done.stdout + done.stderr
-    assert "quota" in drumbeat("diagnose", "good").stdout, "diagnose takes a run id too"
-    done = drumbeat("diagnose", broken / "newer")
+    assert "quota" in drumbeat.here("diagnose", "good").stdout, "diagnose takes a run id too"
+    done = drumbeat.here("diagnose", broken / "newer")
     assert done.returncode == 2 and "schema 9.0" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -191,11 +192,11 @@ def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path
         home,
         *(os.path.realpath(run.path) and tmp_path / os.path.relpath(run.path, tmp_path) for run in (fast, slow, trial)),
     )
-    shown = drumbeat("list").stdout.splitlines()
+    shown = drumbeat.here("list").stdout.splitlines()
     assert max(map(len, shown)) <= 80 and shown[0].split() == ["RUN", "STATE", "STEP", "SPEED", "TIME"]
     assert shown[1].split()[:5] == [slow.run_id, "running", "49/1000", "4", "samples/s"] and shown[1].endswith(" s")
     assert shown[2] == fast.run_id and shown[3].split() == ["finished", "-", "1.23M", "tokens/s", "2", "h", "01", "m"]
-    assert len(shown) == 4 and "trial-1" in drumbeat("list", "--all").stdout
+    assert len(shown) == 4 and "trial-1" in drumbeat.here("list", "--all").stdout
     assert find_run(None, os.environ).run_id == slow.run_id and len(all_runs(os.environ).runs) == 3
 
 
@@ -208,20 +209,20 @@ def test_status_of_a_run_that_goes_on(drumbeat, home, tmp_path):
     metrics(
         run, *({"t": 10.0 + 2 * step, "rank": 0, "step": step, "steps": 109, "loss": 9.0 - step} for step in range(10))
     )
-    assert lines(drumbeat("status").stdout)["ranks"] == "all 4 running"
+    assert lines(drumbeat.here("status").stdout)["ranks"] == "all 4 running"
     for rank in range(3):
         end = {"rank": rank, "exit_code": rank // 2, "signal": None, "seconds": 5.0, "core_dumped": False}
         events(run, ("rank-exited", end), node=0)
     path = tmp_path / "run/nodes/0/events.jsonl"
     written = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**event, "t": event["t"] - 120}) + "\n" for event in written))
-    said = lines(drumbeat("status").stdout)
+    said = lines(drumbeat.here("status").stdout)
     assert said["ranks"].startswith("3 of 4 have ended, the last one 2 m 0") and said["ranks"].endswith(
         "ranks 0-2 (ended with 1)"
     )
     assert said["elapsed"].startswith("8 m 2") and "3 m 20 s left" in said["elapsed"]
     assert said["progress"] == "step 9/109  loss 0.000  0.50 steps/s  3 m 20 s left"
-    plain = json.loads(drumbeat("status", "--json").stdout)
+    plain = json.loads(drumbeat.here("status", "--json").stdout)
     assert (
         plain["status"]["state"] == "running" and plain["seconds_left"] == 200.0 and len(plain["ranks"]["ended"]) == 3
     )
@@ -244,7 +245,7 @@ def test_the_output_of_a_schedulers_job_tells_why_it_failed(drumbeat, home, tmp_
     (tmp_path / "run/slurm-77.out").write_text(
         f"drumbeat  job 77, start 0, on n1\n{line}\nsrun: error: n1: task 0: Exited\n"
     )
-    status, logs, diagnosis = (drumbeat(*words) for words in (("status",), ("logs",), ("diagnose", "run")))
+    status, logs, diagnosis = (drumbeat.here(*words) for words in (("status",), ("logs",), ("diagnose", "run")))
     assert lines(status.stdout)["failed"] == CAUSES[line] and "fix" in lines(status.stdout), status.stdout
     assert line in logs.stdout and "what its job printed" in logs.stderr
     assert CAUSES[line] in diagnosis.stdout
@@ -257,11 +258,13 @@ def test_logs_of_one_rank_of_one_attempt(drumbeat, home, tmp_path):
         log(run, rank, f"first {rank}\n")
         log(run, rank, f"second {rank}\n", attempt=1)
         log(run, rank, f"wrong {rank}", "err", attempt=1)
-    assert drumbeat("logs").stdout.splitlines() == ["[0] second 0", "[0] wrong 0", "[1] second 1", "[1] wrong 1"]
-    assert drumbeat("logs", "--rank", 1, "--attempt", 0).stdout == "first 1\n"
-    (said,) = [json.loads(line) for line in drumbeat("logs", "--rank", 0, "--attempt", 0, "--json").stdout.splitlines()]
+    assert drumbeat.here("logs").stdout.splitlines() == ["[0] second 0", "[0] wrong 0", "[1] second 1", "[1] wrong 1"]
+    assert drumbeat.here("logs", "--rank", 1, "--attempt", 0).stdout == "first 1\n"
+    (said,) = [
+        json.loads(line) for line in drumbeat.here("logs", "--rank", 0, "--attempt", 0, "--json").stdout.splitlines()
+    ]
     assert said == {"node": 0, "attempt": 0, "rank": 0, "stream": "out", "text": "first 0"}
-    assert drumbeat("logs", "--rank", 7).returncode == 2
+    assert drumbeat.here("logs", "--rank", 7).returncode == 2
 
 
 def console(tmp_path, **changes):

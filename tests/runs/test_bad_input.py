@@ -7,8 +7,8 @@ import sys
 import pytest
 
 
-def refused(drumbeat, *words, says, **options):
-    done = drumbeat(*words, **options)
+def refused(drumbeat, *words, says):
+    done = drumbeat.here(*words)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2, done.stderr

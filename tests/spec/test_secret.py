@@ -120,7 +120,7 @@ def test_a_literal_secret_is_refused_with_the_way_out(line, place):
 def test_nothing_is_started_or_written(drumbeat):
     (drumbeat.folder / "job.yaml").write_text("command: python -c 1 --token s3cret\n")
     for word in ("plan", "run"):
-        done = drumbeat(word, "job.yaml")
+        done = drumbeat.here(word, "job.yaml")
         assert done.returncode == 2 and "looks secret" in done.stderr and "s3cret" not in done.stdout + done.stderr
     assert not (drumbeat.folder / "runs").exists()
 
@@ -148,6 +148,6 @@ def test_lint_and_diagnose_repeat_none(drumbeat):
         ("diagnose", "x.log"),
         ("diagnose", "--json", "x.log"),
     ):
-        done = drumbeat(*words)
+        done = drumbeat.here(*words)
         assert "s3cret" not in done.stdout + done.stderr
-    assert "secret-in-script" in drumbeat("lint", "--json", "run.sh").stdout
+    assert "secret-in-script" in drumbeat.here("lint", "--json", "run.sh").stdout

@@ -8,10 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import sys
 import tempfile
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Callable, List
 
 # Slow to import: once, in the process that all others are forked from.
@@ -47,6 +49,23 @@ def serve(rank: int, pipe: Connection, folder: str) -> None:
             pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def alone(output: str, function: Callable[..., int], args: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        code = function(*args)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 class GlooWorld:
@@ -93,6 +112,14 @@ class GlooWorld:
             self._start()
             raise AssertionError(failed or f"after {seconds} s only ranks {sorted(answers)} had answered")
         return [answers[rank][1] for rank in range(size)]
+
+    def start(self, output: Path, function: Callable[..., int], *args: Any) -> multiprocessing.process.BaseProcess:
+        """A process of its own in which torch is imported already. What it prints goes to a file, and its exit code is what
+        `function` returns."""
+        output.unlink(missing_ok=True)
+        process = self.context.Process(target=alone, args=(str(output), function, args))
+        process.start()
+        return process
 
     def close(self, patience: float = 10) -> None:
         for pipe, process in zip(self.pipes, self.processes):

@@ -4,10 +4,8 @@ generators equal those of a run that nobody disturbed, bit by bit. DRUMBEAT_KILL
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List
@@ -18,18 +16,10 @@ KILLS = int(os.environ.get("DRUMBEAT_KILLS", "3"))
 SETTINGS = ["batch=2", "length=16", "data=synthetic", "validation=0", "report_every=1", "deterministic=yes"]
 
 
-def train(output: str, texts: List[str]) -> None:
-    """One process of its own: what it prints goes to a file."""
-    import torch
-
+def train(texts: List[str]) -> int:
     from drumbeat.cli import main
 
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(file, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os._exit(main(["train", "llama", "--json", "--set", *texts]))
+    return main(["train", "llama", "--json", "--set", *texts])
 
 
 def last_state(output: Path) -> Dict[str, Any]:
@@ -44,7 +34,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(world: Glo
     steps = 4 * KILLS + 4  # no attempt makes more than four
     output, folder = tmp_path / "output", tmp_path / "checkpoints"
     own = [*SETTINGS, f"steps={steps}"]
-    start = lambda texts: _started(world, str(output), texts)  # noqa: E731
+    start = lambda texts: world.start(output, train, texts)  # noqa: E731
 
     whole = start(own)
     whole.join(600)
@@ -70,14 +60,6 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(world: Glo
     print(f"{kills} kills, {saves} of them inside a save")
     assert kills == KILLS
     assert not [path for path in folder.glob("step-*") if not (path / "commit.json").exists()]
-
-
-def _started(world: GlooWorld, output: str, texts: List[str]) -> multiprocessing.process.BaseProcess:
-    """From the world's fork server, where torch is imported already."""
-    Path(output).unlink(missing_ok=True)
-    process = world.context.Process(target=train, args=(output, texts))
-    process.start()
-    return process
 
 
 def _lines(path: Path) -> List[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, List
 
 import pytest
 from gloo_world import GlooWorld
+from tests.conftest import wait_for
 
 STEPS = 12
 
@@ -59,71 +58,65 @@ def test_verify_resume_says_so_for_a_pipeline(world: GlooWorld, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
 
 
-SLOW_SAVER = """
-import sys, time, torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-finish = FileSystemWriter.finish
-def slow(self, *args, **more):
-    print("saving", flush=True)
-    if {slow}: time.sleep(60)
-    return finish(self, *args, **more)
-FileSystemWriter.finish = slow
-from drumbeat.cli import main
-sys.exit(main(["train", "llama", "--set", "steps=8", "save_every=4", "batch=2", "validation=0", "report_every=1",
-               "checkpoint={folder}", "stop_after={stop}"]))
-"""
+def save(folder: str, slow: bool, stop: int) -> int:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    from drumbeat.cli import main
+
+    finish = FileSystemWriter.finish
+
+    def slowly(self: Any, *args: Any, **more: Any) -> Any:
+        print("saving", flush=True)
+        if slow:
+            time.sleep(600)
+        return finish(self, *args, **more)
+
+    FileSystemWriter.finish = slowly  # type: ignore[method-assign]
+    texts = ["steps=8", "save_every=4", "batch=2", "validation=0", "report_every=1"]
+    return main(["train", "llama", "--set", *texts, f"checkpoint={folder}", f"stop_after={stop}"])
 
 
-def run_saver(folder: Path, slow: bool, stop: int) -> subprocess.Popen[str]:
-    code = SLOW_SAVER.format(folder=folder, slow=slow, stop=stop)
-    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
-
-
-def test_kill_9_during_a_save_loses_only_that_save(tmp_path: Path) -> None:
+def test_kill_9_during_a_save_loses_only_that_save(world: GlooWorld, tmp_path: Path) -> None:
     from drumbeat.train.checkpoint.folder import committed
 
-    done = run_saver(tmp_path, slow=False, stop=5)
-    assert done.wait(120) == 75, "stopped and saved: requeue me"
-    assert committed(str(tmp_path)) == [4, 5]
-    killed = run_saver(tmp_path, slow=True, stop=7)
-    assert killed.stdout is not None
-    while "saving" not in killed.stdout.readline():
-        pass
-    time.sleep(0.2)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert (tmp_path / "step-00000007").is_dir(), "the save had begun"
-    assert committed(str(tmp_path)) == [4, 5]
-    assert (tmp_path / "latest").read_text() == "step-00000005"
-    again = run_saver(tmp_path, slow=False, stop=0)
-    assert again.stdout is not None
-    text = again.stdout.read()
-    assert again.wait(120) == 0
-    assert "resumed after step 5" in text
-    assert committed(str(tmp_path)) == [5, 8]
+    output, folder = tmp_path / "output", tmp_path / "checkpoints"
+    done = world.start(output, save, str(folder), False, 5)
+    done.join(300)
+    assert done.exitcode == 75, "stopped and saved: requeue me"
+    assert committed(str(folder)) == [4, 5]
+    killed = world.start(output, save, str(folder), True, 7)
+    wait_for(lambda: output.exists() and "saving" in output.read_text(), what="the save")
+    killed.kill()
+    killed.join()
+    assert (folder / "step-00000007").is_dir(), "the save had begun"
+    assert committed(str(folder)) == [4, 5]
+    assert (folder / "latest").read_text() == "step-00000005"
+    again = world.start(output, save, str(folder), False, 0)
+    again.join(300)
+    assert again.exitcode == 0
+    assert "resumed after step 5" in output.read_text()
+    assert committed(str(folder)) == [5, 8]
 
 
-def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(tmp_path: Path) -> None:
+def train_until_interrupted(folder: str) -> int:
+    from drumbeat.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the caller ignores
+    settings = ["steps=100000", "batch=2", "validation=0", "report_every=1", f"checkpoint={folder}"]
+    return main(["train", "llama", "--set", *settings])
+
+
+def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(world: GlooWorld, tmp_path: Path) -> None:
     from drumbeat.train.checkpoint.folder import newest
 
-    code = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whatever the caller ignores
-    )
-    code += "from drumbeat.cli import main; sys.exit(main(sys.argv[1:]))"
-    settings = ["steps=100000", "batch=2", "validation=0", "report_every=1", f"checkpoint={tmp_path}"]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, "train", "llama", "--set", *settings],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    while "step 2/" not in process.stdout.readline():
-        pass
-    process.send_signal(signal.SIGINT)
-    text = process.stdout.read()
-    assert process.wait(120) == 75
-    assert "stopped by a signal" in text
-    assert newest(str(tmp_path)) is not None
+    output, folder = tmp_path / "output", tmp_path / "checkpoints"
+    process = world.start(output, train_until_interrupted, str(folder))
+    wait_for(lambda: output.exists() and "step 2/" in output.read_text(), what="two steps")
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(300)
+    assert process.exitcode == 75
+    assert "stopped by a signal" in output.read_text()
+    assert newest(str(folder)) is not None
 
 
 def told_by(number: int, folder: str) -> Any:

@@ -300,23 +300,22 @@ def test_generators_come_back() -> None:
     assert (random.gauss(0, 1), np.random.standard_normal(), float(torch.rand(())), random.random()) == want
 
 
-FULL = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # a file that grows beyond it cannot be written
-from drumbeat.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
+def train_with_small_files(words: List[str]) -> int:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # a file that grows beyond it cannot be written
+    return main(words)
 
 
-def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(world: GlooWorld, tmp_path: Path) -> None:
+    output, tmp_path = tmp_path / "output", tmp_path / "checkpoints"
     words = ["train", "llama", "--set", *SMALL, f"checkpoint={tmp_path}"]
     assert main([*words, "stop_after=3", "keep=1"]) == 75
     (tmp_path / "step-00000002").mkdir()  # cut short by a kill
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FULL, *words], capture_output=True, text=True)
-    assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
-    assert "the checkpoint of step 4 FAILED: " in done.stdout
+    process = world.start(output, train_with_small_files, words)
+    process.join(300)
+    text = output.read_text()
+    assert process.exitcode == 2 and "cannot be written" in text, text
+    assert "the checkpoint of step 4 FAILED: " in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
     assert main(words) == 0, "and from there it goes on"

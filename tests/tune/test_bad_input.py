@@ -43,7 +43,7 @@ TWO = ("--ranks-per-node", 2)
     ],
 )
 def test_wrong_input(drumbeat, words, says):
-    done = drumbeat("tune", *words)
+    done = drumbeat.here("tune", *words)
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not list(drumbeat.folder.glob("runs/*"))
 
@@ -52,7 +52,7 @@ def test_inside_a_task_of_a_job(drumbeat, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    done = drumbeat("tune", "batch", "--", PY, "t.py", "{batch}")
+    done = drumbeat.here("tune", "batch", "--", PY, "t.py", "{batch}")
     assert done.returncode == 2 and "a tuning starts its trials on all nodes itself" in done.stderr
 
 
@@ -60,7 +60,7 @@ def test_inside_a_task_of_a_job(drumbeat, monkeypatch):
 def test_a_place_that_is_still_open_is_no_command(drumbeat, command):
     (drumbeat.folder / "job.yaml").write_text(f"command: {PY} t.py --tp {{tp}} --b {{batch}}\n")
     site = ("--site", "slurm") if command == "submit" else ()
-    done = drumbeat(command, "job.yaml", "--nodes", 1, *site)
+    done = drumbeat.here(command, "job.yaml", "--nodes", 1, *site)
     assert done.returncode == 2 and "job.yaml:1" in done.stderr and "{tp} stands for a value" in done.stderr
     assert "drumbeat tune layout" in done.stderr
 

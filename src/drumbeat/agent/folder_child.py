@@ -6,6 +6,7 @@ from there what the agent wants to know: what the ranks print, and the `stop` fi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be don
 STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
 _PIPE, _PIECE = 1 << 20, 1 << 16
 _STOP_EVERY = 1.0  # seconds between two looks at the `stop` file
+_THERE_EVERY = 2  # of these looks also see whether the run folder is there
 _MOST_STARTS = 3
 _F_SETPIPE_SZ = 1031
 
@@ -30,10 +32,11 @@ Frame = Tuple[Dict[str, Any], bytes]
 
 
 class FolderChild:
-    """`stop`: the run's `stop` file, where this agent is the one to read it."""
+    """`stop`: the run's `stop` file, and `there`: a file of the run folder that must not vanish, where this agent is the one to
+    look at them."""
 
-    def __init__(self, stop: Optional[StopFile] = None) -> None:
-        self._stop = stop
+    def __init__(self, stop: Optional[StopFile] = None, there: str = "") -> None:
+        self._stop, self._there = stop, there
         self.records: List[Dict[str, Any]] = []  # that ranks have printed
         self.stops: List[Tuple[str, str]] = []  # lines of the `stop` file
         self.dropped = 0  # bytes that were not taken
@@ -183,7 +186,7 @@ class FolderChild:
             code = 1
             try:
                 _only_keep(commands, answers)
-                _Child(commands, answers, self._stop).run()
+                _Child(commands, answers, self._stop, self._there).run()
                 code = 0
             finally:
                 os._exit(code)
@@ -213,8 +216,10 @@ def _only_keep(*kept: int) -> None:
 
 
 class _Child:
-    def __init__(self, commands: int, answers: int, stop: Optional[StopFile]) -> None:
-        self.commands, self.answers, self.stop = commands, answers, stop
+    def __init__(self, commands: int, answers: int, stop: Optional[StopFile], there: str) -> None:
+        self.commands, self.answers, self.stop, self.there = commands, answers, stop, there
+        self.looks = self.missed = 0
+        self.next_look = 0.0
         self.printed: Optional[PrintedMetrics] = None
 
     def run(self) -> None:
@@ -227,7 +232,7 @@ class _Child:
                 if not part:
                     return
                 data = self._do_all(data + part)
-            self._look_for_stop()
+            self._look_around()
 
     def _do_all(self, data: bytes) -> bytes:
         """Every whole frame; appends to one file in a row are one write. What is left over."""
@@ -290,11 +295,20 @@ class _Child:
             answer = {"error": [error.errno or 0, error.strerror or str(error), error.filename]}
         self._send({"done": count, **answer})
 
-    def _look_for_stop(self) -> None:
-        if self.stop:
-            lines = self.stop.look_now_and_then(time.monotonic())
-            if lines:
-                self._send({"stop": lines})
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if self.stop is None or now < self.next_look:
+            return
+        self.next_look = now + _STOP_EVERY
+        lines = self.stop.look()
+        if lines:
+            self._send({"stop": lines})
+        self.looks += 1
+        if self.there and not self.looks % _THERE_EVERY:
+            self.missed = 0 if os.path.exists(self.there) else self.missed + 1
+            if self.missed > 1:  # not just being replaced
+                folder, self.there = os.path.dirname(self.there), ""
+                self._send({"error": [errno.ENOENT, "the run folder is gone", folder]})
 
     def _send(self, answer: Dict[str, Any]) -> None:
         data = json.dumps(answer).encode() + b"\n"

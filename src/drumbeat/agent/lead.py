@@ -31,7 +31,7 @@ from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, ended
     requests: StopRequests = field(default_factory=StopRequests)
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
+    without_storage: bool = False  # the run folder cannot be written any more
     exclude: Tuple[str, ...] = ()  # hosts without which the scheduler should start the run again
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
@@ -175,6 +176,16 @@ class Lead:
             return []
         return self._end(Outcome(FAILED, 128 + signal.SIGTERM, guard_lost_finding()))
 
+    def storage_lost(self, finding: Finding) -> List[Act]:
+        """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
+        self.without_storage = True
+        if self.phase == "muster":
+            return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
+        if self.phase != "running":
+            return []
+        self.attempts[-1].finding = self.attempts[-1].finding or finding
+        return self._stop_ranks(finding.title, self.order.stop_signal, self.order.stop_grace)
+
     def watcher_stop(self, finding: Finding, now: float) -> List[Act]:
         """A watcher says that the job does not run the way it was meant to."""
         if self.phase != "running":
@@ -276,6 +287,8 @@ class Lead:
         progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
+        if self.without_storage:
+            return acts + self._end(outcome, concluded=True)
         decision = decide(self.history, self.members, self.order.restarts)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):
@@ -295,7 +308,8 @@ class Lead:
             return Outcome(self.requests.outcome, self.requests.exit_code)
         if attempt.finding:
             lost = any(self.members[number].lost for number in attempt.assignment)
-            return Outcome(FAILED, EXIT_MUSTER if lost else 1, attempt.finding)
+            code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
+            return Outcome(FAILED, code, attempt.finding)
         first = attempt.cause()
         if first is None:
             return Outcome(FINISHED, 0)
@@ -322,6 +336,13 @@ def lost_finding(node: int, host: str, why: str) -> Finding:
     return Finding(
         "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
         (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def storage_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
+        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
     )  # fmt: skip
 
 

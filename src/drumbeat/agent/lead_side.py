@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import selectors
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tupl
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.lead_watch import LeadWatching
+from drumbeat.agent.on_end import run_on_end
 from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import what_follows, write_end
@@ -48,14 +50,16 @@ from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from drumbeat.agent.world import World, peers_of
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.packages import all_versions
+from drumbeat.finding import Finding
 from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.processes import in_child
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.verdict import REQUEUE
+from drumbeat.runfolder.verdict import END, REQUEUE, next_step
 from drumbeat.runfolder.write import EventLog, replace_json
+from drumbeat.signals import EXIT_STORAGE
 
 if TYPE_CHECKING:
     from drumbeat.agent.loop import Agent
@@ -64,7 +68,7 @@ _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the 
 _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is silent
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
-_END, _END_STALLED = 60.0, 3.0  # seconds for what is to be written before the summary, and for the summary
+_END = 60.0  # seconds for what is to be written before the summary, and for the summary
 _LEAVE = 120.0  # seconds for all members' files
 _BEAT = encode(Beat())
 
@@ -162,11 +166,20 @@ class LeadSide:
         while self.outbox:
             self.outbox.send_some()
 
+    def storage_lost(self, finding: Finding) -> None:
+        self.events.muted = True
+        self._do(self.lead.storage_lost(finding))
+
     def leave(self) -> None:
         """The lead leaves last: what its members still send belongs into the run folder. Writing may block, so a child
         does it; the guard goes on hearing from us."""
         if self.connections:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
+        summary = Run.open(self.folder.path).summary() if self.agent.order.on_end else None
+        if summary is not None and next_step(self.folder) == END:
+            problem = run_on_end(self.agent.order, self.folder, summary, self.agent.beat)
+            if problem:
+                self.agent.complain(problem)
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -323,32 +336,34 @@ class LeadSide:
                 others = tuple(number for number in act.members if number != 0)
                 self.outbox.put(self._complete(act.message), (*others, 0) if 0 in act.members else others)
             elif isinstance(act, Finish):
-                self._write_end()
                 self.exit_code = act.exit_code
-
-    def _write_end(self) -> None:
-        """In a child: it reads the run's events again, and storage may hang."""
-        agent = self.agent
-        if not (agent.child and agent.child.flush(_END_STALLED if agent.stalled else _END, agent.beat)):
-            agent.complain("the run folder does not answer: no summary is written")
-            return
-
-        def work() -> bytes:
-            try:
-                write_end(self.folder, self.lead)
-                return b"written"
-            except OSError as error:
-                return str(error).encode("utf-8", "replace")
-
-        answer = in_child(work, _END, agent.beat)
-        if answer != b"written":
-            raise OSError(0, (answer or b"the summary could not be written").decode("utf-8", "replace"))
+                self._write_end()
 
     def _complete(self, message: Message) -> Message:
         """An end also says whether there is another start: only the run folder knows how many there have been."""
         if isinstance(message, End):
             return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
         return message
+
+    def _write_end(self) -> None:
+        """By a child: it reads the run's events again, and storage may hang."""
+        agent = self.agent
+        try:
+            if not agent.flush(_END):
+                raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
+            answer = in_child(self._try_to_write_end, _END, agent.beat)
+            if answer != b"written":
+                raise OSError(0, (answer or b"the run folder does not answer").decode("utf-8", "replace"))
+        except OSError as error:
+            self.exit_code = self.exit_code or EXIT_STORAGE
+            warn(f"how the run ended could not be written: {error}")
+
+    def _try_to_write_end(self) -> bytes:
+        try:
+            write_end(self.folder, self.lead)
+            return b"written"
+        except OSError as error:
+            return str(error).encode("utf-8", "replace")
 
     def _record(self, record: Record) -> None:
         lead = self.lead

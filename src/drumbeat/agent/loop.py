@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 from drumbeat import __version__
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
+from drumbeat.agent.lead import storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.node import Node
@@ -42,7 +43,8 @@ from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
-_LAST_WRITES, _LAST_WRITES_STALLED = 60.0, 3.0  # seconds, at the end
+_LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end
+_AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, where nothing can be written any more
 _NODE_TICK = 0.1  # between two looks at our own node, however often the members of a large job wake us
 
 
@@ -76,6 +78,7 @@ class Agent:
         self.last_beat = 0.0
         self.last_tick = 0.0
         self.backwards = False
+        self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
 
     def run(self) -> int:
         from drumbeat.facts.gather import gather
@@ -87,16 +90,36 @@ class Agent:
         try:
             self._come_together()
             while self.exit_code is None:
-                self._turn()
+                try:
+                    self._turn()
+                except OSError as error:
+                    self._storage_lost(error)
+                if self.storage_until and time.monotonic() > self.storage_until and self.exit_code is None:
+                    self.end_now(EXIT_STORAGE)
             return self._leave()
         except Stopped:
             return self._leave()
-        except OSError as error:
-            # A full disk or a file system that is gone: nothing can be recorded any more, so the job must not go on.
-            self.complain(f"{error}; ending")
+        except OSError as error:  # before the ranks were started, or after they have ended
+            if not self.storage_until:
+                self.complain(f"{error}; ending")
             if self.node:
                 self.node.kill()
-            return EXIT_STORAGE
+            return self.exit_code or EXIT_STORAGE
+
+    def _storage_lost(self, error: OSError) -> None:
+        """A full disk or a run folder that is gone: nothing can be recorded any more, so the job must not go on. Checkpoints are
+        usually elsewhere: the ranks get their grace to save."""
+        if self.storage_until or not self.node:
+            if not self.node:
+                raise error
+            return
+        grace = self.order.stop_grace
+        self.storage_until = time.monotonic() + grace + _AFTER_GRACE
+        self.complain(
+            f"the run folder cannot be written: {error}; the ranks have {grace:g} s to save, then the run ends"
+        )
+        self.node.mute()
+        self.side.storage_lost(storage_finding(str(error), self.number, self.facts.host))
 
     def _come_together(self) -> None:
         try:
@@ -131,7 +154,8 @@ class Agent:
 
     def open_folder(self, folder: RunFolder) -> None:
         node_folder = folder.node(self.number)
-        self.child = FolderChild(self.side.stop_file if isinstance(self.side, LeadSide) else None)
+        leads = isinstance(self.side, LeadSide)  # what only one of all agents looks at
+        self.child = FolderChild(self.side.stop_file if leads else None, folder.run_json if leads else "")
         self.selector.register(self.child.answers, selectors.EVENT_READ, self._pump)
         self.node = Node(
             self.order,
@@ -299,11 +323,20 @@ class Agent:
         self.side.leave()
         return self.exit_code or 0
 
+    def flush(self, seconds: float) -> bool:
+        """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+        while self.child is not None:
+            try:
+                return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, self.beat)
+            except OSError:
+                if not self.storage_until:
+                    raise  # else it is known, and the rest may still be possible
+        return False
+
     def _last_writes(self) -> None:
-        """What is still to be written; a storage that hangs is not waited for long."""
         if self.child is None:
             return
-        self.child.flush(_LAST_WRITES_STALLED if self.stalled else _LAST_WRITES, self.beat)
+        self.flush(_LAST_WRITES)
         self.selector.unregister(self.child.answers)
         lost, dropped, self.child = self.child.close(), self.child.dropped, None
         if lost:

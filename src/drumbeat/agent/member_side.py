@@ -15,6 +15,7 @@ from drumbeat.agent.wire.files import files_of
 from drumbeat.agent.wire.messages import (
     Beat,
     End,
+    Found,
     Message,
     Ping,
     Pong,
@@ -24,6 +25,7 @@ from drumbeat.agent.wire.messages import (
     Welcome,
     WireError,
 )
+from drumbeat.finding import Finding
 from drumbeat.order import Order, dump_order
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
@@ -166,6 +168,10 @@ class MemberSide:
 
     def give_up(self) -> None:
         """Nothing to tell: the lead sees the connection close when this agent leaves."""
+
+    def storage_lost(self, finding: Finding) -> None:
+        """The lead stops the run on all nodes; ours goes on until then."""
+        self.tell(Found(finding, stop=True))
 
     def leave(self) -> None:
         """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""

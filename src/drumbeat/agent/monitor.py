@@ -11,7 +11,8 @@ from typing import Any, Dict, List
 
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Gpu
-from drumbeat.facts.sample import sample
+from drumbeat.facts.nvml import open_nvml
+from drumbeat.facts.sample import Sampler
 from drumbeat.record import from_plain, to_plain
 
 EVERY = 5.0  # seconds between samples
@@ -34,12 +35,13 @@ def run_monitor(arguments: List[str]) -> int:
     settings = json.loads(arguments[0])
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
-    host = LiveHost()
     kept: List[str] = []
     gpus = [from_plain(Gpu, each) for each in settings["gpus"]]
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    sampler = Sampler(LiveHost(), gpus, nvml)
     due = time.monotonic()
     while True:
-        kept.append(_line(settings, sample(host, gpus)))
+        kept.append(_line(settings, sampler.sample()))
         if ended or len(kept) >= settings["batch"]:
             _write(settings["path"], kept)
         if ended:

@@ -79,7 +79,7 @@ class Node:
         shipping: Optional[Shipping] = None
         if is_large(order, order.ranks_per_node or len(facts.gpus) or 1):
             self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
-            shipping = Shipping(self.logs, folder, child.append)
+            shipping = Shipping(self.logs, folder, child.append, self._make_room)
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle)
@@ -174,6 +174,10 @@ class Node:
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
         self.active = False
+
+    def mute(self) -> None:
+        """The run folder cannot be written any more: go on without it, until the ranks have saved."""
+        self.events.muted = True
 
     def close(self, seconds: float) -> None:
         self._ship(final=True)
@@ -308,14 +312,27 @@ class Node:
     def _finish(self, stuck: str) -> None:
         self.active, self.sweep_until = False, None
         self.looker.end()
-        self.metrics.finish(self.beat)
-        self._ship(final=True)
-        self.watching.end(time.monotonic())
-        for gate in self.gates:
-            gate.close(self.folder.attempt(self.attempt))
+        try:
+            self.metrics.finish(self.beat)
+            self._ship(final=True)
+            self.watching.end(time.monotonic())
+            for gate in self.gates:
+                gate.close(self.folder.attempt(self.attempt))
+        except OSError:
+            if not self.events.muted:
+                raise
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
 
+    def _make_room(self) -> None:
+        """Between two pieces of a long log: what waits to be written stays small."""
+        self.beat()
+        self.child.pump()
+        if self.child.full:
+            self.child.flush(1.0, self.beat)
+
     def _ship(self, final: bool = False) -> None:
+        if self.events.muted:
+            return
         for record in self.metrics.ship(self.attempt, final):
             self.watching.feed("metric", record, time.monotonic())
         if self.metrics.progress.first_t is not None and not self._first_step_told:

@@ -22,10 +22,17 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--all", action="store_true", help=f"older than the newest {_NEWEST} too, and trials of a tuning"
     )
+    parser.add_argument(
+        "--clean", action="store_true", help="remove the folders of old runs that have ended; shows them and asks first"
+    )
+    parser.add_argument("--older-than", metavar="TIME", default="30d", help="with --clean: how old (default: 30d)")
+    parser.add_argument("--yes", action="store_true", help="with --clean: do not ask")
     add_json(parser)
 
 
 def run(args: Any) -> int:
+    if args.clean:
+        return clean(args)
     from drumbeat.cli.status import as_plain
     from drumbeat.desk.runs import all_runs, is_trial
     from drumbeat.desk.state import state_of
@@ -46,6 +53,45 @@ def run(args: Any) -> int:
     if len(own) > len(states):
         print(f"({len(own) - len(states)} older: --all)")
     return 0
+
+
+def clean(args: Any) -> int:
+    import time
+
+    from drumbeat.desk.clean import old_runs, remove
+    from drumbeat.problem import Problem
+    from drumbeat.report.text import size_text
+    from drumbeat.spec.duration import parse_duration
+
+    try:
+        seconds = parse_duration(args.older_than)
+    except ValueError as error:
+        raise Problem(f"--older-than {args.older_than}: {error}") from None
+    old, kept = old_runs(os.environ, seconds, time.time())
+    for run_id, why in kept:
+        print(f"kept      {run_id}: {why}")
+    for each in old:
+        print(f"{size_text(each.bytes):>9} {each.run.path}")
+    if not old:
+        print(f"no run that has ended is older than {args.older_than}")
+        return 0
+    whole = size_text(sum(each.bytes for each in old))
+    if not args.yes and not _agreed(f"remove these {len(old)} run folders ({whole})? [y/N] "):
+        print("nothing was removed")
+        return 1
+    failed = [(each.run.run_id, why) for each in old for why in [remove(each, os.environ)] if why]
+    for run_id, why in failed:
+        print(f"drumbeat list: {run_id} was not removed: {why}", file=sys.stderr)
+    print(f"{len(old) - len(failed)} run folders removed")
+    return 1 if failed else 0
+
+
+def _agreed(question: str) -> bool:
+    from drumbeat.problem import Problem
+
+    if not sys.stdin.isatty():
+        raise Problem("nobody is there to ask: standard input is no terminal", "--yes removes them without asking")
+    return input(question).strip().lower() in ("y", "yes")
 
 
 def table(states: Sequence[State], columns: int) -> List[str]:

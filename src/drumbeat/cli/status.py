@@ -76,6 +76,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.progress.step is not None:
         lines.append(("progress", progress_line(state.progress)))
+    if state.gpus:
+        lines.append(("GPUs", state.gpus.words))
     ended = state.ranks.ended
     if ended:
         ago = duration(max(0.0, now - ended[-1].t))

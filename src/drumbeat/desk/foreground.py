@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from drumbeat.agent.on_end import run_on_end
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
@@ -173,4 +174,7 @@ class Foreground:
                 write_summary(run.folder, summary)
             except OSError as error:
                 print(f"drumbeat: no summary could be written: {error}", file=sys.stderr)
+            problem = run_on_end(self.order, run.folder, summary, lambda: None)
+            if problem:
+                self.console.say("warning", problem)
         return run, summary

@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
@@ -42,8 +43,9 @@ class State:
     progress: Progress
     ranks: Ranks
     summary: Optional[Summary] = None
-    hang: Optional[Hang] = None  # reported, and not over
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
+    hang: Optional[Hang] = None  # reported, and not over
+    gpus: Optional[GpuUse] = None  # of a run that is running
 
     @property
     def goes_on(self) -> bool:
@@ -69,7 +71,8 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
     hang = hang_of(run.run_events()) if goes_on else None
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, hang, failure)
+    gpus = gpu_use(run) if told.state == RUNNING else None
+    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus)
 
 
 def read_summary(run: Run) -> Optional[Summary]:

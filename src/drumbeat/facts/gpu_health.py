@@ -53,6 +53,11 @@ def with_health(host: Host, gpus: Sequence[Gpu]) -> Tuple[Gpu, ...]:
     return tuple(found)
 
 
+def throttle_reasons(mask: int) -> Tuple[str, ...]:
+    """What NVML's mask says slows a GPU down against its will."""
+    return tuple(words for bit, words in _THROTTLE if mask & bit)
+
+
 def _nvidia(host: Host) -> Dict[int, Tuple[Optional[bool], GpuHealth]]:
     found: Dict[int, Tuple[Optional[bool], GpuHealth]] = {}
     for row in csv.reader((host.command(QUERY) or "").splitlines(), skipinitialspace=True):
@@ -60,7 +65,7 @@ def _nvidia(host: Host) -> Dict[int, Tuple[Optional[bool], GpuHealth]]:
         if index is None:
             continue
         mask = _hexadecimal(row[8])
-        throttle = None if mask is None else tuple(words for bit, words in _THROTTLE if mask & bit)
+        throttle = None if mask is None else throttle_reasons(mask)
         found[index] = (
             _enabled(row[1]),
             GpuHealth(

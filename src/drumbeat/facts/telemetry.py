@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.facts.amd_metrics import parse_gpu_metrics, slowed_by
+from drumbeat.facts.gpu_health import throttle_reasons
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.parse import integer, line, number
@@ -19,10 +21,19 @@ NVIDIA_COLUMNS = (
     "timestamp", "index", "name", "utilization.gpu", "utilization.memory", "memory.total", "memory.used",
     "power.draw", "power.limit", "temperature.gpu", "clocks.sm", "clocks.mem",
 )  # fmt: skip
+_MORE_COLUMNS = (
+    "clocks_throttle_reasons.active", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
 NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_COLUMNS)}", "--format=csv")
+# nvidia-smi refuses a query of which it does not know every column.
+NVIDIA_COMMANDS = (
+    ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_COLUMNS + _MORE_COLUMNS)}", "--format=csv"),
+    NVIDIA_COMMAND,
+)
 ROCM_COMMAND = ("rocm-smi",)
 AMD_COMMAND = ("amd-smi", "monitor", "--csv")
 _PCI = "/sys/bus/pci/devices"
+_METRICS_SIZE = 8192
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -80,6 +91,9 @@ def parse_nvidia_csv(text: str) -> List[GpuSample]:
                 temperature=_number(cell.get("temperature.gpu")),
                 clock=_number(cell.get("clocks.current.sm", cell.get("clocks.sm"))),
                 memory_clock=_number(cell.get("clocks.current.memory", cell.get("clocks.mem"))),
+                throttle=_reasons(cell.get("clocks_throttle_reasons.active")),
+                ecc_corrected=_count(cell.get("ecc.errors.corrected.volatile.total")),
+                ecc_uncorrected=_count(cell.get("ecc.errors.uncorrected.volatile.total")),
                 name=cell.get("name"),
                 time=cell.get("timestamp"),
             )
@@ -151,13 +165,22 @@ def parse_amd_smi_monitor(text: str) -> List[GpuSample]:
     return samples
 
 
-def read_amd_sysfs(host: Host, gpus: Sequence[Gpu]) -> List[GpuSample]:
-    """No tool, no process: the amdgpu driver's own files."""
+def read_amd_sysfs(
+    host: Host, gpus: Sequence[Gpu], residencies: Optional[Dict[str, Dict[str, int]]] = None
+) -> List[GpuSample]:
+    """No tool, no process: the amdgpu driver's own files. `residencies`: throttle counters of the last reading, which newer
+    drivers give instead of a state; they are replaced."""
     samples = []
     for gpu in gpus:
         base = f"{_PCI}/{gpu.pci}"
         sensors = _sensors(host, base)
         busy, memory_busy = number(host, f"{base}/gpu_busy_percent"), number(host, f"{base}/mem_busy_percent")
+        metrics = parse_gpu_metrics(host.data(f"{base}/gpu_metrics", 0, _METRICS_SIZE))
+        errors = dict(re.findall(r"^(ue|ce):\s*(\d{1,18})", host.read(f"{base}/ras/umc_err_count") or "", re.MULTILINE))
+        throttle = metrics.throttle
+        if residencies is not None and metrics.residencies is not None:
+            throttle = slowed_by(residencies.get(gpu.pci or ""), metrics.residencies)
+            residencies[gpu.pci or ""] = metrics.residencies
         samples.append(
             GpuSample(
                 index=gpu.index,
@@ -170,6 +193,12 @@ def read_amd_sysfs(host: Host, gpus: Sequence[Gpu]) -> List[GpuSample]:
                 temperature=_scaled(sensors.get("temp2_input", sensors.get("temp1_input")), 1e3),  # 2 is the hot spot
                 clock=_scaled(sensors.get("freq1_input"), 1e6),
                 memory_clock=_scaled(sensors.get("freq2_input"), 1e6),
+                throttle=throttle,
+                energy=metrics.energy,
+                ecc_corrected=integer(errors.get("ce")),
+                ecc_uncorrected=integer(errors.get("ue")),
+                link_received=metrics.link_received,
+                link_sent=metrics.link_sent,
                 name=gpu.name,
             )
         )
@@ -199,6 +228,16 @@ def _number(text: Optional[str]) -> Optional[float]:
     """The figure at the front of `173.0W`, `55 °C`, `34 %`; `N/A`, `[Not Supported]` and the like are unknown."""
     found = re.match(r"\s*(\d{1,12}(?:\.\d{1,6})?)", text or "")
     return float(found.group(1)) if found else None
+
+
+def _reasons(text: Optional[str]) -> Optional[Tuple[str, ...]]:
+    found = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", (text or "").strip())
+    return throttle_reasons(int(found.group(1), 16)) if found else None
+
+
+def _count(text: Optional[str]) -> Optional[int]:
+    value = _number(text)
+    return None if value is None else int(value)
 
 
 def _bytes(text: Optional[str], unit: str) -> Optional[int]:

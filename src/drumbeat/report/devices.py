@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
 from drumbeat.report.figures import Traffic
@@ -39,19 +39,21 @@ class Devices:
         return max(known, default=None)
 
     def energy(self, begin: Optional[float] = None, end: Optional[float] = None) -> Optional[float]:
-        """Joules of all GPUs that have a power sensor, between two times: power integrated over the samples."""
+        """Joules of all GPUs between two times: by their energy counters, else power integrated over the samples."""
         total, measured = 0.0, False
         for readings in self._gpus.values():
-            known = [(t, gpu.power) for t, gpu in readings if gpu.power is not None]
-            for (first, before), (second, after) in zip(known, known[1:]):
+            for first, second, joules in _spent(readings):
                 low = max(first, begin if begin is not None else first)
                 high = min(second, end if end is not None else second)
-                if high > low and second - first <= _LONGEST_GAP:
-                    total, measured = total + (before + after) / 2 * (high - low), True
+                if high > low:
+                    total, measured = total + joules * (high - low) / (second - first), True
         return total if measured else None
 
     def energy_how(self) -> str:
+        counters = sum(_counts(readings) for readings in self._gpus.values())
         sensors = sum(any(gpu.power is not None for _, gpu in readings) for readings in self._gpus.values())
+        if counters == len(self._gpus):
+            return f"energy counters of {counters} GPUs"
         return f"power of {sensors} of {len(self._gpus)} GPUs, sampled and integrated" if sensors else ""
 
     def curve(self, name: str) -> List[Tuple[float, float]]:
@@ -75,6 +77,24 @@ class Devices:
             kind: Traffic(len(ports), sum(received for received, _ in ports), sum(sent for _, sent in ports))
             for kind, ports in found.items()
         }
+
+
+def _counts(readings: List[Tuple[float, GpuSample]]) -> bool:
+    return sum(gpu.energy is not None for _, gpu in readings) > 1
+
+
+def _spent(readings: List[Tuple[float, GpuSample]]) -> Iterator[Tuple[float, float, float]]:
+    """From, to, joules: of each interval between two samples of one GPU."""
+    if _counts(readings):
+        counted = [(t, gpu.energy) for t, gpu in readings if gpu.energy is not None]
+        for (first, before), (second, after) in zip(counted, counted[1:]):
+            if after >= before and second > first:  # a driver that was loaded again counts from 0
+                yield first, second, after - before
+        return
+    known = [(t, gpu.power) for t, gpu in readings if gpu.power is not None]
+    for (first, watts), (second, later) in zip(known, known[1:]):
+        if 0 < second - first <= _LONGEST_GAP:
+            yield first, second, (watts + later) / 2 * (second - first)
 
 
 def _passed(counter: List[Optional[int]]) -> Optional[int]:

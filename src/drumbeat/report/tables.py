@@ -118,7 +118,13 @@ def said(comparison: Comparison) -> List[str]:
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
     for row in comparison.rows[1:]:
         found.append(loss_words(row, comparison))
-    sources = {each.kind: each.source for row in comparison.rows for each in row.losses if each.ms is not None}
+    sources = {
+        each.kind: each.source
+        for row in comparison.rows
+        if (row.lost_ms or 0) > 0
+        for each in row.losses
+        if each.ms is not None
+    }
     found += [f"{kind}: measured as {source}" for kind, source in sources.items()]
     broken = [each.text() for each in comparison.differences if each.breaks]
     if broken:

@@ -13,6 +13,7 @@ RUN/
   verdict              the end, for whatever started the agents   lead, replaced; removed when the job starts again
   lost, requeues       nodes lost and requeues so far      lead, replaced
   stop                 a line for each request to stop     whoever asks; only the lead reads it
+  on-end.log           what the on-end command printed   the command, appended
   array/N/             one job of an array: a run folder of its own
   events.jsonl         the run's events                    lead
   peers.json           who took part, and as which node    lead, replaced
@@ -84,6 +85,10 @@ class RunFolder:
     @property
     def stop(self) -> str:
         return self.at("stop")
+
+    @property
+    def on_end_log(self) -> str:
+        return self.at("on-end.log")
 
     @property
     def verdict(self) -> str:

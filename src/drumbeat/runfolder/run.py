@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
     from drumbeat.runfolder.follow import Follower
 
+_LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
 
 
@@ -227,6 +228,18 @@ class Run:
             sample = parse_sample(data, node)
             if sample:
                 yield sample
+
+    def latest_sample(self, node: int) -> Optional[Sample]:
+        """What the node's devices did when they were last looked at."""
+        name = _AT.node(node).telemetry
+        found = self.files.chunk(name, 0, 0)
+        chunk = self.files.chunk(name, max(0, found.size - _LAST_SAMPLES), _LAST_SAMPLES) if found else None
+        for line in reversed((chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")):
+            data = decode(line)
+            sample = parse_sample(data, node) if data else None
+            if sample:
+                return sample
+        return None
 
     def follow(self, **options: Any) -> Follower:
         from drumbeat.runfolder.follow import Follower

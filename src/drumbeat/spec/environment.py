@@ -71,6 +71,7 @@ def _check_no_secret(job: Job) -> None:
     found = (
         ("command", in_words(job.command)),
         ("wrap.command", in_words(wrap)),
+        ("on-end", in_words(job.on_end)),
         ("setup", in_text(job.setup or "")),
     )
     for key, holder in found:

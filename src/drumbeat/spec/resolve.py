@@ -81,6 +81,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
+        on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,

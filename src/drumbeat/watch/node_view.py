@@ -75,7 +75,8 @@ class NodeView:
             if any(joules is not None for joules in used):
                 self.energy = (self.energy or 0.0) + sum(joules or 0.0 for joules in used)
         self.memory_used, self.memory_total = _whole(sample.memory.get("used")), _whole(sample.memory.get("total"))
-        self.gpus, self.sampled, self._cpu, self._network = sample.gpus, t, sample.cpu, sample.network
+        self.gpus = sample.gpus or self.gpus  # where vendor tools are asked, not every sample has them
+        self.sampled, self._cpu, self._network = t, sample.cpu, sample.network
         for name, value in self.means().items():
             if value is not None:
                 self.curves[name].add(t, value)

@@ -17,7 +17,8 @@ from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu
-from drumbeat.facts.sample import sample
+from drumbeat.facts.nvml import open_nvml
+from drumbeat.facts.sample import Sampler
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
@@ -70,7 +71,8 @@ def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gp
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     seconds = time.monotonic() - begin
     after = {pid: _used(pid) for rank in ranks for pid in rank.pids}
-    devices = sample(LiveHost(), gpus)["gpus"] if gpus else []
+    nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
+    devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
     return [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
 
 
