@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz faults faults-train versions clean
+.PHONY: demo test check pyz bench corpus fuzz faults faults-train versions workloads clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +59,10 @@ versions:
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
 		tests/integrations tests/versions/deepspeed_run.py
+
+# Ten command lines as people have them, with the real launchers, on two nodes of two ranks; each once more with a killed rank.
+workloads: $(VENV)/.dev
+	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
 
 clean:
 	rm -rf $(VENV) .venv-newest drumbeat.pyz build src/*.egg-info

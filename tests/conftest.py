@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Rooms whose tests share something that is expensive to set up: a Slurm, a world of torch processes.
-TOGETHER = ("slurm", "train", "verify")
+TOGETHER = ("slurm", "ssh", "train", "verify")
 LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
 
 
@@ -41,7 +41,7 @@ SOURCE = str(ROOT / "src")
 CAN_INSTALL = (
     os.geteuid() == 0 and os.path.exists("/etc/debian_version") and "DRUMBEAT_OLDEST_PYTHON" not in os.environ
 )  # the oldest Python has only what the node side needs: tests/oldest-python.sh
-MAY_BE_MISSING = ("DRUMBEAT_CORPUS", "DRUMBEAT_SEEDS", "Python 3.", "make ", "apptainer", "one core")
+MAY_BE_MISSING = ("DRUMBEAT_CORPUS", "DRUMBEAT_CRDS", "DRUMBEAT_SEEDS", "Python 3.", "make ", "apptainer", "one core")
 
 
 @pytest.hookimpl(hookwrapper=True)

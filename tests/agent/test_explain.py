@@ -14,7 +14,7 @@ def test_a_missing_working_directory_is_named_as_such(tmp_path):
     folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
     os.makedirs(folder.attempt(0))
     asked = order(workdir=str(tmp_path / "gone"), command=(sys.executable, "-V"))
-    launcher = launcher_of(asked, folder, folder, "")
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
     pid = start(asked.command, os.environ, asked.workdir, folder.log(0, 3, "out"), folder.log(0, 3, "err"))
     (end,) = launcher.ends(0, type("Process", (), {"rank": 3})(), os.waitpid(pid, 0)[1])
     finding = Explainer(asked, folder, launcher, 0).explain(end, False, str(tmp_path))

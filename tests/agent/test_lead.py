@@ -11,7 +11,7 @@ from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
@@ -308,6 +308,16 @@ def test_messages_of_an_earlier_attempt_are_passed_over():
     assert lead.member_done(0, Done(0), 13.0) == []
 
 
+def test_ranks_that_go_on_without_the_others_are_named():
+    lead, _ = mustered()
+    for rank in (0, 1, 3):
+        lead.rank_ended(rank // 2, ended(rank), 10.0)
+    assert lead.tick(60.0) == []
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "3 of 4 ranks ended 120 s ago; rank 2 still runs"
+    assert lead.tick(200.0) == []  # said once
+
+
 FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"), (0, 1))
 PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"), (0, 1))
 GATE = Outcome(FAILED, 1, Finding("transport-mismatch", ERROR, "x"), (0, 1))
@@ -335,6 +345,34 @@ def members(*lost, count=2, stuck=()):
 )
 def test_decide(history, restarts, action):
     assert decide(history, members(), restarts).action == action
+
+
+@pytest.mark.parametrize(
+    "line,action",
+    [
+        (
+            "failed to listen on any local network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE",
+            "restart",
+        ),
+        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart"),
+        ("OSError: [Errno 98] Address already in use", "restart"),
+        (
+            "failed to listen on any local network address. port: 12355, useIpv6: false, code: -98, name: EADDRINUSE",
+            "stop",
+        ),
+        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop"),
+    ],
+)
+def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
+    finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
+    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000)], members(), 0).action == action
+
+
+def test_a_range_of_nodes_goes_on_with_fewer():
+    assert decide([FAULT], members(1), 1, 1) == Restart("restart 1 of 1, with 1 of 2 nodes", (0,))
+    assert decide([FAULT], members(1), 0, 1).action == "requeue"  # no restart is left
+    assert decide([FAULT], members(1), 1, 2).action == "requeue"  # the range does not reach so far down
+    assert decide([FAULT], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
 
 
 def test_decide_by_members():

@@ -89,7 +89,7 @@ def test_all_node_modules_import(version, pyz):
         "names = [m.name for m in pkgutil.walk_packages(drumbeat.__path__, 'drumbeat.')]\n"
         "assert len(names) > 40, names\n"
         "for name in names:\n"
-        "    if name.endswith(('__main__', 'torchrun_driver')) or '.collective_test.' in name: continue\n"
+        "    if name.endswith(('__main__', 'launcher_driver')) or '.collective_test.' in name: continue\n"
         "    importlib.import_module(name)\n"
     )
     argv = [PYTHONS[version], "-I", "-S", "-c", code, str(pyz)]
@@ -119,7 +119,7 @@ def test_the_node_world_imports_only_the_standard_library():
     for path in sorted((ROOT / "src" / "drumbeat").rglob("*.py")):
         place = path.relative_to(ROOT / "src" / "drumbeat")
         away = place.parts[0] in DESK_ONLY and str(place) not in _BROUGHT
-        if away or place.name == "torchrun_driver.py":
+        if away or place.name == "launcher_driver.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = []

@@ -14,6 +14,8 @@ WORDS = re.compile(
 # A folder (ending in /) or a file.
 ALLOWED = {
     "backends/slurm/": "the backend itself",
+    "backends/kubernetes/": "the backend itself",
+    "backends/runai/": "the backend itself",
     "backends/__init__.py": "the table of built-in backends",
     "facts/identity/": "one file per scheduler: its own variables",
     "facts/container.py": "a pod is a kind of container",

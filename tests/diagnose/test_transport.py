@@ -355,3 +355,32 @@ def test_one_host_and_shared_memory_only_is_local_whatever_was_chosen():
 def test_nccls_count_of_nodes_beats_counted_names():
     text = "\n".join(start_up(rank, nodes=1, host=f"pod-{rank}") for rank in (0, 1))
     assert read(text).transport.nnodes == 1
+
+
+def test_connections_of_torn_processes_belong_to_the_only_group():
+    """Ranks 0, 2 and 3 are connected inside the host and rank 1 speaks from it: all four, so no network was needed."""
+    lines = [
+        "n1:7:7 [3] NCCL INFO Using network Socket",
+        "n1:6:6 [1] NCCL INFO ncclCommInitRank comm 0x5e rank 1 nranks 4 cudaDev 1 busId 41000 commId 0x1d - Init START",
+        "n1:7:7 [3] NCCL INFO Channel 00 : 3[4] -> 0[1] via SHM/direct/direct",
+        "n1:5:5 [2] NCCL INFO Channel 00 : 2[3] -> 0[1] via SHM/direct/direct",
+    ]
+    assert path("\n".join(lines)).answer == "local"
+    # Of eight ranks four may be elsewhere: then the network that was chosen is all there is to say.
+    eight = "\n".join(lines).replace("nranks 4", "nranks 8")
+    assert (path(eight).answer, path(eight).confidence) == ("tcp", "likely")
+    # A group of another host is not theirs.
+    assert path("\n".join(lines).replace("n1:6:6", "n2:6:6")).answer != "local"
+
+
+def test_a_subsystem_that_hides_the_network_proves_nothing():
+    line = "n1:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"
+    alone = read(line).transport
+    assert alone.path.answer == "unknown" and any("NCCL_DEBUG_SUBSYS" in text for text in alone.unseen)
+    assert path("n1:7:9 [0] NCCL INFO Using network IB\n" + line).answer == "local"
+
+
+@pytest.mark.parametrize("prefix", ["[rank0]: ", "0: ", "[1,3]<stderr>:", "(WorkerDict pid=7) ", ""])
+def test_a_line_without_its_head_behind_a_prefix(prefix):
+    line = "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 (Unresponsive receiver (reachable by EFA device))"
+    assert (path(prefix + line).answer, path(prefix + line).provider) == ("ofi", "efa")

@@ -9,8 +9,9 @@ import pytest
 
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.order import Order, Wrap
-from drumbeat.plan.argv import Tools, choose_launcher, launcher_python, processes, replaced_flags
+from drumbeat.plan.argv import choose_launcher, processes, replaced_flags
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.launchers.owned import Tools, launcher_python
 
 PEERS = Peers(
     (Peer(0, "a", "10.0.0.1", Facts("a"), ranks=2), Peer(1, "b", "10.0.0.2", Facts("b"), ranks=3)), "10.0.0.1", 61000
@@ -110,7 +111,8 @@ def test_wrappers_stay_before_what_is_started_in_the_launchers_place():
     assert process.argv[8:10] == ("-c", "exec('a\\nb')")  # one line: conda run takes no other
     command = ["numactl", "--cpunodebind=0", "accelerate", "launch", "x.py"]
     (process,) = processes(order(command), PEERS, 1, TOOLS)
-    assert process.argv[:5] == ("numactl", "--cpunodebind=0", "python3", "-m", "accelerate.commands.launch")
+    assert process.argv[:4] == ("numactl", "--cpunodebind=0", "python3", "-c")
+    assert process.argv[6] == "accelerate.commands.launch"
 
 
 def test_composer_torchtune_and_fabric():
@@ -126,9 +128,12 @@ def test_composer_torchtune_and_fabric():
     )
     assert process.argv[:2] == ("tune", "run") and process.argv[-3:] == ("full_finetune", "--config", "c")
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=3"} <= set(process.argv)
-    (process,) = processes(order(["fabric", "run", "--devices", "2", "--precision", "16", "train.py"]), PEERS, 1, TOOLS)
-    assert process.argv == ("fabric", "run", "--precision", "16", "--num-nodes=2", "--node-rank=1",
-                            "--main-address=10.0.0.1", "--main-port=61000", "--devices=3", "train.py")  # fmt: skip
+    tools = Tools(("shim",), "DRIVER", "{}", ("/v/python",))
+    (process,) = processes(order(["fabric", "run", "--devices", "2", "--precision", "16", "train.py"]), PEERS, 1, tools)
+    assert process.argv == (
+        "/v/python", "-c", "DRIVER", '{"shim": ["shim"]}', "lightning.fabric.cli", "--precision", "16", "--num-nodes=2",
+        "--node-rank=1", "--main-address=10.0.0.1", "--main-port=61000", "--devices=3", "train.py",
+    )  # fmt: skip
 
 
 def test_accelerate():
@@ -136,11 +141,11 @@ def test_accelerate():
     found = find_launcher(command.split())
     assert (found.nodes, found.ranks_per_node) == (2, 4)
     (process,) = processes(order(command.split()), PEERS, 1, TOOLS)
-    assert process.argv[:3] == ("python3", "-m", "accelerate.commands.launch")
+    assert process.argv[:5] == ("python3", "-c", "DRIVER", "failures.json", "accelerate.commands.launch")
     for word in ("--mixed_precision", "bf16", "--multi_gpu", "--num_machines=2", "--machine_rank=1", "--num_processes=5",
                  "--main_process_ip=10.0.0.1", "--main_process_port=61000"):  # fmt: skip
         assert word in process.argv
-    assert process.argv[-3:] == ("train.py", "--lr", "1")
+    assert process.argv[-7:] == ("--no_python", "shim", "python3", "-u", "train.py", "--lr", "1")
 
 
 def test_deepspeed():
@@ -149,7 +154,16 @@ def test_deepspeed():
     )
     world = next(word for word in process.argv if word.startswith("--world_info="))
     assert json.loads(base64.urlsafe_b64decode(world.split("=", 1)[1])) == {"0-a": [0, 1], "1-b": [0, 1, 2]}
-    assert "--node_rank=1" in process.argv and process.argv[-3:] == ("train.py", "--deepspeed", "c.json")
+    assert "--node_rank=1" in process.argv
+    assert process.argv[-7:] == (
+        "shim",
+        "python3",
+        "-u",
+        "train.py",
+        "--local_rank={local_rank}",
+        "--deepspeed",
+        "c.json",
+    )
     assert "--hostfile" not in process.argv
 
 

@@ -8,6 +8,7 @@ import pytest
 from drumbeat.plan.argv import choose_launcher
 from drumbeat.plan.launchers import accelerate, deepspeed, fabric, torchrun
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.launchers.inside import read_script
 from drumbeat.problem import Problem
 
 RUN = "torch.distributed.run"
@@ -223,7 +224,7 @@ def test_flags_that_mean_another_job(flag):
     ],
 )
 def test_what_starts_its_own_ranks_is_started_once_per_node(command, launcher):
-    assert choose_launcher(command, "auto")[0] == launcher
+    assert choose_launcher(command, "auto", read_script(command, lambda path: ""))[0] == launcher
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_both_streams_of_every_rank(tmp_path, monkeypatch):
     assert printed.read() == []
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "rank-3.err").write_text(ITER.format(step=1, loss=3) + "\n")
-    (tmp_path / "0" / "torchrun.out").write_text(ITER.format(step=9, loss=3) + "\n")
+    (tmp_path / "0" / "launcher.out").write_text(ITER.format(step=9, loss=3) + "\n")
     assert [(record["rank"], record["step"]) for record in printed.read()] == [(3, 1)]
     (tmp_path / "0" / "rank-12.out").write_text(ITER.format(step=2, loss=3))
     with open(tmp_path / "0" / "rank-3.err", "a") as file:

@@ -18,6 +18,7 @@ from tests.plan.archetype import SITES, facts_of
 
 BUILT_IN = (
     "dgx-h100",
+    "kubernetes",
     "localhost",
     "lumi",
     "mi300x-cx7",
@@ -27,6 +28,7 @@ BUILT_IN = (
     "olivia",
     "rcp",
     "slurm",
+    "ssh",
     "workstation",
 )
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.blame import is_consequence
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.diagnose.exits import STOPPED
 from drumbeat.finding import Finding
@@ -50,7 +51,11 @@ class Attempt:
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
     suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
+    last_end: float = 0.0  # when a rank, or a node's command, ended last
+    left_told: int = 0  # how many had ended when it was said that others still run
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
+
+    world: Optional[WorldCount] = None
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
@@ -71,6 +76,11 @@ class Attempt:
                     total.spent = progress.spent
                     total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
         return total
+
+    def doubt(self) -> Optional[Finding]:
+        """The first sign of a failure where all exit codes are 0."""
+        doubtful = [end for end in self.ends if end.finding and not end.failed]
+        return min(doubtful, key=lambda end: end.at).finding if doubtful else None
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""

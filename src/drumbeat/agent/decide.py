@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.finding import Finding
 
 FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
+DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
 
 _FREE_RETRIES = 3
-_SAME_AGAIN = ("transport-mismatch", "wrong-interface", "rdma-not-used")  # what the gate stops for
+_PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
+# What checks of a running job stop it for.
+_SAME_AGAIN = (
+    "transport-mismatch", "wrong-interface", "rdma-not-used", "separate-worlds", "ranks-repeated", "launcher-refused",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Outcome:
     exit_code: int
     finding: Optional[Finding] = None
     assignment: Assignment = ()
+    port: int = 0  # where its ranks met; 0: they did not
 
 
 @dataclass(frozen=True)
@@ -65,12 +72,24 @@ class Requeue:
 Decision = Union[Stop, Restart, Requeue]
 
 
-def decide(history: Sequence[Outcome], members: Mapping[int, Member], restarts: int) -> Decision:
-    """`history` holds every attempt so far, the last one last."""
+def decide(
+    history: Sequence[Outcome], members: Mapping[int, Member], restarts: int, fewest: Optional[int] = None
+) -> Decision:
+    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on."""
     last = history[-1]
     if last.outcome != FAILED:
         return Stop(f"the attempt ended: {last.outcome}")
     assignment = reassign(last.assignment, members)
+    fewer = tuple(number for number in last.assignment if _fit(members[number]))
+    spent = sum(1 for outcome in history if not _is_free(outcome))
+    if (
+        assignment is None
+        and fewest
+        and len(fewer) >= fewest
+        and fewer[:1] == last.assignment[:1]
+        and spent <= restarts
+    ):
+        return Restart(f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes", fewer)
     if assignment is None:
         lost = [members[number] for number in last.assignment if members[number].lost]
         if lost:
@@ -87,7 +106,6 @@ def decide(history: Sequence[Outcome], members: Mapping[int, Member], restarts: 
         return Stop(f"{last.finding.code}: another start would run the same way")
     if last.exit_code in (126, 127):
         return Stop("the command cannot be started; starting it again would not help")
-    spent = sum(1 for outcome in history if not _is_free(outcome))
     if spent <= restarts:
         return Restart(f"restart {spent} of {restarts}", assignment)
     return Stop(f"all {restarts} restarts are spent" if restarts else "the job asks for no restart")
@@ -111,4 +129,8 @@ def _fit(member: Member) -> bool:
 
 
 def _is_free(outcome: Outcome) -> bool:
-    return outcome.outcome == FAILED and outcome.finding is not None and outcome.finding.code == "port-in-use"
+    """Our own port was taken. One that the program chose itself would be taken again."""
+    if outcome.outcome != FAILED or outcome.finding is None or outcome.finding.code != "port-in-use":
+        return False
+    named = {int(port) for each in outcome.finding.evidence for port in _PORT.findall(each.text)}
+    return not named or not outcome.port or outcome.port in named

@@ -106,10 +106,11 @@ class FolderChild:
         except BlockingIOError:
             pass
         *lines, self._in = self._in.split(b"\n")
-        for line in lines:
-            self._answer(json.loads(line))
+        errors = [error for line in lines for error in self._answer(json.loads(line))]
         if lines:
             self._send()
+        if errors:
+            raise errors[0]
 
     def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
         """Wait until all is written; false if it is not in that time."""
@@ -158,7 +159,8 @@ class FolderChild:
             except BrokenPipeError:
                 return  # it has died; its answers end, too
 
-    def _answer(self, answer: Dict[str, Any]) -> None:
+    def _answer(self, answer: Dict[str, Any]) -> List[OSError]:
+        """What could not be done."""
         self._answered = time.monotonic()
         for _ in range(answer.get("done", 0)):
             about, data = self._frames.popleft()
@@ -167,9 +169,10 @@ class FolderChild:
                 self._printed_asked = False
         self.records += answer.get("records", ())
         self.stops += [(str(name), str(why)) for name, why in answer.get("stop", ())]
-        if "error" in answer:
-            number, text, path = answer["error"]
-            raise OSError(number, text, path)
+        if "error" not in answer:
+            return []
+        number, text, path = answer["error"]
+        return [OSError(number, text, path)]
 
     def _start(self) -> None:
         commands, self._commands = os.pipe()

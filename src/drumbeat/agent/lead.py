@@ -12,7 +12,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt, RankEnd
 from drumbeat.agent.blame import blame
+from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
+    DOUBTFUL,
     FAILED,
     FINISHED,
     REQUEUE,
@@ -25,13 +27,17 @@ from drumbeat.agent.decide import (
     decide,
 )
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
-from drumbeat.agent.wire.messages import Beat, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
+from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.plan.world_seen import Planned
+from drumbeat.ranges import ranges
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
+
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Lead:
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
     # -- muster ------------------------------------------------------------------------------------------------------
@@ -133,6 +140,7 @@ class Lead:
         node = self.node_rank(member)
         end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node)
         attempt.ends.append(end)
+        attempt.last_end = now
         if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
             attempt.first_failure = now
         return []
@@ -198,6 +206,23 @@ class Lead:
         if self.attempts:
             self.attempts[-1].suspected = finding
 
+    def counted(self, member: int, counted: Counted, now: float) -> List[Act]:
+        """What a node sees of its rank processes."""
+        if self.phase != "running" or not self.is_current(counted.attempt):
+            return []
+        attempt = self.attempts[-1]
+        if attempt.world is None:
+            ranks = sum(self.members[number].ranks for number in attempt.assignment)
+            planned = Planned(ranks, len(attempt.assignment), self.order.launcher in ("ranks", "tasks"))
+            attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
+        if self.first_step and self.first_step[0] == attempt.number:
+            attempt.world.first_step = self.first_step[1]
+        attempt.world.add(self.node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+        verdict, findings, stop = attempt.world.judge()
+        acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
+        acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
+        return acts + (self.watcher_stop(findings[0], now) if stop else [])
+
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
@@ -224,7 +249,19 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
+            return self._left_behind(attempt, now)
         return []
+
+    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
+        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        ended, seconds = len(attempt.ends), now - attempt.last_end
+        each = self.order.launcher in ("ranks", "tasks")  # else one end is that of a node's command
+        total = sum(self.members[number].ranks for number in attempt.assignment) if each else len(attempt.assignment)
+        if attempt.first_failure is not None or not attempt.left_told < ended < total or seconds < _LEFT_BEHIND:
+            return []
+        attempt.left_told = ended
+        finding = left_behind_finding(attempt, total, "ranks" if each else "nodes", seconds)
+        return [Record("finding", {"finding": to_plain(finding)})]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -278,18 +315,20 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        outcome = replace(self._outcome(attempt), assignment=attempt.assignment)
+        outcome = replace(self._outcome(attempt), assignment=attempt.assignment, port=attempt.port)
         self.history.append(outcome)
         acts: List[Act] = []
-        if outcome.finding:
+        if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+        if outcome.outcome == FINISHED and attempt.world:
+            acts += [Record("finding", {"finding": to_plain(finding)}) for finding in attempt.world.at_end()]
         progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
         if self.without_storage:
             return acts + self._end(outcome, concluded=True)
-        decision = decide(self.history, self.members, self.order.restarts)
+        decision = decide(self.history, self.members, self.order.restarts, self.order.fewest_nodes)
         acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
         if isinstance(decision, Restart):
             return acts + self._start(decision.assignment, now)
@@ -312,7 +351,8 @@ class Lead:
             return Outcome(FAILED, code, attempt.finding)
         first = attempt.cause()
         if first is None:
-            return Outcome(FINISHED, 0)
+            doubt = attempt.doubt()
+            return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
         if first.exit_code == EXIT_REQUEUE:
             return Outcome(REQUEUE, EXIT_REQUEUE)
         cause = blame(attempt.ends, attempt.suspected, lambda number: self.members[number].host)
@@ -330,6 +370,18 @@ class Lead:
                 acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]
+
+
+def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
+    ended = {end.rank for end in attempt.ends}
+    left = ranges(number for number in range(total) if number not in ended)
+    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
+    return Finding(
+        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
+        + ("s" if total - len(ended) == 1 else ""),
+        "they ended with 0; one that waits for them in a collective waits until its timeout",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
+    )  # fmt: skip
 
 
 def lost_finding(node: int, host: str, why: str) -> Finding:

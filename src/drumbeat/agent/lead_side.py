@@ -27,6 +27,7 @@ from drumbeat.agent.wire.door import Door, most_strangers, raise_open_files
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
+    Counted,
     Done,
     End,
     FilePart,
@@ -105,7 +106,7 @@ class LeadSide:
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
             FirstStep: self._first_step, Judged: self._judged, Found: self._found, Looked: self._looked,
-            FilePart: self._file,
+            FilePart: self._file, Counted: self._counted,
         }  # fmt: skip
 
     def begin(self) -> None:
@@ -309,6 +310,7 @@ class LeadSide:
         if attempt > self.first_step_of:
             self.first_step_of = attempt
             first = message.t + self.lead.members[member].clock_offset
+            self.lead.first_step = (attempt, first)
             self._do([Record("first-step", {"seconds": round(first - self.agent.order.created, 3)})])
 
     def _judged(self, member: int, message: Judged) -> None:
@@ -321,6 +323,9 @@ class LeadSide:
 
     def _looked(self, member: int, message: Looked) -> None:
         self._do(self.watching.looked(member, message, time.monotonic()))
+
+    def _counted(self, member: int, message: Counted) -> None:
+        self._do(self.lead.counted(member, message, time.monotonic()))
 
     def _file(self, member: int, message: FilePart) -> None:
         take(self.folder.node(member), message)

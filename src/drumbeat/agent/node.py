@@ -29,13 +29,14 @@ from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded, StartRank
+from drumbeat.facts.identity import rank_variables
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import flight_recorder, node_identity, trace
+from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
@@ -82,7 +83,7 @@ class Node:
             shipping = Shipping(self.logs, folder, child.append, self._make_room)
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
-        self.launcher = launcher_of(order, folder, self.logs, bundle)
+        self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.explainer = self._new_explainer()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
@@ -107,6 +108,7 @@ class Node:
             self._tell_finding(finding)
         place = os.path.abspath(self.folder.attempt(attempt))
         variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path, place)
+        stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
@@ -117,7 +119,7 @@ class Node:
         self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
-            self._start_one(process, variables, bound)
+            self._start_one(process, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
@@ -147,6 +149,7 @@ class Node:
     def on_task_started(self, local_id: int, pid: int) -> None:
         rank = self.ranks.guarded(local_id)
         if rank:
+            self.ranks.guarded_pids[local_id] = pid
             self._write_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
@@ -202,7 +205,7 @@ class Node:
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looker.start(request.number, self.node_rank, self.ranks.mains, time.monotonic())
+            self.looker.start(request.number, self.node_rank, self.ranks.rank_of, time.monotonic())
 
     def _looked(self, number: int, found: List[RankLook]) -> None:
         now, looks = time.monotonic(), []
@@ -236,7 +239,10 @@ class Node:
     def _watch(self, peers: Peers, facts: Facts, bound: Binding, right: Binding, variables: List[EnvVar]) -> None:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(bound.slots) if self.launcher.starts_ranks else 0
-        scene = Scene(self.node_rank, first, facts, bound, right, variables, ranks, self.local)
+        scene = Scene(
+            self.node_rank, first, facts, bound, right, variables, ranks, self.local, self.attempt,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+        )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
 
@@ -246,6 +252,7 @@ class Node:
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]
+        variables += self._for_jax(process, variables)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
         added = {variable.name: variable.value for variable in variables}
@@ -259,9 +266,20 @@ class Node:
             self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
             return
         env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        pid = start(argv, {**env, **added}, self.order.workdir, out, err, cpus)
+        environ = {**env, **added}
+        if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
+            environ.update(rank_variables(environ))
+        pid = start(argv, environ, self.order.workdir, out, err, cpus)
         self.ranks.add_own(pid, process)
         self._write_started(process, pid, cpus)
+
+    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
+        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
+        known = {**os.environ, **{variable.name: variable.value for variable in variables}}
+        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
+        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
+            return []
+        return jax_identity(known, process.rank)
 
     def _write_started(self, process: Process, pid: int, cpus: tuple[int, ...]) -> None:
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
@@ -290,12 +308,19 @@ class Node:
         finding = None
         if end.exit_code != 0:
             run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = self.explainer.explain(end, self.stopped_by_us, run_folder)
-            # A launcher in the command names the rank in its own lines.
-            rank = end.rank if self.launcher.starts_ranks or finding.rank is None else finding.rank
+            finding = end.finding or self.explainer.explain(end, self.stopped_by_us, run_folder)
+            rank: Optional[int] = end.rank
+            if not self.launcher.starts_ranks or end.of_command:  # a launcher names the rank in its own lines
+                rank = finding.rank if end.of_command or finding.rank is not None else end.rank
             finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
             for gate in self.gates:
                 gate.failed = gate.failed or not self.stopped_by_us
+        elif self.launcher.may_hide_failures and not self.stopped_by_us:
+            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
+            finding = self.explainer.doubt(end, self.launcher.once, run_folder)
+            if finding:
+                rank = finding.rank if self.launcher.once else end.rank
+                finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
         by_us = self.stopped_by_us
         self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, by_us, finding))
 

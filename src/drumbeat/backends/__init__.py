@@ -17,7 +17,14 @@ from drumbeat.facts.model import Identity
 from drumbeat.problem import Problem
 
 GROUP = "drumbeat.backends"
-_BUILT_IN = {"local": "drumbeat.backends.local:Local", "slurm": "drumbeat.backends.slurm:Slurm"}
+_BUILT_IN = {
+    "local": "drumbeat.backends.local:Local",
+    "slurm": "drumbeat.backends.slurm:Slurm",
+    "kubernetes": "drumbeat.backends.kubernetes:Kubernetes",
+    "runai": "drumbeat.backends.runai:RunAi",
+    "ssh": "drumbeat.backends.ssh:Ssh",
+}
+FOR_HOSTS = "ssh"  # what starts jobs on machines that are named one by one
 _loaded: Dict[str, Backend] = {}
 
 

@@ -106,6 +106,7 @@ class Backend:
     default_site = ""  # the profile of a cluster that has none of its own
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
+    takes_hosts = False  # whether its nodes are machines that the job or the site names
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------

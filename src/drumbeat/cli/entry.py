@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and six that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and seven that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.desk.scheduled_node import run_node
 
         return run_node(arguments[1])
+    if arguments[:1] == ["_host"]:
+        from drumbeat.desk.hosted_node import run_host
+
+        return run_host()
     if arguments[:1] == ["_monitor"]:
         from drumbeat.agent.monitor import run_monitor
 
@@ -28,9 +32,13 @@ def main(arguments: List[str]) -> int:
 
         return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_shim"]:
-        from drumbeat.agent.ranks.torchrun_shim import run_shim
+        from drumbeat.agent.ranks.rank_shim import run_shim
 
         return run_shim(arguments[1:])
+    if arguments[:1] == ["_stand_in"]:
+        from drumbeat.agent.ranks.stand_ins import run_stand_in
+
+        return run_stand_in(arguments[1:])
     if arguments[:1] == ["_tune"]:
         from drumbeat.cli.tune import run_submitted
 

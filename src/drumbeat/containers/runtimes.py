@@ -79,4 +79,5 @@ RUNTIMES: Dict[str, Runtime] = {
     "docker": Runtime(OCI, False, "-v", True, _docker),
     "podman": Runtime(OCI, False, "-v", True, _docker),
     "pyxis": Runtime(("enroot",), False, ",", True),
+    "pod": Runtime(OCI, False, "", True),  # the cluster starts each pod from the image itself
 }

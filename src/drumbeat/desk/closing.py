@@ -56,6 +56,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.failure:
         room = MOST_LINES - len(after)
         before = failure_lines(run, summary.failure, summary.consequences, room, printed)
+        if summary.outcome == "doubtful":
+            before[0] = ("doubt", before[0][1])
     return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
 
 
@@ -98,6 +100,8 @@ def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
+    if summary.outcome == "doubtful":
+        return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
 
 

@@ -33,7 +33,17 @@ _LAUNCHERS = {
     "tasks": "each scheduler task is one rank",
     "once": "one process per node",
 }
-_COLOURS = {"failed": 31, "error": 31, "lost": 31, "warning": 33, "restart": 33, "stop": 33, "waiting": 33, "end": 1}
+_COLOURS = {
+    "failed": 31,
+    "doubt": 33,
+    "error": 31,
+    "lost": 31,
+    "warning": 33,
+    "restart": 33,
+    "stop": 33,
+    "waiting": 33,
+    "end": 1,
+}
 _OWN_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
 
 

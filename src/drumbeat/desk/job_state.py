@@ -14,7 +14,12 @@ from typing import List, Optional
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
 from drumbeat.runfolder.summary import Summary
 
-_ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+_ENDS = {
+    "finished": FINISHED,
+    "doubtful": FINISHED,
+    "stopped": CANCELLED,
+    "requeue": CANCELLED,
+}  # every other outcome is a failure
 
 _MOST_TASKS = 100_000
 

@@ -8,7 +8,9 @@ import socket
 from typing import Any, Dict, Mapping
 
 from drumbeat import backends
+from drumbeat.agent.ranks.script_text import script_at
 from drumbeat.backends.contract import Backend
+from drumbeat.desk.named_hosts import choose_hosts, on_hosts
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
 from drumbeat.home import users_folder
@@ -29,6 +31,8 @@ _DEFAULTS = ("account", "partition", "qos", "mail", "constraint", "reservation",
 def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
     """The site that the job names, else the one detected. A cluster without a profile of its own gets its scheduler's
     general one: nothing is assumed about it."""
+    if job.hosts and job.site is None:  # not about this machine: nothing is detected
+        return load_site(backends.get(backends.FOR_HOSTS).default_site, environ)
     backend = backends.get(place.backend) if place.backend else None
     hostname = place.machines[0].host if place.machines else socket.gethostname()
     cluster = place.machines[0].identity.cluster if place.machines else place.identity.cluster
@@ -41,6 +45,8 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
 
 
 def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    if on_hosts(job, site) and place.kind != INSIDE:
+        return _on_hosts(job, site, place, environ)
     if place.kind == LOGIN:
         return _queued(job, site, environ)
     if place.kind == INSIDE:
@@ -56,6 +62,8 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
     if place.kind == ALLOCATION:
         _check_tasks(order)
         return dataclasses.replace(order, backend=place.backend)
+    if job.checks.world is None:  # a joined job is not stopped unless it asks for that
+        order = dataclasses.replace(order, checks={**order.checks, "world": "warn"})
     if order.launcher == "tasks":
         why = f"{place.identity.tasks_per_node or 1} tasks on each node: each of them is one rank"
         order = dataclasses.replace(order, launcher_why=why)
@@ -74,6 +82,19 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
     order = resolve(job, site, look_around(environ, gpus=None))
     backend.check(order, job.where)
     _check_tasks(order)
+    return order
+
+
+def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    """Machines that are named: how many GPUs they have is seen when they come together."""
+    hosts = choose_hosts(job, site)
+    backend = backends.get(site.backend if backends.get(site.backend).takes_hosts else backends.FOR_HOSTS)
+    here = look_around(environ, place.master, gpus=None, hosts=hosts)
+    order = resolve(dataclasses.replace(job, nodes=len(hosts)), site, here)
+    if not (site.gpus and job.gpus is None) and _ranks_unknown(job, site, here, order):
+        order = dataclasses.replace(order, ranks_per_node=0)
+    order = dataclasses.replace(order, backend=backend.name, meeting="")
+    backend.check(order, job.where)
     return order
 
 
@@ -120,7 +141,8 @@ def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
 
 
 def _ranks_unknown(job: Job, site: Site, here: Here, order: Order) -> bool:
-    said = job.ranks_per_node is not None or job.gpus is not None or order.launcher == "once"
+    alone = order.launcher == "once" and (job.launcher == "once" or order.ranks_per_node > 1)
+    said = job.ranks_per_node is not None or job.gpus is not None or alone
     return not (said or here.gpus is not None or site.ranks_per_node or find_launcher(job.command))
 
 
@@ -136,7 +158,8 @@ def _one_task_per_rank(job: Job, place: Place) -> Job:
         if job.launcher == "tasks":
             job = dataclasses.replace(job, ranks_per_node=job.ranks_per_node or 1)
         return job
-    launcher, why = choose_launcher(job.command, job.launcher)
+    script = script_at(job.command, os.path.join(os.getcwd(), job.workdir or "."))
+    launcher, why = choose_launcher(job.command, job.launcher, script, os.environ, job.ranks_per_node)
     if job.launcher not in ("auto", "tasks") or (job.launcher == "auto" and launcher != "ranks"):
         raise Problem(
             f"{tasks} tasks on this node, but {launcher} starts a node's ranks itself ({why})",

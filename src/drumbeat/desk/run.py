@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Callable, Optional
 
@@ -11,6 +12,7 @@ from drumbeat.desk.fanout import start_in_allocation
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import check_inside, join, order_file
 from drumbeat.desk.make_order import make_order, site_of
+from drumbeat.desk.named_hosts import on_hosts
 from drumbeat.desk.named_in_command import named_in_command
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_not_login, find_place
 from drumbeat.desk.surroundings import check_command
@@ -20,6 +22,7 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.spec.job import Job
+from drumbeat.spec.site import Site
 
 
 def run_job(
@@ -32,8 +35,13 @@ def run_job(
 ) -> int:
     """`on_created` is called with the run folder where it is made here: on the lead's machine, before anything starts."""
     environ = os.environ
-    place = find_place(LiveHost(), node_rank, master, nodes)
+    if job.hosts and node_rank is None:  # then --master is how the other hosts reach the first
+        place = dataclasses.replace(find_place(LiveHost()), master=master)
+    else:
+        place = find_place(LiveHost(), node_rank, master, nodes)
     site = site_of(job, place, environ)
+    if on_hosts(job, site):
+        return _run_on_hosts(job, job_file, site, place, on_created)
     check_not_login(place, site)
     if place.kind not in (ALLOCATION, INSIDE):
         by_hand = place.node_rank, place.master, place.nodes
@@ -46,6 +54,25 @@ def run_job(
     if place.kind == ALLOCATION:
         return start_in_allocation(order, job_file, place, environ, on_created)
     return _run_here(order, job_file, place, on_created)
+
+
+def _run_on_hosts(
+    job: Job, job_file: Optional[str], site: Site, place: Place, on_created: Optional[Callable[[RunFolder], None]]
+) -> int:
+    from drumbeat.backends.ssh.request import handle_of
+    from drumbeat.desk.hosts import Hosts
+
+    if place.kind == INSIDE or place.node_rank is not None:
+        who = place.identity.scheduler if place.kind == INSIDE else "--node-rank"
+        raise Problem(
+            f"{job.where('hosts')}: hosts are named, but {who} says that this is one node already",
+            "leave hosts out, or type it elsewhere",
+        )
+    order = make_order(job, site, place, os.environ)
+    folder = create_run(order, job_file, cached_bundle(os.environ), os.environ, handle_of(order))
+    if on_created:
+        on_created(folder)
+    return Hosts(order, folder, fresh_token()).run(os.environ)
 
 
 def _run_here(

@@ -49,9 +49,10 @@ def saved_order(path: str) -> Order:
 def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) -> str:
     """The handle of the job that is now queued. A job that is refused leaves nothing behind."""
     backend = backends.get(order.backend)
-    check_image(order)
-    if not (order.container or order.modules):
-        check_command(order, environ)
+    if not backend.takes_hosts:  # other machines' files are not looked for here
+        check_image(order)
+        if not (order.container or order.modules):
+            check_command(order, environ)
     request = backend.render(order)
     if os.path.exists(order.folder):
         raise Problem(

@@ -12,11 +12,12 @@ import time
 from typing import Any, List, Mapping
 
 from drumbeat.agent.ranks.console_script import launcher_interpreter
+from drumbeat.agent.ranks.script_text import script_at
 from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import Order
-from drumbeat.plan.argv import Tools, launcher_python
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.launchers.owned import Tools, launcher_python
 from drumbeat.plan.visibility import count_shown
 from drumbeat.problem import Problem
 from drumbeat.spec.here import Here
@@ -38,6 +39,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         entropy=secrets.token_hex(16),
         master=master,
         read_yaml=_read_yaml,
+        script=script_at,
     )
     return dataclasses.replace(here, **given)
 

@@ -87,6 +87,11 @@ class Process:
     collective_ranks: int = 0  # largest [nranks=N] seen
     records: int = 0
 
+    @property
+    def speaks_of_networks(self) -> bool:
+        """Has it written which networks it found or chose? NCCL_DEBUG_SUBSYS can leave those lines out."""
+        return bool(self.network or self.interfaces or self.sockets or self.devices or self.no_ib or self.provider)
+
 
 class Communicators:
     def __init__(self) -> None:

@@ -41,4 +41,24 @@ def group(processes: List[Process]) -> List[List[Member]]:
                 candidates.remove((ranks, members))
                 closed.append(members)
     left = [members for candidates in open_groups.values() for _, members in candidates]
-    return [*by_id.values(), *closed, *left]
+    return _with_nameless([*by_id.values(), *closed, *left])
+
+
+def _with_nameless(groups: List[List[Member]]) -> List[List[Member]]:
+    """Where only one communicator has a name, connections of nameless ones are its own, as far as their ranks fit: the
+    lines that named it in those processes were torn."""
+    named = [members for members in groups if any(member.nranks for member in members)]
+    if len(named) != 1:
+        return groups
+    nranks = max(member.nranks for member in named[0])
+    hosts = {member.process.host for member in named[0]}
+    rest = []
+    for members in groups:
+        if members is named[0]:
+            continue
+        ranks = [rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)]
+        if ranks and max(ranks) < nranks and all(member.process.host in hosts for member in members):
+            named[0].extend(members)
+        else:
+            rest.append(members)
+    return [named[0], *rest]

@@ -136,6 +136,11 @@ HEADS = frozenset((
 # fmt: on
 
 
+def may_be_headless(raw: bytes) -> bool:
+    """Cheap: does such a beginning stand anywhere in the line?"""
+    return any(start in raw for start in _HEADLESS_STARTS)
+
+
 def looks_headless(raw: bytes) -> bool:
     """May this line be NCCL's own, quoted without its head?"""
     return raw.lstrip().startswith(_HEADLESS_STARTS)

@@ -33,7 +33,6 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
-_STARTS = frozenset((b"C", b"R", b"N", b"U", b"B", b"c", b" "))  # of NCCL's lines without a head
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
@@ -151,7 +150,11 @@ class Reader:
             self._read(file, number, raw, found)
         if self._warning[1]:
             self._continue(file, number, raw)
-        worth = b"CCL" in raw or (raw[:1] in _STARTS and nccl.looks_headless(raw)) or b"] INFO " in raw
+        worth = b"CCL" in raw or b"] INFO " in raw
+        if not worth and nccl.may_be_headless(raw):  # quoted without NCCL's own head, perhaps behind somebody's prefix
+            text = clean(decode(raw)).text.encode()
+            worth = nccl.looks_headless(text)
+            raw = text if worth else raw
         if worth:
             start = raw.find(_INFO)
             message = raw[start + len(_INFO) :]

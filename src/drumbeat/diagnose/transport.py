@@ -59,7 +59,8 @@ def judge(state: Communicators) -> Transport:
     """The verdict over all that was gathered. Call `state.finish()` first."""
     processes = list(state.processes.values())
     groups = group(processes)
-    communicators = [_communicator(members) for members in groups]
+    alone = len({process.host for process in processes if process.host}) <= 1
+    communicators = [_communicator(members, alone) for members in groups]
     if len(communicators) > 1:  # a torn line's leftover is not a communicator
         communicators = [one for one in communicators if one.nranks or one.path.answer != UNKNOWN] or communicators[:1]
     pairs = _pairs(groups)
@@ -110,8 +111,10 @@ def _unseen(state: Communicators, world: List[Member], path: Path) -> Tuple[str,
         unseen.append("connections: gloo, which CPU runs use, writes no line about its own")
     elif not state.processes:
         unseen.append("NCCL's own lines: there are none (NCCL_DEBUG=INFO writes them)")
-    elif path.confidence != CERTAIN:
+    elif path.confidence != CERTAIN and not any(member.edges for p in state.processes.values() for member in p.members):
         unseen.append("connections: no Channel line (NCCL connects at the first collective)")
+    elif path.confidence != CERTAIN:
+        unseen.append("how many ranks the group has, and what connects the others (NCCL_DEBUG_SUBSYS may hide it)")
     return tuple(unseen)
 
 
@@ -119,7 +122,8 @@ def _size(members: List[Member]) -> Tuple[int, int]:
     return max((member.nranks for member in members), default=0), len(members)
 
 
-def _communicator(members: List[Member]) -> Communicator:
+def _communicator(members: List[Member], alone: bool) -> Communicator:
+    """`alone`: the whole log comes from one host."""
     nranks = max(member.nranks for member in members)
     hosts = sorted({member.process.host for member in members if member.process.host})
     edges = [(member, edge) for member in members for edge in member.edges.values()]
@@ -130,7 +134,7 @@ def _communicator(members: List[Member]) -> Communicator:
     elif nranks == 1 or _one_node(members, hosts, seen, nranks):
         formed = edges or any(member.completed or member.nnodes for member in members)
         path = Path(LOCAL, confidence=CERTAIN if formed else LIKELY, evidence=_local_evidence(members, edges))
-    elif edges and len(hosts) <= 1 and _all_local(members, edges, nranks):
+    elif edges and len(hosts) <= 1 and _all_local(members, nranks, alone):
         sure = bool(_ring(members, nranks))
         path = Path(LOCAL, confidence=CERTAIN if sure else LIKELY, evidence=_local_evidence(members, edges))
     else:
@@ -144,10 +148,15 @@ def _ring(members: List[Member], nranks: int) -> int:
     return nranks or max((member.process.collective_ranks for member in members), default=0)
 
 
-def _all_local(members: List[Member], edges: List[Tuple[Member, Edge]], nranks: int) -> bool:
-    """Connections inside one host touch every rank: none is left for a network."""
-    touched = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
-    return len(touched) >= _ring(members, nranks)
+def _all_local(members: List[Member], nranks: int, alone: bool) -> bool:
+    """Ranks that are connected inside this host, or speak from it, are all there are: none is left for a network."""
+    here = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
+    here |= {member.rank for member in members if member.rank >= 0}
+    size = _ring(members, nranks)
+    if size:
+        return len(here) >= size
+    # How many there are is nowhere said. Where NCCL wrote about networks at all, it would have shown a connection over one.
+    return alone and any(member.process.speaks_of_networks for member in members)
 
 
 def _one_node(members: List[Member], hosts: List[str], seen: int, nranks: int) -> bool:

@@ -53,7 +53,7 @@ class Binding:
 
 def binding(order: Order, facts: Facts, node: int) -> Binding:
     chosen = choose(order, facts)
-    if order.launcher == "once":
+    if order.launcher == "once" and order.ranks_per_node == 1:
         return _whole_node(order, facts, chosen)
     findings = list(chosen.findings)
     ranks = ranks_here(order, chosen)

@@ -47,6 +47,15 @@ def flight_recorder(variables: Sequence[EnvVar], environ: Mapping[str, str]) -> 
     return [EnvVar(names[0], "2000", why, "default")]
 
 
+def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
+    """`known` are the rank's variables so far."""
+    return [
+        _var("JAX_COORDINATOR_ADDRESS", f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", "where JAX's processes meet"),
+        _var("JAX_NUM_PROCESSES", known["WORLD_SIZE"], "ranks of all nodes, as JAX calls them"),
+        _var("JAX_PROCESS_ID", rank, "this rank, as JAX calls it"),
+    ]
+
+
 def trace(log: str) -> List[EnvVar]:
     """`--trace`: what NCCL, MIOpen and libfabric say, one file per rank. Too much for every day."""
     why = "the job asks for a trace"

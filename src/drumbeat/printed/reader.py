@@ -21,6 +21,7 @@ _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
 _LOG_NAME = re.compile(r"rank-(\d{1,7})\.(?:out|err)")
+_LAUNCHER_NAME = re.compile(r"launcher\.(?:out|err)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line of every format has one of these words (a test sees to it); hardly any other line has.
 WORDS = (
@@ -96,7 +97,7 @@ def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
 
 class PrintedMetrics:
     """What all ranks of a node print in one attempt, on both streams: the folder of their logs is looked through again
-    and again, since some files appear late."""
+    and again, since some files appear late. Where no rank has a log of its own, what its launcher prints is read."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -114,12 +115,11 @@ class PrintedMetrics:
         except OSError:
             return []
         records = []
-        for name in names:
+        ranked = [name for name in names if _LOG_NAME.fullmatch(name)]
+        for name in ranked or [name for name in names if _LAUNCHER_NAME.fullmatch(name)]:
             if name not in self._files:
                 match = _LOG_NAME.fullmatch(name)
-                if match is None:
-                    continue
-                self._files[name] = _Log(os.path.join(self.folder, name), int(match.group(1)))
+                self._files[name] = _Log(os.path.join(self.folder, name), int(match.group(1)) if match else 0)
             log = self._files[name]
             records += [{"rank": log.rank, "printed": True, **record} for record in log.read(final)]
         return records

@@ -165,6 +165,8 @@ class Follower:
     def _read_log(self, each: _LogTail, budget: _Budget, final: bool) -> List[Record]:
         records: List[Record] = []
         for text in self._texts(each.tail, budget, final or each.over):
+            if each.log.is_copy(text):
+                continue
             line = each.log.line(text)
             if line is None:
                 self.damaged += 1

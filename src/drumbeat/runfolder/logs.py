@@ -1,4 +1,4 @@
-"""The logs of an attempt: two files per rank, or one file per node where the job is large, and torchrun's own output."""
+"""The logs of an attempt: two files per rank, or one file per node where the job is large, and a launcher's own output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.records import Line
 
 _RANK = re.compile(r"rank-(\d{1,9})\.(out|err)")
-_TORCHRUN = re.compile(r"torchrun\.(out|err)")
+_LAUNCHER = re.compile(r"(?:launcher|torchrun)\.(out|err)")
+# A rank's line, copied for the script's own log: it stands in the rank's log too.
+_COPY = re.compile(r"\[rank \d{1,9}\] ")
 _MERGED_LINE = re.compile(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
 
 
@@ -21,9 +23,14 @@ class Log:
     name: str  # relative to its Files
     node: int
     attempt: int
-    rank: Optional[int] = None  # None: several ranks, or torchrun
+    rank: Optional[int] = None  # None: several ranks, or a launcher
     stream: str = ""  # out, err; empty: both
     merged: bool = False
+    launcher: bool = False
+
+    def is_copy(self, text: str) -> bool:
+        """Whether this line of a launcher's log is one of its ranks' own."""
+        return self.launcher and _COPY.match(text) is not None
 
     def line(self, text: str) -> Optional[Line]:
         """The line that a line of this file stands for; None for a torn one of a merged log."""
@@ -34,7 +41,7 @@ class Log:
 
 
 def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
-    """By rank, standard output before standard error; then torchrun's own."""
+    """By rank, standard output before standard error; then the launcher's own."""
     folder = node.attempt(attempt)
     names = files.names(folder)
     ranked = [found for found in map(_RANK.fullmatch, names) if found]
@@ -42,5 +49,5 @@ def list_logs(files: Files, node: NodeFolder, attempt: int) -> List[Log]:
     logs.sort(key=lambda log: (log.rank, log.stream != "out"))
     if os.path.basename(node.merged(attempt)) in names:
         logs.append(Log(node.merged(attempt), node.node, attempt, merged=True))
-    own = sorted((found for found in map(_TORCHRUN.fullmatch, names) if found), key=lambda each: each[1] != "out")
-    return logs + [Log(os.path.join(folder, each[0]), node.node, attempt, None, each[1]) for each in own]
+    own = sorted((found for found in map(_LAUNCHER.fullmatch, names) if found), key=lambda each: each[1] != "out")
+    return logs + [Log(os.path.join(folder, each[0]), node.node, attempt, None, each[1], launcher=True) for each in own]

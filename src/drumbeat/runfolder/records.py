@@ -54,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Line:
-    """One line that a rank printed; `rank` is None for what torchrun itself printed."""
+    """One line that a rank printed; `rank` is None for what a launcher itself printed."""
 
     node: int
     attempt: int

@@ -175,7 +175,7 @@ class Run:
         while True:
             texts = tail.lines(final=True)
             for text in texts:
-                line = log.line(text)
+                line = None if log.is_copy(text) else log.line(text)
                 if line:
                     yield line
             if not texts and not tail.behind:
@@ -188,7 +188,8 @@ class Run:
             return []
         chunk = self.files.chunk(log.name, max(0, found.size - size), size)
         texts = (chunk.data if chunk else b"").decode("utf-8", "replace").splitlines()
-        lines = (log.line(text) for text in (texts if found.size <= size else texts[1:]))
+        own = [text for text in (texts if found.size <= size else texts[1:]) if not log.is_copy(text)]
+        lines = (log.line(text) for text in own)
         return [line for line in lines if line]
 
     # -- records -----------------------------------------------------------------------------------------------------

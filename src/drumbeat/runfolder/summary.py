@@ -32,7 +32,9 @@ _LONGEST_HOSTS = 8000
 @dataclass(frozen=True)
 class AttemptEnd:
     attempt: int
-    outcome: str  # finished, failed, stopped, time-limit, requeue; cut off: its node, or the whole job, was killed
+    outcome: (
+        str  # finished, doubtful, failed, stopped, time-limit, requeue; cut off: its node, or the whole job, was killed
+    )
     exit_code: Optional[int]
     finding: Optional[Finding] = None
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Type, TypeVar
 
+from drumbeat.hostlist import HostlistError, expand
 from drumbeat.problem import Problem
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.fields import KINDS, Key, keys_of, required_keys
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
+_BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")  # a comma, but not one in brackets
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -34,6 +36,7 @@ _KNOWN_AS = {
     "cmd": "command", "script": "command", "run": "command", "environment": "env", "envs": "env", "vars": "env",
     "cluster": "site", "mem": "memory", "max-restarts": "restarts", "retries": "restarts", "cwd": "workdir",
     "working-dir": "workdir", "mounts": "binds", "volumes": "binds", "queue": "partition", "project": "account",
+    "hostlist": "hosts", "machines": "hosts", "nodelist": "hosts",
 }  # fmt: skip
 
 
@@ -202,6 +205,19 @@ def _words(key: Key, node: Node, place: str) -> Tuple[str, ...]:
     return tuple(_text(key, item, f"{place}[{index}]") for index, item in enumerate(node.values))
 
 
+def _hosts(key: Key, node: Node, place: str) -> Tuple[str, ...]:
+    """A list, or one text as schedulers write it: a,b or n[1-4]; each may have a user before it."""
+    words = _words(key, node, place) if isinstance(node, Items) else (_filled(key, node, place),)
+    hosts: List[str] = []
+    for each in (part for word in words for part in _BETWEEN_HOSTS.split(word)):
+        user, at, names = each.strip().rpartition("@")
+        try:
+            hosts += [user + at + host for host in expand(names)]
+        except HostlistError as error:
+            raise Problem(f"{place}: {error}") from None
+    return tuple(hosts) or _wrong(key, node, place)
+
+
 def _number(key: Key, node: Node, place: str) -> int:
     text = _text(key, node, place)
     return int(text) if _WHOLE.fullmatch(text) else _wrong(key, node, place)
@@ -244,6 +260,7 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
     "number": _number,
     "numbers": _numbers,
     "words": _words,
+    "hosts": _hosts,
     "duration": _duration,
     "switch": _switch,
 }

@@ -20,6 +20,7 @@ KINDS = {
     "number": "a whole number",
     "numbers": "a list of whole numbers",
     "words": "a list of words",
+    "hosts": "a list of hosts, such as [a, b] or n[1-4]",
     "duration": "a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00",
     "switch": "true or false",
     "variables": "a mapping NAME: value",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from argparse import SUPPRESS
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -10,6 +11,7 @@ from drumbeat.problem import Problem
 from drumbeat.spec.check import Checker
 from drumbeat.spec.expand import literal
 from drumbeat.spec.fields import Key, default_words, keys_of
+from drumbeat.spec.hostfile import with_hostfile
 from drumbeat.spec.job import Job, job_from_file
 from drumbeat.spec.presets import with_preset
 from drumbeat.spec.yamlfile import Text, shown_path
@@ -56,7 +58,7 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
 
 def load_job(path: Optional[str], args: Any) -> Job:
     """The job of the file, if there is one, with the flags of `args` laid over it."""
-    return with_preset(merge(_from_file(path) if path else Job(), args))
+    return with_hostfile(with_preset(merge(_from_file(path) if path else Job(), args)), os.environ)
 
 
 def merge(job: Job, args: Any) -> Job:

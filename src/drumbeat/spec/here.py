@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Tuple
 
+from drumbeat.plan.launchers.inside import Script
+
 
 @dataclass(frozen=True)
 class Here:
@@ -21,3 +23,4 @@ class Here:
     hosts: Tuple[str, ...] = ()  # in the scheduler's order
     master: str = ""  # HOST or HOST:PORT of node 0, where the user or the scheduler names it
     read_yaml: Callable[[str], Any] = lambda path: None  # a launcher's configuration file; None: it is not there
+    script: Callable[[Tuple[str, ...], str], Script] = lambda command, workdir: Script()  # what the command runs

@@ -72,6 +72,15 @@ class JobChecks:
         allowed=CHECK_LEVELS,
         default_text="stop where the job says what to expect, else warn",
     )
+    world: Optional[str] = key(
+        "choice",
+        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
+        "alone.",
+        "warn",
+        None,
+        allowed=CHECK_LEVELS,
+        default_text="stop; warn where drumbeat joins a job",
+    )
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,22 @@ class Job:
         None,
         flag="S",
         default_text="detected from the cluster's or host's name, else localhost",
+    )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "Machines to run on, reached by ssh (docs/ssh.md): each is one node, the first is node 0. With `nodes` as many of them "
+        "as that are taken.",
+        "[gpu1, gpu2]",
+        (),
+        flag="A,B",
+        default_text="the site's; else wherever you type, or what the scheduler gives",
+    )
+    hostfile: Optional[str] = key(
+        "path",
+        "A file with one host per line, as mpirun and deepspeed read it; `slots=N` is the number of ranks.",
+        "./hostfile",
+        None,
+        flag="FILE",
     )
     setup: str = key(
         "shell",

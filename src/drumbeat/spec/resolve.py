@@ -43,10 +43,13 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     command = _command(job, here)
     name = job.name or default_name(command)
     run_id = _run_id(name, here)
-    launcher, launcher_why = choose_launcher(command, job.launcher)
+    workdir = _absolute(_path(job.workdir, job.where("workdir"), here) or ".", here)
+    script = here.script(command, workdir)
+    launcher, launcher_why = choose_launcher(command, job.launcher, script, here.environ, job.ranks_per_node)
     launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
     nodes = job.nodes or len(here.hosts) or (launch and launch.nodes) or site.nodes or 1
-    ranks = _ranks_of_launch(job, launch, here) or _ranks_per_node(job, site, here)
+    inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
+    ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
     _check_gpus(job, site, here)
     if emulated:
@@ -63,7 +66,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         ranks_per_node=ranks,
         launcher=launcher,
         launcher_why=launcher_why,
-        workdir=_absolute(_path(job.workdir, job.where("workdir"), here) or ".", here),
+        workdir=workdir,
         folder=_absolute(os.path.join(runs, run_id), here),
         site=site.name,
         backend=site.backend,
@@ -81,6 +84,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
+        fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
@@ -114,6 +118,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
             "affinity": job.checks.affinity,
             "hang": job.checks.hang,
             "transport": job.checks.transport or ("stop" if job.expect else "warn"),
+            "world": job.checks.world or "stop",
         },
     )
     return replace(order, meeting=run_identity(order, here))

@@ -102,6 +102,13 @@ class SiteFloor:
 class Detect:
     cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
     hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
+    variables: Tuple[str, ...] = key(
+        "words",
+        "Variables that every job there has and no other: NAME, or NAME=PATTERN. All of them must be there. A profile of yours "
+        "wins over a built-in one.",
+        "[RUNAI_NUM_OF_GPUS, PET_NNODES]",
+        (),
+    )
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,13 @@ class Site:
         "slurm",
         "local",
     )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "The machines, where jobs are started by ssh; a job takes as many as it has nodes, from the first on.",
+        "gpu[1-8]",
+        (),
+        default_text="the job names them",
+    )
     emulated: bool = key(
         "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
     )
@@ -123,8 +137,8 @@ class Site:
     )
     gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
     gpus_as: Optional[str] = key(
-        "name",
-        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md).",
+        "text",
+        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md, docs/kubernetes.md).",
         "gres",
         None,
         default_text="the backend's",
@@ -234,7 +248,7 @@ class Site:
     )
     detect: Detect = key(
         "table",
-        "How to know this cluster; the cluster's name is asked before the host's.",
+        "How to know this cluster; the cluster's name is asked first, then the host's, then the variables.",
         "{cluster: [lumi], hosts: [uan*]}",
         Detect(),
         inner=Detect,

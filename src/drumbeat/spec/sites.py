@@ -6,7 +6,7 @@ import fnmatch
 import os
 import pkgutil
 import re
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional
 
 from drumbeat.home import users_folder
 from drumbeat.problem import Problem
@@ -60,7 +60,7 @@ def site_names(environ: Mapping[str, str]) -> List[str]:
 
 
 def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) -> Site:
-    """By the cluster's name, then by the host's. Two sites that claim the same name are a Problem, not a guess."""
+    """By the cluster's name, then by the host's, then by variables. Two sites that claim one are a Problem, not a guess."""
     own = user_profiles(environ)
     signs = {name: detect_of(name) for name in built_in() if name not in own}
     signs.update({name: site_from_path(path).detect for name, path in own.items()})
@@ -71,7 +71,19 @@ def detect(environ: Mapping[str, str], hostname: str, cluster: Optional[str]) ->
             raise Problem(f"{what} belongs to several sites: {', '.join(sorted(found))}", "choose one with --site")
         if found:
             return load_site(found[0], environ)
-    return load_site(DEFAULT, environ)
+    by_variables = [name for name, each in signs.items() if each.variables and _all_set(each.variables, environ)]
+    by_variables = [name for name in by_variables if name in own] or by_variables
+    if len(by_variables) > 1:
+        raise Problem(f"this job belongs to several sites: {', '.join(sorted(by_variables))}", "choose one with --site")
+    return load_site(by_variables[0] if by_variables else DEFAULT, environ)
+
+
+def _all_set(variables: Iterable[str], environ: Mapping[str, str]) -> bool:
+    for variable in variables:
+        name, equals, pattern = variable.partition("=")
+        if not environ.get(name) or (equals and not fnmatch.fnmatchcase(environ[name], pattern)):
+            return False
+    return True
 
 
 def detect_of(name: str) -> Detect:

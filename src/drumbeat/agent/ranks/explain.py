@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from typing import Optional
 
 from drumbeat.agent.ranks.launchers import Direct, End
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
-from drumbeat.diagnose.exits import explain_exit
+from drumbeat.diagnose.exits import PEER_LOST, RankEnd, explain_exit, explain_run
+from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
 from drumbeat.facts.host import LiveHost
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.finding import ERROR, LIKELY, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
 
@@ -25,7 +28,7 @@ class Explainer:
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool, run_folder: str) -> Finding:
-        log, out = (self._written(end.rank, stream) for stream in ("err", "out"))
+        log, out = (self._written(end, stream) for stream in ("err", "out"))
         lines, printed = tail(log), tail(out)
         missing = next((line for line in lines if line.startswith(NO_WORKDIR)), None)
         if missing:
@@ -39,10 +42,34 @@ class Explainer:
         file = os.path.relpath(self.kept or log, run_folder)
         return replace(found, evidence=tuple(replace(each, file=each.file or file) for each in found.evidence))
 
-    def _written(self, rank: int, stream: str) -> str:
+    def doubt(self, end: End, every_rank: bool, run_folder: str) -> Optional[Finding]:
+        """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
+        last echo. None if what its processes wrote shows no failure, or a step after it."""
+        ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
+        paths = [[self.logs.log(self.attempt, rank, stream) for stream in ("out", "err")] for rank in ranks]
+        ends = [RankEnd(rank, 0, None, tail(out), tail(err)) for rank, (out, err) in zip(ranks, paths)]
+        if every_rank:
+            paths.append([self.launcher.log(self.attempt, end.rank, stream) for stream in ("out", "err")])
+            ends.append(RankEnd(None, 0, None, tail(paths[-1][0]), tail(paths[-1][1])))
+        failure = explain_run(ends, self.order.command)
+        found = failure.finding
+        if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN, PEER_LOST) or not found.evidence:
+            return None
+        text = found.evidence[0].text
+        for written, (out, err) in zip(ends, paths):
+            for lines, path in ((written.stderr, err), (written.stdout, out)):
+                place = max((number for number, line in enumerate(lines) if text in line), default=None)
+                if place is not None:
+                    if any(read_line(line) for line in lines[place:]):
+                        return None
+                    file = os.path.relpath(self.kept or path, run_folder)
+                    return replace(found, severity=WARNING, confidence=LIKELY, evidence=(Evidence(text, file),))
+        return None
+
+    def _written(self, end: End, stream: str) -> str:
         """The rank's own log, or its launcher's where the rank wrote nothing."""
-        log = self.logs.log(self.attempt, rank, stream)
-        return log if os.path.exists(log) and os.path.getsize(log) else self.launcher.log(self.attempt, rank, stream)
+        log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
+        return log if not end.of_command and os.path.exists(log) and os.path.getsize(log) else own
 
     def _no_workdir(self, line: str) -> Finding:
         return Finding(

@@ -28,6 +28,7 @@ class Ranks:
         self.tasks = tasks
         self._own: Dict[int, Rank] = {}  # by the pid of the main process
         self._guarded: Dict[int, Rank] = {}  # by the local id of the task
+        self.guarded_pids: Dict[int, int] = {}  # local id of the task -> pid of its rank
         self._stopping = Stopping()
 
     def add_own(self, pid: int, process: Process) -> None:
@@ -47,9 +48,15 @@ class Ranks:
         return list(self._own)
 
     @property
-    def mains(self) -> Dict[int, int]:
-        """The processes that were started here, with their ranks."""
-        return {pid: rank.process.rank for pid, rank in self._own.items()}
+    def rank_of(self) -> Dict[int, int]:
+        """The processes that were started for this node, with their ranks; whoever guards them."""
+        guarded = {self.guarded_pids[each]: rank for each, rank in self._guarded.items() if each in self.guarded_pids}
+        return {pid: rank.process.rank for pid, rank in {**self._own, **guarded}.items()}
+
+    @property
+    def mains(self) -> List[int]:
+        """The processes that were started for this node, whoever guards them."""
+        return [*self._own, *(pid for local_id, pid in self.guarded_pids.items() if local_id in self._guarded)]
 
     def own(self, pid: int) -> Optional[Rank]:
         return self._own.get(pid)

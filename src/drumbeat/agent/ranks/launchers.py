@@ -8,15 +8,25 @@ import os
 import pkgutil
 import time
 from dataclasses import dataclass
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.agent.ranks.console_script import launcher_interpreter
-from drumbeat.agent.ranks.torchrun_shim import shim_argv
+from drumbeat.agent.ranks.rank_shim import shim_argv
+from drumbeat.agent.ranks.script_text import script_of
+from drumbeat.agent.ranks.stages import Stages, read_failures
+from drumbeat.agent.ranks.stand_ins import install, settings_of
+from drumbeat.facts.model import Peers
+from drumbeat.finding import ERROR, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan.argv import Process, Tools
+from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
+from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.launchers.others import starts_its_own_ranks
+from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
+from drumbeat.plan.rendezvous import rendezvous
 from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.signals import EXIT_USAGE
 
 
 @dataclass(frozen=True)
@@ -28,19 +38,59 @@ class End:
     signal: Optional[int]
     at: float  # wall clock
     core_dumped: bool = False
+    of_command: bool = False  # not a rank, but the command that starts this node's ranks; `rank` is the node's first
+    finding: Optional[Finding] = None  # where the reason is known already
 
 
 class Direct:
-    """`ranks` and `tasks`: each process is one rank."""
+    """`ranks` and `tasks`: each process is one rank. A script among them that starts a launcher is told so."""
 
     starts_ranks = True  # which process is which rank is ours to say; otherwise the command's
+    once = False
 
-    def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str) -> None:
-        self.order, self.folder, self.logs, self.bundle = order, folder, logs, bundle
+    def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> None:
+        self.order, self.folder, self.logs, self.bundle, self.local = order, folder, logs, bundle, local
+        self.first_rank = 0
+        self._stages: Optional[Stages] = None
+
+    def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
+        """Before the processes of an attempt start: variables that all of them get."""
+        self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
+        self._stages = None
+        if self.order.launcher == "tasks" or find_launcher(self.order.command):
+            return []
+        script = script_of(self.order)
+        if not (script.shell or starts_its_own_ranks(self.order.command)):
+            return []
+        place = next((each for each in (self.local, self.folder.attempt(attempt)) if may_run_programs(each)), "")
+        if not place:
+            return []  # the census sees what a launcher inside does
+        folder = os.path.join(place, f"launchers-{attempt}")
+        ports = rendezvous(self.order, peers).ports
+        settings = settings_of(folder, node, peers, ports, self.once, self.driver_tools(attempt, node, bound))
+        self._stages = Stages(folder)
+        return install(settings, script, self.bundle, os.environ)
+
+    @property
+    def may_hide_failures(self) -> bool:
+        """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
+        return self._stages is not None
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
+
+    def driver_tools(self, attempt: int, node: int, bound: Binding) -> Tools:
+        """What a launcher needs that starts ranks for us."""
+        cpus = [list(slot.cpus) for slot in bound.slots]
+        driver = pkgutil.get_data("drumbeat.agent.ranks", "launcher_driver.py") or b""
+        settings = {
+            "failures": self._failures(attempt),
+            "folder": self.logs.attempt(attempt),
+            "log": os.path.join(self.folder.attempt(attempt), "launcher"),
+        }
+        shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
+        return Tools(tuple(shim), driver.decode(), json.dumps(settings), launcher_interpreter(self.order))
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         """Variables that only this process gets."""
@@ -56,11 +106,15 @@ class Direct:
     def ends(self, attempt: int, process: Process, status: int) -> List[End]:
         return [plain_end(process.rank, status)]
 
+    def _failures(self, attempt: int) -> str:
+        return os.path.join(self.folder.attempt(attempt), "failures.json")
+
 
 class Once(Direct):
-    """One process per node, which starts its ranks in its own way."""
+    """One process per node, which starts its ranks in its own way, or is the node's only rank."""
 
     starts_ranks = False
+    once = True
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         return []
@@ -68,41 +122,60 @@ class Once(Direct):
     def cpus(self, process: Process, bound: Binding) -> Sequence[int]:
         return ()
 
+    def log(self, attempt: int, rank: int, stream: str) -> str:
+        """Ranks that a stand-in starts have logs of their own; then this is what the script itself prints."""
+        if self._stages is not None:
+            return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
+        return self.logs.log(attempt, rank, stream)
 
-class Torchrun(Once):
-    """One torchrun per node, behind our driver; a shim between torchrun and each rank opens the rank's own logs."""
+    def ends(self, attempt: int, process: Process, status: int) -> List[End]:
+        """A script may end well although a rank failed, behind a pipe into tee say: its last launcher tells."""
+        stages = self._stages.read() if self._stages else []
+        end = plain_end(process.rank, status)
+        if not stages:
+            return [end]
+        last = stages[-1]
+        if last.refused:
+            return [End(process.rank, EXIT_USAGE, None, end.at, of_command=True, finding=_refused(last.refused))]
+        if last.failures:
+            return rank_ends(last.failures)
+        return [End(end.rank, end.exit_code, end.signal, end.at, end.core_dumped, of_command=True)]
+
+
+class Driven(Once):
+    """torchrun, accelerate or deepspeed once per node, behind our driver; a shim before each rank opens the rank's logs."""
 
     starts_ranks = True
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
-        cpus = [list(slot.cpus) for slot in bound.slots]
-        driver = pkgutil.get_data("drumbeat.agent.ranks", "torchrun_driver.py") or b""
-        return Tools(
-            shim=tuple(shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node)),
-            driver=driver.decode(),
-            failures=self._failures(attempt),
-            python=launcher_interpreter(self.order),
-        )
+        return self.driver_tools(attempt, node, bound)
+
+    def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
+        self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
+        return []
 
     def log(self, attempt: int, rank: int, stream: str) -> str:
-        return os.path.join(self.folder.attempt(attempt), f"torchrun.{stream}")
+        return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
     def ends(self, attempt: int, process: Process, status: int) -> List[End]:
-        """torchrun's own status says little; the driver has written how each failed rank ended."""
-        found = self._failed_ranks(attempt) if status else []
+        """The launcher's own status says little; the driver has written how each failed rank ended."""
+        found = rank_ends(read_failures(self._failures(attempt))) if status else []
         return found or [plain_end(process.rank, status)]
 
-    def _failures(self, attempt: int) -> str:
-        return os.path.join(self.folder.attempt(attempt), "failures.json")
 
-    def _failed_ranks(self, attempt: int) -> List[End]:
-        try:
-            with open(self._failures(attempt), encoding="utf-8") as file:
-                failures = json.load(file)
-        except (OSError, ValueError):
-            return []
-        codes = [(failure["rank"], failure["exit_code"], float(failure["t"])) for failure in failures]
-        return [End(rank, None if code < 0 else code, -code if code < 0 else None, at) for rank, code, at in codes]
+def may_run_programs(folder: str) -> bool:
+    """Whether programs in this folder can be started: /tmp is mounted noexec on some clusters."""
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
+    codes = [(failure["rank"], failure["exit_code"], float(failure["t"])) for failure in failures]
+    return [End(rank, None if code < 0 else code, -code if code < 0 else None, at) for rank, code, at in codes]
+
+
+def _refused(why: str) -> Finding:
+    what, _, fix = why.partition("\n")
+    return Finding("launcher-refused", ERROR, what, "", fix.strip())
 
 
 def plain_end(rank: int, status: int) -> End:
@@ -111,8 +184,7 @@ def plain_end(rank: int, status: int) -> End:
     return End(rank, code, number, time.time(), bool(os.WCOREDUMP(status)))
 
 
-_LAUNCHERS = {"ranks": Direct, "tasks": Direct, "torchrun": Torchrun, "once": Once}
-
-
-def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str) -> Direct:
-    return _LAUNCHERS[order.launcher](order, folder, logs, bundle)
+def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:
+    """`local` is a private folder on the node's own disk."""
+    kind = Driven if has_driver(order) else Once if order.launcher == "once" else Direct
+    return kind(order, folder, logs, bundle, local)

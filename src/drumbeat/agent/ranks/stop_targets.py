@@ -7,11 +7,14 @@ the processes that handle it. Where nothing handles it, the signal ends the shel
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.processes import start_time
 
+# How Python's multiprocessing starts its workers, its fork server and its resource tracker.
+_WORKER = re.compile(rb"\0-c\0from multiprocessing\.|\0--multiprocessing-fork(?:\0|$)")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish", "csh", "tcsh", "busybox"}
 
 
@@ -74,7 +77,7 @@ def _front(process: Process, children: Mapping[int, List[Process]]) -> List[Proc
 
 def _is_helper(parent: Process, child: Process) -> bool:
     """A process forked without exec keeps the command line; Python's other ways to start workers name themselves there."""
-    return child.command == parent.command and not parent.is_shell or b"multiprocessing" in child.command
+    return child.command == parent.command and not parent.is_shell or _WORKER.search(child.command) is not None
 
 
 def _is_launcher(process: Process, children: Mapping[int, List[Process]]) -> bool:

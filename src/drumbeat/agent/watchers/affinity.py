@@ -14,6 +14,7 @@ from drumbeat.facts.parse import cpulist
 from drumbeat.finding import ERROR, WARNING
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import Binding
+from drumbeat.plan.known_variables import steers
 from drumbeat.plan.placement import RankSeen, rows
 from drumbeat.plan.placement_verdict import text_table, verdict
 from drumbeat.plan.rank_environment import changed
@@ -92,7 +93,7 @@ def look_at_ranks(
             continue
         rank = int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
         opened = _open_gpus(pid, gpus)
-        if rank is None and not opened:
+        if (rank is None and not opened) or _is_shim(pid):
             continue
         about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users), opened or ())
         found.setdefault(rank, []).append((about, environ))
@@ -162,6 +163,15 @@ def _number(path: str) -> int:
             return int(file.read())
     except (OSError, ValueError):
         return 0
+
+
+def _is_shim(pid: int) -> bool:
+    """Whether this is our own program, about to bind itself and become the rank."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"\0_shim\0" in file.read(4096)
+    except OSError:
+        return False
 
 
 def _pids() -> List[int]:
@@ -260,8 +270,9 @@ class Placement:
     def _say(self) -> List[Action]:
         self.done = True
         table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank)
-        # A command that starts the ranks itself gives them addresses and numbers of its own.
-        more = changed(self._environ, self.expected, self.bound, self.first_rank) if self.ranks else []
+        # A command that starts the ranks itself gives them addresses and numbers of its own, and cores.
+        expected = self.expected if self.ranks else [each for each in self.expected if steers(each.name)]
+        more = changed(self._environ, expected, self.bound, self.first_rank)
         answer = verdict(table, self.facts, self.bound, more)
         actions: List[Action] = [Emit("verdict", {"verdict": answer, "table": text_table(table), "rows": table})]
         for finding in answer.findings:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Callable, List, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
+from drumbeat.agent.watchers.census import Census, CensusLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
 from drumbeat.agent.watchers.hang import Hang
@@ -28,6 +29,10 @@ class Scene:
     variables: Sequence[EnvVar]
     ranks: int  # that this node must have; 0 where the command itself starts them
     local: str  # a folder on the node's own disk
+    attempt: int
+    planned_ranks: int  # of this node, whoever starts them
+    port: int  # where the ranks meet
+    mains: Callable[[], Sequence[int]]  # the processes that the agent started
 
 
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
@@ -56,4 +61,7 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         seats.on_first_step = looks.look_soon
         watchers.append(seats)
         sensors.append(looks)
-    return Watching(watchers, sensors, record, tell)
+    if order.checks.get("world", "off") != "off":
+        watchers.append(Census())
+        sensors.append(CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated))
+    return Watching(watchers, sensors, record, tell, scene.attempt)

@@ -17,7 +17,8 @@ class Saw:
 
     On a node: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
     number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank ->
-    what /proc says of it), `exited` (rank, exit_code, signal), `tick` (time passed), `ended` (no rank is left).
+    what /proc says of it), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
+    exit_code, signal), `tick` (time passed), `ended` (no rank is left).
 
     On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,
     exit_code, by_us), `looked` (member, looks: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
@@ -30,7 +31,7 @@ class Saw:
 
 @dataclass(frozen=True)
 class Emit:
-    """Write an event of this kind."""
+    """Write an event of this kind; a `verdict` or `census` goes to the lead."""
 
     kind: str
     data: Dict[str, Any]

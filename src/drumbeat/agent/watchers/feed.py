@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
-from drumbeat.agent.wire.messages import Found, Judged, Message
+from drumbeat.agent.wire.messages import Counted, Found, Judged, Message
 
 Record = Callable[[str, Dict[str, Any]], Any]  # writes an event of this node
 Tell = Callable[[Message], None]  # sends a message to the lead
@@ -25,8 +26,10 @@ class Watching:
         sensors: Sequence[Sensor],
         record: Record,
         tell: Tell,
+        attempt: int = 0,
     ) -> None:
         self.watchers, self.sensors, self.record, self.tell = watchers, sensors, record, tell
+        self.attempt = attempt
 
     def feed(self, kind: str, data: Dict[str, Any], now: float) -> None:
         self._feed(Saw(kind, data), now)
@@ -48,7 +51,9 @@ class Watching:
     def _feed(self, saw: Saw, now: float) -> None:
         for watcher in self.watchers:
             for action in watcher.on(saw, now):
-                if isinstance(action, Emit):
+                if isinstance(action, Emit) and action.kind == "census":
+                    self.tell(Counted(self.attempt, action.data["rows"], time.time()))
+                elif isinstance(action, Emit):
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":
                         self.tell(Judged(action.data["verdict"]))

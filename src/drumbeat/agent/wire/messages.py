@@ -13,6 +13,7 @@ from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.world import Network, World
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
+from drumbeat.plan.world_seen import Row
 from drumbeat.record import RecordError, from_plain, to_plain
 
 
@@ -111,6 +112,15 @@ class Looked:
     attempt: int
     number: int
     looks: Tuple[RankLook, ...] = ()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The processes of this node that carry a rank."""
+
+    attempt: int
+    rows: Tuple[Row, ...]
+    t: float
 
 
 @dataclass(frozen=True)
@@ -226,7 +236,7 @@ class RankExited:
 
 
 Message = Union[
-    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, FilePart,
+    Hello, Pong, Beat, RankEnded, Done, StopAsked, FirstStep, Judged, Found, Looked, Counted, FilePart,
     Ping, Refuse, Welcome, Prepare, Start, Stop, Look, End,
     TaskHello, StartRank, SignalRank, KillRank, EndTask, RankStarted, RankExited,
 ]  # fmt: skip

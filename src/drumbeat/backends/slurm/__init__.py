@@ -57,6 +57,10 @@ class Slurm(Backend):
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
         directives.check(order, where)
+        if order.container and order.container.runtime == "pod":
+            raise Problem(
+                f"{where('container-runtime')}: pod, but Slurm starts no pods", "apptainer, podman, docker, pyxis"
+            )
 
     def notes(self, order: Order) -> List[str]:
         exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}

@@ -6,7 +6,7 @@ its own needs no file here: its launcher exports the variables of `given.py`.
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Tuple
+from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.facts.host import Host
 from drumbeat.facts.identity import by_hand, given, kubernetes, mpich, openmpi, pbs, runai, slurm
@@ -40,3 +40,9 @@ def read(host: Host, notes: List[str]) -> Identity:
         if environ.get(mark):
             return reader(host, environ, notes)
     return by_hand.read(host, environ, notes)
+
+
+def rank_variables(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a scheduler or launcher says about one of its tasks, corrected for one of several ranks that this task started.
+    `environ` is the rank's own."""
+    return {**slurm.task_variables(environ), **openmpi.task_variables(environ)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from drumbeat.facts.host import Host
 from drumbeat.facts.identity import fields
@@ -68,3 +68,24 @@ def _tasks_of(text: Optional[str], node: Optional[int], notes: List[str]) -> Opt
     if len(set(counts)) == 1:
         return counts[0]
     return counts[node] if node is not None and 0 <= node < len(counts) else None
+
+
+def task_variables(environ: Mapping[str, str]) -> Dict[str, str]:
+    """A step's variables for one of several ranks that a single task has started: as if each of them were a task. Frameworks
+    that read these variables (JAX, Lightning) would otherwise see one task, several times."""
+    rank, local, world = environ.get("RANK"), environ.get("LOCAL_RANK"), environ.get("WORLD_SIZE")
+    here, nodes = integer(environ.get("LOCAL_WORLD_SIZE")), integer(environ.get("NNODES"))
+    if "SLURM_PROCID" not in environ or rank is None or local is None or world is None:
+        return {}
+    found = {"SLURM_PROCID": rank, "SLURM_LOCALID": local}
+    found.update(dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), world))
+    if here and nodes and here * nodes == integer(world):
+        each = f"{here}(x{nodes})" if nodes > 1 else str(here)
+        found.update(
+            {"SLURM_NTASKS_PER_NODE": str(here), "SLURM_TASKS_PER_NODE": each, "SLURM_STEP_TASKS_PER_NODE": each}
+        )
+    return {
+        name: value
+        for name, value in found.items()
+        if name in environ or name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+    }

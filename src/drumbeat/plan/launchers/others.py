@@ -1,6 +1,6 @@
 """Launchers that drumbeat does not take the place of: they must stand before it, or the command is refused.
 
-Also here: programs and shell lines that start their own ranks, and so are started once per node.
+Also here: programs that start their own ranks, and so are started once per node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SELF_SPAWNING = {
     "colossalai": "colossalai run starts torchrun itself",
 }
 
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _LAUNCHER_WORD = re.compile(
     r"(?:^|[\s;&|(/])(torchrun|accelerate(?:-|\s+)launch|deepspeed|torch\.distributed\.(?:run|launch)|composer|fabric\s+run)"
     r"(?=\s)"
@@ -67,7 +67,7 @@ _LAUNCHER_WORD = re.compile(
 
 def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
     """What is wrong with a launcher that cannot stand inside the command, and the line to type instead."""
-    outer = _without_wrappers(command)
+    outer = without_wrappers(command)
     name = os.path.basename(outer[0]) if outer else ""
     wrapper = OUTSIDE.get(name)
     if wrapper is not None:
@@ -95,24 +95,17 @@ def refusal(command: Sequence[str]) -> Optional[Tuple[str, str]]:
 
 
 def starts_its_own_ranks(command: Sequence[str]) -> str:
-    """Why this command is started once per node although no launcher stands at its front; '' if it is not."""
-    inner = _without_wrappers(command)
-    name = os.path.basename(inner[0]) if inner else ""
-    if name in SELF_SPAWNING:
-        return SELF_SPAWNING[name]
-    if name in _SHELLS:
-        text = next((inner[place + 1] for place in range(1, len(inner) - 1) if _runs_text(inner[place])), "")
-        launcher = _LAUNCHER_WORD.search(text)
-        if launcher:
-            return f"its shell line starts {' '.join(launcher.group(1).split())}"
-    return ""
+    """Why this program is started once per node although no launcher stands at its front; '' if it is not."""
+    inner = without_wrappers(command)
+    return SELF_SPAWNING.get(os.path.basename(inner[0]), "") if inner else ""
 
 
-def _runs_text(word: str) -> bool:
+def runs_text(word: str) -> bool:
+    """Whether this option of a shell makes the next word its script: -c, -lc, -xec."""
     return bool(re.fullmatch(r"-[a-z]*c", word))
 
 
-def _without_wrappers(command: Sequence[str]) -> Tuple[str, ...]:
+def without_wrappers(command: Sequence[str]) -> Tuple[str, ...]:
     inner = tuple(command)
     while True:
         peeled = peel(inner)

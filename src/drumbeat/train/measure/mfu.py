@@ -19,7 +19,7 @@ _TORCH = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 
 
 def transformer_flops(matmul_parameters: int, layers: int, width: int, length: int, causal: bool) -> float:
-    """Training FLOPs a token: 6 N for the products and 12 L h s for attention, half of that where it is causal."""
+    """Training FLOPs per token: 6 N for the products and 12 L h s for attention, half of that where it is causal."""
     return 6.0 * matmul_parameters + 12.0 * layers * width * length * (0.5 if causal else 1.0)
 
 
@@ -43,9 +43,9 @@ class Utilisation:
         return shares
 
     def describe(self) -> str:
-        sheet = (
-            f"{self.sheet_tflops:g} TFLOP/s {self.dtype} ({self.source})" if self.sheet_tflops else "unknown: no MFU"
-        )
+        sheet = f"no MFU: none is known for {self.dtype}"
+        if self.sheet_tflops:
+            sheet = f"{self.sheet_tflops:g} TFLOP/s {self.dtype} ({self.source})"
         matmul = f"; measured matmul {self.measured_tflops:.0f} TFLOP/s" if self.measured_tflops else ""
         return f"{self.formula}; peak of {self.device}: {sheet}{matmul}"
 

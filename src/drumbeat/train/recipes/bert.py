@@ -131,7 +131,7 @@ def run(settings: BertSettings) -> Result:
     )
     # The head is computed at every place, so every place counts, asked or not.
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=False) / 0.15
-    use = utilisation(flops, "6 N + 12 L h s FLOPs a token", settings.precision, world.device, settings.measure_peak)
+    use = utilisation(flops, "6 N + 12 L h s FLOPs per token", settings.precision, world.device, settings.measure_peak)
     kept = samples(settings, length, "validation") if settings.validation else None
     validate = (lambda: mean_loss(parts, kept, settings.validation, loss, stream.micro)) if kept is not None else None
     plan = plan_for(settings, warmup_then_decay(settings), "tokens")

@@ -141,7 +141,7 @@ def run(settings: LlamaSettings) -> Result:
         device=world.device,
     )
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, length, causal=True)
-    formula = "6 N + 12 L h s / 2 FLOPs a token (causal attention counted as executed)"
+    formula = "6 N + 12 L h s / 2 FLOPs per token (causal attention counted as executed)"
     use = utilisation(flops, formula, settings.precision, world.device, settings.measure_peak)
     if world.lead:
         count = sum(p.numel() for p in parts.parts[0].parameters())

@@ -1,0 +1,206 @@
+"""Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
+
+Launchers exit with 1 whatever happened; this writes which rank failed, with which exit code or signal, as JSON. Ranks write
+to logs of their own; where a script has redirected the launcher's output, to a pipe into tee say, their lines are copied there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List
+
+
+class Copier(threading.Thread):
+    """Copies what the ranks write to our own output, each line with its rank before it."""
+
+    def __init__(self, folder: str, streams: Dict[str, int]) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.streams = folder, streams
+        self.places: Dict[str, int] = {}
+        self.rest: Dict[str, bytes] = {}
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.2):
+            self.copy()
+
+    def finish(self) -> None:
+        self.done.set()
+        if self.is_alive():
+            self.join(10)
+        self.copy()
+
+    def copy(self) -> None:
+        for name in sorted(os.listdir(self.folder)):
+            found = re.match(r"rank-(\d+)\.(out|err)$", name)
+            if found and found.group(2) in self.streams:
+                self.copy_one(name, found.group(1), self.streams[found.group(2)])
+
+    def copy_one(self, name: str, rank: str, target: int) -> None:
+        with open(os.path.join(self.folder, name), "rb") as file:
+            file.seek(self.places.get(name, 0))
+            data = self.rest.pop(name, b"") + file.read(1 << 22)
+            self.places[name] = file.tell()
+        whole, _, self.rest[name] = data.rpartition(b"\n")
+        if whole:
+            mark = b"[rank %s] " % rank.encode()
+            lines = [mark + line for line in whole.split(b"\n")]
+            os.write(target, b"\n".join(lines) + b"\n")
+
+    def skip(self) -> Copier:
+        """What earlier launchers of the same script left there is not ours to copy."""
+        for name in os.listdir(self.folder):
+            self.places[name] = os.path.getsize(os.path.join(self.folder, name))
+        return self
+
+
+def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
+    """Our streams that do not go to the log which the agent opened for us."""
+    streams = {}
+    for stream, fd in (("out", 1), ("err", 2)):
+        try:
+            same = os.path.sameopenfile(fd, os.open(settings["log"] + "." + stream, os.O_RDONLY))
+        except OSError:
+            same = True
+        if not same and os.fstat(fd).st_rdev != os.stat(os.devnull).st_rdev:
+            streams[stream] = fd
+    return streams
+
+
+def write(settings: Dict[str, Any], failures: List[Dict[str, Any]]) -> None:
+    with open(settings["failures"] + ".tmp", "w") as file:
+        json.dump(failures, file)
+    os.replace(settings["failures"] + ".tmp", settings["failures"])
+
+
+def ended(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def by_torch(settings: Dict[str, Any], launch: Callable[[], Any]) -> int:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch()
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "t": failure.timestamp}
+            for rank, failure in error.failures.items()
+        ]
+        write(settings, failures)
+        if settings["redirected"]:  # a script's own log would have its table
+            print(str(error), file=sys.stderr)
+        return ended(error.get_first_failure()[1].exitcode)
+    except subprocess.CalledProcessError as error:  # accelerate starts a single rank without torchrun
+        print(str(error), file=sys.stderr)
+        return ended(error.returncode)
+    return 0
+
+
+def torchrun(settings: Dict[str, Any], arguments: List[str]) -> int:
+    # Agents of a later attempt must not meet the store of an earlier one.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    from torch.distributed import run
+
+    return by_torch(settings, lambda: run.run(run.parse_args(arguments)))  # type: ignore[no-untyped-call]
+
+
+def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    from accelerate.commands import launch
+
+    sys.argv = ["accelerate-launch", *arguments]
+    return by_torch(settings, launch.main)
+
+
+def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
+    from deepspeed.launcher import launch
+
+    failures: List[Dict[str, Any]] = []
+
+    class Rank(subprocess.Popen):  # type: ignore[type-arg]
+        """Notes the ranks that the launcher sees fail, in the order in which it does."""
+
+        def __init__(self, command: Any, *args: Any, **options: Any) -> None:
+            self.rank = (options.get("env") or {}).get("RANK")
+            super().__init__(command, *args, **options)
+
+        def poll(self) -> Any:
+            before, code = self.returncode, super().poll()
+            if before is None and code and self.rank is not None:
+                failures.append({"rank": int(self.rank), "exit_code": code, "t": time.time()})
+            return code
+
+    subprocess.Popen = Rank  # type: ignore[misc, assignment]
+    sys.argv = ["deepspeed", *arguments]
+    try:
+        launch.main()
+    except SystemExit as end:
+        if failures:
+            write(settings, failures[:1])  # the others it has ended itself
+            return ended(failures[0]["exit_code"])
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0
+
+
+def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
+    from torch.distributed import run
+
+    try:
+        from lightning.fabric import cli
+    except ImportError:
+        from lightning_fabric import cli
+
+    def main(words: List[str]) -> None:
+        """torchrun as Fabric calls it, with our shim before each rank."""
+        place = next(number for number, word in enumerate(words) if not word.startswith("-"))
+        worker = ["--no-python", *settings["shim"], sys.executable, "-u", *words[place:]]
+        run.run(run.parse_args([*words[:place], *worker]))  # type: ignore[no-untyped-call]
+
+    run.main = main  # type: ignore[assignment]
+    sys.argv = ["fabric", "run", *arguments]
+    try:
+        return by_torch(settings, cli._main)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+
+
+MODULES: Dict[str, Callable[[Dict[str, Any], List[str]], int]] = {
+    "torch.distributed.run": torchrun,
+    "accelerate.commands.launch": accelerate,
+    "deepspeed.launcher.launch": deepspeed,
+    "lightning.fabric.cli": fabric,
+}
+
+
+def main() -> int:
+    settings, module, arguments = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    streams = redirected(settings)
+    settings["redirected"] = bool(streams)
+    copier = Copier(settings["folder"], streams).skip()
+    if streams:
+        copier.start()
+    try:
+        return MODULES[module](settings, arguments)
+    except ImportError as error:
+        name = module.split(".")[0]
+        if (error.name or "").split(".")[0] != name:
+            raise
+        print(f"drumbeat: the launcher needs {name} in {sys.executable}: {error}", file=sys.stderr)
+        return 127
+    finally:
+        if streams:
+            copier.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The launchers that a script has started on this node, one after another: a line for each, and how its ranks failed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence
+
+from drumbeat.problem import Problem
+
+
+@dataclass(frozen=True)
+class Stage:
+    command: str
+    refused: str  # why it was not started; '' if it was
+    failures: List[Dict[str, Any]]  # rank, exit_code, t
+
+
+class Stages:
+    """Those of one attempt, in the folder of its stand-ins."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._file = os.path.join(folder, ".stages.jsonl")
+
+    def begin(self, command: Sequence[str]) -> int:
+        """The number of the stage that this process becomes. It holds the lock for as long as it lives."""
+        lock = os.open(os.path.join(self.folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            running = next((stage.command for stage in reversed(self.read()) if not stage.refused), "another launcher")
+            raise Problem(
+                f"{shlex.join(command)[:200]}: this script's {running[:200]} is still running on this node",
+                "two trainings at once are two jobs: start each with a drumbeat run of its own",
+            ) from None
+        os.set_inheritable(lock, True)  # launchers close it before they start ranks
+        number = sum(1 for stage in self.read() if not stage.refused)
+        self._add({"command": shlex.join(command), "t": time.time()})
+        return number
+
+    def refuse(self, command: Sequence[str], why: str) -> None:
+        self._add({"command": shlex.join(command), "refused": why, "t": time.time()})
+
+    def failures(self, number: int) -> str:
+        """The file in which the driver of this stage says how its ranks failed."""
+        return os.path.join(self.folder, f".failures-{number}.json")
+
+    def read(self) -> List[Stage]:
+        stages: List[Stage] = []
+        number = 0
+        for line in _lines(self._file):
+            refused = str(line.get("refused", ""))
+            failures = [] if refused else read_failures(self.failures(number))
+            stages.append(Stage(str(line.get("command", "")), refused, failures))
+            number += not refused
+        return stages
+
+    def _add(self, record: Dict[str, Any]) -> None:
+        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def read_failures(path: str) -> List[Dict[str, Any]]:
+    """Ranks that a driver has seen fail: rank, exit_code (negative: a signal), t."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _lines(path: str) -> List[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: List[Optional[Any]] = [json.loads(line) for line in file]
+    except (OSError, ValueError):
+        return []
+    return [each for each in found if isinstance(each, dict)]

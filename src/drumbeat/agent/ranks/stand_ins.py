@@ -1,0 +1,181 @@
+"""Stand-ins for the launchers that a script starts itself.
+
+A private folder with small programs of the launchers' names stands first on the script's PATH, and bash gets functions of
+the same names, which also hold after `source activate` or `bash -l`. Each of them starts the launcher as drumbeat would have
+started it: with the run's own nodes and rendezvous, a log for every rank, and true exit codes. One launcher after another is
+a stage each; two at once are refused. What none of them meets (a launcher called by its path), the census sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from drumbeat.agent.ranks.console_script import interpreter_of
+from drumbeat.agent.ranks.rank_shim import without_stand_ins
+from drumbeat.agent.ranks.stages import Stages
+from drumbeat.facts.model import Facts, Peer, Peers
+from drumbeat.order import EnvVar
+from drumbeat.plan.argv import STAND_INS
+from drumbeat.plan.launchers.find import Found, find_launcher
+from drumbeat.plan.launchers.inside import Script
+from drumbeat.plan.launchers.others import refusal
+from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, launcher_argv
+from drumbeat.problem import Problem
+from drumbeat.record import from_plain, to_plain
+from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
+
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
+OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
+PYTHONS = ("python", "python3")
+_MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-m deepspeed")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the stand-ins of one node and attempt know."""
+
+    folder: str  # theirs
+    node: int
+    counts: Tuple[int, ...]  # ranks of each node
+    hosts: Tuple[str, ...]
+    address: str  # of this node
+    master_addr: str
+    ports: Tuple[int, ...]  # where the ranks of the first launcher meet, of the second, and so on
+    once: bool  # the command was started once per node; else once per rank
+    shim: Tuple[str, ...] = ()
+    driver: str = ""
+    driver_settings: Dict[str, str] = field(default_factory=dict)
+
+
+def settings_of(folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, tools: Tools) -> Settings:
+    driver = json.loads(tools.settings) if tools.settings else {}
+    later = tuple(port for port in ports if port != peers.master_port)
+    return Settings(
+        folder, node, tuple(peer.ranks for peer in peers.nodes), tuple(peer.host for peer in peers.nodes),
+        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, tools.shim, tools.driver, driver,
+    )  # fmt: skip
+
+
+def install(settings: Settings, script: Script, bundle: str, environ: Mapping[str, str]) -> List[EnvVar]:
+    """Write the folder; the variables that lead to it."""
+    os.mkdir(settings.folder, 0o700)
+    place = os.path.join(settings.folder, ".settings.json")
+    with open(place, "w", encoding="utf-8") as file:
+        json.dump(to_plain(settings), file)
+    call = shlex.join([sys.executable, "-I", "-S", bundle, "_stand_in", place])
+    names = list(LAUNCHERS + OUTSIDE)
+    for name in names:
+        _program(settings.folder, name, f'exec {call} {name} "$@"\n')
+    if script.starts_modules(environ):
+        for name in PYTHONS:
+            _program(settings.folder, name, _python(settings.folder, name, call))
+        names += PYTHONS
+    path = os.pathsep.join([settings.folder, environ.get("PATH", os.defpath)])
+    why = "a launcher that the script starts gets this run's nodes, logs and cores"
+    variables = {STAND_INS: settings.folder, "PATH": path}
+    # Red Hat's `which` prints the text of a function; a script that asks it for a program must get a path.
+    if "BASH_FUNC_which%%" not in environ:
+        variables.update({f"BASH_FUNC_{name}%%": f'() {{ "${STAND_INS}/{name}" "$@"; }}' for name in names})
+    return [EnvVar(name, value, why, "default") for name, value in variables.items()]
+
+
+def _program(folder: str, name: str, text: str) -> None:
+    fd = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\n" + text)
+
+
+def _python(folder: str, name: str, call: str) -> str:
+    """An interpreter that starts a launcher's module goes our way; any other use of it is the real one's, by its own path."""
+    cases = "|".join(f'*" {each}"*' for each in _MODULES)
+    return f'''case " $* " in
+{cases}) exec {call} {name} "$@" ;;
+esac
+IFS=:
+for place in $PATH; do
+  [ "$place" = {shlex.quote(folder)} ] || [ ! -x "$place/{name}" ] || exec "$place/{name}" "$@"
+done
+echo "{name}: command not found" >&2
+exit 127
+'''
+
+
+def run_stand_in(arguments: List[str]) -> int:
+    """`SETTINGS NAME ARGUMENTS`: become the launcher, as drumbeat starts it."""
+    with open(arguments[0], encoding="utf-8") as file:
+        settings = from_plain(Settings, json.load(file))
+    name, rest = arguments[1], arguments[2:]
+    environ = without_stand_ins(dict(os.environ))
+    real = shutil.which(name, path=environ.get("PATH", os.defpath))
+    if real is None:
+        print(f"{name}: command not found", file=sys.stderr)
+        return EXIT_NOT_FOUND
+    stages = Stages(settings.folder)
+    try:
+        argv = _argv(settings, stages, [name, *rest], real, environ)
+        os.execvpe(argv[0], argv, environ)
+    except Problem as problem:
+        stages.refuse([name, *rest], str(problem))
+        print(f"drumbeat: {problem}", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        print(f"drumbeat: cannot start: {argv[0]}: {error.strerror}", file=sys.stderr)
+        return EXIT_NOT_FOUND
+
+
+def _argv(settings: Settings, stages: Stages, command: List[str], real: str, environ: Mapping[str, str]) -> List[str]:
+    if command[0] in OUTSIDE:
+        return _outside(settings, command, real)
+    found = find_launcher(command)
+    if found is None or {"--help", "--version"} & set(found.flags):
+        return [real, *command[1:]]
+    if not settings.once:
+        raise Problem(
+            f"the command was started once for each rank, and starts {found.words} itself: every rank would become "
+            "a training of its own",
+            "add --launcher once: the command is then started once per node",
+        )
+    if found.kind == "composer":
+        raise Problem(f"{found.words} inside a script", "write it as the command: drumbeat run -- composer ...")
+    number = stages.begin(command)
+    found = replace(found, program=real)
+    if not found.python:
+        python = interpreter_of(real, os.getcwd(), environ.get("PATH", os.defpath))
+        python = python or (os.path.join(os.path.dirname(real), "python"),)
+    else:
+        python = ()
+        found = replace(found, python=(real, *found.python[1:]))
+    driver = {**settings.driver_settings, "failures": stages.failures(number)}
+    tools = Tools(settings.shim, settings.driver, json.dumps(driver), python)
+    peers = _peers(settings, found, settings.ports[number % len(settings.ports)])
+    said = " ".join(f"{flag}={value}" if value else flag for flag, value in found.replaced.items())
+    if settings.node == 0 and said and found.kind in WITH_DRIVER:
+        print(f"drumbeat: {found.words}: {said} (drumbeat sets these itself)", file=sys.stderr, flush=True)
+    return list(launcher_argv(found, peers, settings.node, tools))
+
+
+def _peers(settings: Settings, found: Found, port: int) -> Peers:
+    """All nodes. Where the run plans one rank per node, the script's own number counts: nothing else has said how many."""
+    counts = settings.counts
+    if set(counts) == {1} and found.ranks_per_node:
+        counts = (found.ranks_per_node,) * len(counts)
+    nodes = tuple(
+        Peer(node, host, settings.address if node == settings.node else "", Facts(host), 0.0, ranks)
+        for node, (host, ranks) in enumerate(zip(settings.hosts, counts))
+    )
+    return Peers(nodes, settings.master_addr, port)
+
+
+def _outside(settings: Settings, command: List[str], real: str) -> List[str]:
+    """MPI starts its tasks on all nodes by itself: once is right where there is one node."""
+    if len(settings.counts) == 1 and settings.once:
+        return [real, *command[1:]]
+    wrong = refusal(command)
+    assert wrong is not None
+    raise Problem(wrong[0].replace("the command", "the script"), wrong[1])

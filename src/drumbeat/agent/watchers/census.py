@@ -1,0 +1,220 @@
+"""Census: which processes of this node carry a rank, and of which world. Read from outside, so it holds for any command."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from drumbeat.agent.watchers.contract import Action, Emit, Saw
+from drumbeat.plan.world_seen import Row
+
+_FIRST = 1.0  # seconds after the start
+_SLOWER = 1.3  # each look makes the next one wait so many times longer
+_LONGEST = 20.0
+_GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
+_NAMES = (b"RANK=", b"WORLD_SIZE=", b"MASTER_ADDR=", b"MASTER_PORT=")
+_MPI = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
+_LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process says it is, in the environment it was started with."""
+
+    rank: Optional[int]
+    world_size: Optional[int]
+    address: str
+    port: Optional[int]
+    by_mpi: bool = False  # its launcher gave it another way to meet the others
+
+
+class CensusLooks:
+    """A sensor: the rank processes below those that the agent started. It looks less often as time passes, and no more once
+    all ranks of this node are seen and connected."""
+
+    def __init__(
+        self, node: int, ranks: int, mains: Callable[[], Sequence[int]], port: int, shared_loopback: bool
+    ) -> None:
+        self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
+        self._begin: Optional[float] = None
+        self._next = 0.0
+        self._wait = _FIRST
+        self._complete = 0  # looks in a row that showed all of them
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        if self._begin is None:
+            self._begin, self._next = now, now + self._wait
+        if final or now < self._next or self._complete > 1 or now - self._begin > _GIVE_UP:
+            return []
+        self._wait = min(self._wait * _SLOWER, _LONGEST)
+        self._next = now + self._wait
+        rows = look(self.node, self.mains(), self.port, self.shared_loopback)
+        whole = len(rows) == self.ranks and not any(row.alone or row.starts_others for row in rows)
+        self._complete = self._complete + 1 if whole else 0
+        return [Saw("census", {"rows": rows, "complete": whole})]
+
+
+class Census:
+    """A watcher: tells the lead what two looks in a row have shown alike, and says it again as long as it is not all."""
+
+    def __init__(self) -> None:
+        self._last: Optional[Tuple[Row, ...]] = None
+        self._told: Optional[Tuple[Row, ...]] = None
+
+    def on(self, saw: Saw, now: float) -> List[Action]:
+        if saw.kind != "census":
+            return []
+        rows = tuple(saw.data["rows"])
+        alike, self._last = rows == self._last, rows
+        if not alike or (rows == self._told and saw.data["complete"]):
+            return []
+        self._told = rows
+        return [Emit("census", {"rows": rows})]
+
+
+def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool) -> List[Row]:
+    """The processes at or below `mains` that carry a rank of their own; where none does, those connected to `port`."""
+    parents = _parents()
+    tree = _below(parents, mains)
+    identities = {pid: _identity(pid) for pid in tree}
+    rows = rows_of(node, parents, identities, mains, shared_loopback)
+    if rows:
+        return [replace(row, alone=_alone(row.pid, tree, parents, identities)) for row in rows]
+    joined = [pid for pid in sorted(tree) if port in (_ports(pid) or ())]
+    return [Row(node, pid, None, None, f"port {port}") for pid in joined]
+
+
+def rows_of(
+    node: int,
+    parents: Mapping[int, int],
+    identities: Mapping[int, Optional[Identity]],
+    mains: Sequence[int],
+    shared_loopback: bool,
+) -> List[Row]:
+    """One row for the first process of each identity on a branch: its children with the same one are its helpers."""
+    starts_others: Set[int] = set()
+    for pid, identity in identities.items():
+        above = parents.get(pid, 0)
+        while identity is not None and identity.rank is not None and above in identities:
+            if identities[above] != identity:
+                starts_others.add(above)
+            above = parents.get(above, 0)
+    rows = []
+    for pid, identity in sorted(identities.items()):
+        if identity is None or identity.rank is None:
+            continue
+        parent = parents.get(pid, 0)
+        if pid not in mains and parent in identities and identities[parent] == identity:
+            continue
+        launches = any(pid == one or _same_branch(pid, one, parents, identities) for one in starts_others)
+        rows.append(
+            Row(node, pid, identity.rank, identity.world_size, _meeting(identity, node, shared_loopback), launches)
+        )
+    return rows
+
+
+def _same_branch(top: int, pid: int, parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]) -> bool:
+    """Whether `pid` stands below `top` with the same identity all the way: a shell below the process that we started."""
+    while pid in identities and identities[pid] == identities[top]:
+        if pid == top:
+            return True
+        pid = parents.get(pid, 0)
+    return False
+
+
+def _meeting(identity: Identity, node: int, shared_loopback: bool) -> str:
+    where = f"{identity.address}:{identity.port}"
+    return where if shared_loopback or not identity.address.startswith(_LOOPBACK) else f"{where} on node {node}"
+
+
+def _parents() -> Dict[int, int]:
+    found: Dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    stat = file.read()
+            except OSError:
+                continue
+            fields = stat[stat.rindex(b")") + 2 :].split()
+            if fields[0] not in (b"Z", b"X"):
+                found[int(name)] = int(fields[1])
+    return found
+
+
+def _below(parents: Mapping[int, int], mains: Sequence[int]) -> Set[int]:
+    """The living processes among `mains`, and all below them. Orphans belong to nobody: a helper may outlive its rank."""
+    children: Dict[int, List[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: Set[int] = set()
+    waiting = [pid for pid in mains if pid in parents]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
+def _identity(pid: int) -> Optional[Identity]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read(1 << 20).split(b"\0")
+    except OSError:
+        return None
+    found: Dict[bytes, str] = {}
+    for entry in entries:
+        for name in _NAMES:
+            if entry.startswith(name):
+                found[name] = entry[len(name) :].decode("utf-8", "replace")
+
+    def number(name: bytes) -> Optional[int]:
+        text = found.get(name, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+    rank, size, port = number(b"RANK="), number(b"WORLD_SIZE="), number(b"MASTER_PORT=")
+    by_mpi = any(entry.startswith(_MPI) for entry in entries)
+    return Identity(rank, size, found.get(b"MASTER_ADDR=", ""), port, by_mpi)
+
+
+def _sockets(pid: int) -> Optional[List[Tuple[int, int]]]:
+    """Local and remote port of each TCP socket that this process holds, 0 for one that only listens; None: not readable."""
+    inodes: Set[str] = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except FileNotFoundError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+        found: List[Tuple[int, int]] = []
+        for name in ("tcp", "tcp6") if inodes else ():
+            with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
+                rows: List[Any] = [line.split() for line in file.readlines()[1:]]
+            for row in rows:
+                if len(row) > 9 and row[9] in inodes:
+                    found.append((int(row[1].rpartition(":")[2], 16), int(row[2].rpartition(":")[2], 16)))
+    except OSError:
+        return None
+    return found
+
+
+def _ports(pid: int) -> Optional[Set[int]]:
+    sockets = _sockets(pid)
+    return None if sockets is None else {port for pair in sockets for port in pair}
+
+
+def _alone(
+    pid: int, tree: Set[int], parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]
+) -> Optional[bool]:
+    """Whether neither this process nor one below it with the same identity has a TCP connection; None: it cannot be seen."""
+    identity = identities[pid]
+    if identity is None or identity.by_mpi:
+        return None
+    found = [_sockets(one) for one in tree if _same_branch(pid, one, parents, identities)]
+    if any(found):
+        return False
+    return None if None in found else True

@@ -1,0 +1,168 @@
+"""Talking to Kubernetes through `kubectl` and the user's own kubeconfig, each call with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+from urllib.parse import quote, unquote
+
+from drumbeat.backends.contract import Handle, parse_handle
+from drumbeat.problem import Problem
+
+_SECONDS = 30.0
+_SHOWN = "drumbeat plan --render JOB.yaml shows what was sent"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A namespace of a cluster; empty names are what kubectl itself takes."""
+
+    environ: Mapping[str, str]
+    context: str = ""
+    namespace: str = ""
+
+    def argv(self, *words: str) -> List[str]:
+        where = [f"--context={self.context}"] if self.context else []
+        where += [f"--namespace={self.namespace}"] if self.namespace else []
+        return ["kubectl", *where, *words]
+
+    def call(self, *words: str, stdin: Optional[bytes] = None, seconds: float = _SECONDS) -> bytes:
+        """Its standard output; what it complains of becomes a Problem."""
+        done = self.try_call(*words, stdin=stdin, seconds=seconds)
+        if done.returncode != 0:
+            raise problem_of(done.stderr.decode("utf-8", "replace"), self.namespace)
+        return done.stdout
+
+    def try_call(
+        self, *words: str, stdin: Optional[bytes] = None, seconds: float = _SECONDS
+    ) -> subprocess.CompletedProcess[bytes]:
+        argv = self.argv(*words)
+        source: Dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        try:
+            return subprocess.run(
+                argv, env={**self.environ, "LC_ALL": "C"}, capture_output=True, timeout=seconds, check=False,
+                cwd=os.path.sep, **source,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise Problem("there is no kubectl here", "install it, or put it on your PATH") from None
+        except subprocess.TimeoutExpired:
+            raise Problem(
+                f"kubectl {words[0]} has not answered for {seconds:g} s",
+                "is the cluster reachable from here? try again",
+            ) from None
+
+    def get(self, *words: str) -> Dict[str, Any]:
+        """An object or a list of them."""
+        return decoded(self.call("get", *words, "-o", "json"))
+
+    def list(self, *words: str) -> List[Dict[str, Any]]:
+        items = self.get(*words).get("items")
+        return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+    def settled(self) -> Cluster:
+        """With the names that kubectl takes by itself filled in, so that a handle means the same cluster tomorrow."""
+        context = self.context or self.call("config", "current-context").decode().strip()
+        namespace = self.namespace
+        if not namespace:
+            path = "{.contexts[?(@.name==" + json.dumps(context) + ")].context.namespace}"
+            namespace = self.call("config", "view", "-o", f"jsonpath={path}").decode().strip() or "default"
+        return Cluster(self.environ, context, namespace)
+
+
+def decoded(data: bytes) -> Dict[str, Any]:
+    """The JSON object that kubectl printed; {} for anything else."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def handle_of(cluster: Cluster, name: str) -> str:
+    """kubernetes://NAMESPACE@CONTEXT/NAME; contexts may hold any character."""
+    return str(Handle("kubernetes", f"{cluster.namespace}@{quote(cluster.context, safe='')}", name))
+
+
+def read_handle(handle: str, environ: Mapping[str, str]) -> tuple[Cluster, str]:
+    parsed = parse_handle(handle)
+    if parsed is None or "@" not in parsed.cluster:
+        raise Problem(f"{handle!r} is not a job of Kubernetes", "it looks like kubernetes://NAMESPACE@CONTEXT/NAME")
+    namespace, _, context = parsed.cluster.partition("@")
+    return Cluster(environ, unquote(context), namespace), parsed.id
+
+
+def problem_of(stderr: str, namespace: str = "") -> Problem:
+    """kubectl's complaint as one line, with what to do."""
+    text = _plain(stderr)
+    for pattern, words, fix in _COMPLAINTS:
+        match = re.search(pattern, text, re.IGNORECASE | re.DOTALL)
+        if match:
+            named = {key: (value or "") for key, value in match.groupdict().items()}
+            named.setdefault("namespace", namespace or "default")
+            return Problem(words.format(**named), fix.format(**named))
+    return Problem(f"Kubernetes refuses: {text[:400] or 'it does not say why'}", _SHOWN)
+
+
+# What to look for, what to say, what to do. `{...}` are the pattern's own groups.
+_COMPLAINTS: Sequence[tuple[str, str, str]] = (
+    (
+        r"connection to the server localhost:8080 was refused|no configuration has been provided"
+        r"|current-context is not set|invalid configuration",
+        "there is no kubeconfig here that leads to a cluster",
+        "export KUBECONFIG=/path/to/config, or put it at ~/.kube/config; kubectl config get-contexts shows what is known",
+    ),
+    (
+        r"context \"(?P<context>[^\"]+)\" does not exist|no context exists with the name: \"(?P<name>[^\"]+)\"",
+        "your kubeconfig has no context {context}{name}",
+        "kubectl config get-contexts lists them; --context=NAME among submit-options chooses one",
+    ),
+    (
+        r"namespaces? \"(?P<namespace>[^\"]+)\" not found",
+        "the cluster has no namespace {namespace}",
+        "kubectl get namespaces lists them; account: NAME in the job file, or --account, chooses one",
+    ),
+    (
+        r"(?P<what>\S+) \"[^\"]*\" is forbidden: exceeded quota: (?P<quota>[^,]+),(?P<rest>.*)",
+        "the quota {quota} of namespace {namespace} does not allow it:{rest}",
+        "ask for less, wait until others have ended, or ask for a larger quota: kubectl describe quota",
+    ),
+    (
+        r"user \"(?P<user>[^\"]*)\" cannot (?P<verb>\w+) resource \"(?P<what>[^\"]+)\"",
+        "you ({user}) may not {verb} {what} in namespace {namespace}",
+        "ask the cluster's support for the right to {verb} {what} there; kubectl auth can-i --list shows your rights",
+    ),
+    (
+        r"You must be logged in to the server|Unauthorized|expired",
+        "the cluster does not accept your login",
+        "log in again, or renew the token in your kubeconfig",
+    ),
+    (
+        r"Unable to connect to the server: (?P<why>.*)|dial tcp (?P<address>\S+): (?P<reason>.*)",
+        "the cluster cannot be reached from here: {why}{reason}",
+        "is the VPN up? kubectl config view shows the address",
+    ),
+    (
+        r"no matches for kind \"(?P<kind>[^\"]+)\"",
+        "this cluster knows no {kind}",
+        "leave --kind out: drumbeat then takes what the cluster offers",
+    ),
+    (
+        r"already exists",
+        "an object of that name is there already",
+        "make a new order: drumbeat plan",
+    ),
+)  # fmt: skip
+
+
+def _plain(stderr: str) -> str:
+    lines: List[str] = []
+    for line in stderr.splitlines():
+        line = re.sub(r"^(error: |Error from server( \(\w+\))?: |E\d{4} .*?\] )", "", line.strip()).strip()
+        line = re.sub(r"^error when creating \"[^\"]*\": ", "", line)
+        if line and line not in lines and not line.startswith(("Warning:", "W1", "I1")):
+            lines.append(line)
+    return "; ".join(lines)

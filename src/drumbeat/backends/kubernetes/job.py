@@ -1,0 +1,163 @@
+"""One submitted job: how it stands, its pods, a shell in one of them, and its run folder, which the pods have."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+from drumbeat.backends.contract import FAILED, UNKNOWN, Status
+from drumbeat.backends.kubernetes.client import decoded, problem_of, read_handle
+from drumbeat.backends.kubernetes.kinds import RESOURCE
+from drumbeat.backends.kubernetes.pod import CONTAINER, RUN_LABEL
+from drumbeat.backends.kubernetes.script import FETCHED, LOCAL
+from drumbeat.backends.kubernetes.states import Pod, judge, of_run, read_job, read_pods, reasons_for_pending
+from drumbeat.backends.kubernetes.submit import remove
+from drumbeat.problem import Problem
+from drumbeat.runfolder.mirror import Mirror, Source
+from drumbeat.runfolder.write import replace
+
+_CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
+_LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
+_ANSWER = 60.0  # seconds for one answer out of a pod
+_LOG_LIMIT = 32 << 20
+
+
+@dataclass(frozen=True)
+class About:
+    """What the job's config map says of it."""
+
+    kind: str
+    nodes: int
+    folder: str
+    shared: bool
+    python: str
+
+    @property
+    def container(self) -> str:
+        return _CONTAINERS.get(self.kind, CONTAINER)
+
+
+class SubmittedJob:
+    def __init__(self, handle: str, environ: Mapping[str, str]) -> None:
+        self.handle = handle
+        self.cluster, self.name = read_handle(handle, environ)
+
+    def about(self) -> Optional[About]:
+        """None for a job that is not there any more."""
+        done = self.cluster.try_call("get", "configmap", self.name, "-o", "json")
+        stderr = done.stderr.decode("utf-8", "replace")
+        if f'configmaps "{self.name}" not found' in stderr:
+            return None
+        if done.returncode != 0:
+            raise problem_of(stderr, self.cluster.namespace)
+        notes = decoded(done.stdout).get("metadata", {}).get("annotations") or {}
+        return About(
+            kind=str(notes.get("drumbeat/kind", "job")),
+            nodes=int(notes.get("drumbeat/nodes", 1)),
+            folder=str(notes.get("drumbeat/folder", "")),
+            shared=notes.get("drumbeat/shared") == "yes",
+            python=str(notes.get("drumbeat/python", "python3")),
+        )
+
+    def pods(self) -> List[Pod]:
+        return read_pods(self.cluster.list("pods", "-l", f"{RUN_LABEL}={self.name}"))
+
+    def status(self) -> Status:
+        about = self.about()
+        if about is None:
+            return Status(self.handle, UNKNOWN, "it is not in the cluster any more")
+        job = read_job(self.cluster.list(RESOURCE[about.kind], "-l", f"{RUN_LABEL}={self.name}"))
+        pods = self.pods()
+        waiting = len([pod for pod in pods if pod.ready]) < about.nodes
+        events = of_run(self.name, self.cluster.list("events")) if waiting else []
+        status = judge(self.handle, about.nodes, job, pods, events)
+        if status.state == FAILED:
+            pending = "; ".join(reasons_for_pending(self.name, events)[:3])
+            return Status(self.handle, FAILED, "; ".join(filter(None, (status.detail, pending))), status.exit_code)
+        return status
+
+    def shell(self, host: str) -> List[str]:
+        about = self.about()
+        pod = next((pod for pod in self.pods() if host in (pod.host, pod.name)), None)
+        if about is None or pod is None or not pod.ready:
+            words = f": {pod.told}" if pod and pod.words else ""
+            raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows how the job stands")
+        shell = "command -v bash >/dev/null && exec bash; exec sh"
+        return self.cluster.argv("exec", "-it", pod.name, "-c", about.container, "--", "sh", "-c", shell)
+
+    def cancel(self) -> None:
+        if self.about() is None:
+            raise Problem(f"there is no job {self.name} in namespace {self.cluster.namespace} any more")
+        remove(self.cluster, self.name)
+
+
+class PodFiles:
+    """The run folder of a job: a source for the lead's pod, and one for each other pod where they share no storage."""
+
+    def __init__(self, folder: str, job: SubmittedJob) -> None:
+        self.folder, self.job = folder, job
+        self.looked = float("-inf")
+        self.found: List[Source] = []
+        self.printed: Dict[str, bool] = {}  # pods whose output has been kept
+
+    def mirror(self) -> Mirror:
+        return Mirror(self.folder, self.sources, self._all_here)
+
+    def sources(self) -> List[Source]:
+        if time.monotonic() - self.looked > _LOOK_EVERY:
+            self.looked = time.monotonic()
+            try:
+                self.found = self._look()
+            except Problem:
+                self.found = []  # `status` says why the cluster does not answer
+        return self.found
+
+    def _look(self) -> List[Source]:
+        about = self.job.about()
+        if about is None:
+            return []
+        found: List[Source] = []
+        pods = self.job.pods()
+        for pod in pods:
+            if pod.node is not None and pod.ready and (pod.node == 0 or not about.shared):
+                found.append(Source(_exchange(self.job, about, pod), f"nodes/{pod.node}" if pod.node else ""))
+        if not any(not source.under for source in found):
+            self._keep_output(about, pods)
+        return found
+
+    def _keep_output(self, about: About, pods: List[Pod]) -> None:
+        """The pods have ended before anybody came for their files: what they printed is still there."""
+        for pod in pods:
+            if pod.phase in ("Succeeded", "Failed") and pod.node is not None and not self.printed.get(pod.name):
+                words = ("logs", pod.name, "-c", about.container, f"--limit-bytes={_LOG_LIMIT}")
+                done = self.job.cluster.try_call(*words, seconds=_ANSWER)
+                self.printed[pod.name] = done.returncode == 0
+                if done.returncode == 0:
+                    path = os.path.join(self.folder, f"pod-{pod.node}.out")
+                    replace(path, done.stdout.decode("utf-8", "replace"))
+
+    def _all_here(self) -> None:
+        """The run has ended and all its files are here: nothing stays in the cluster."""
+        lead = [source for source in self.found if not source.under]
+        for source in lead:
+            source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
+        try:
+            remove(self.job.cluster, self.job.name)
+        except Problem:
+            pass  # the job stays until its time is over
+
+
+def _exchange(job: SubmittedJob, about: About, pod: Pod) -> Callable[[bytes], Optional[bytes]]:
+    words: Tuple[str, ...] = ("exec", "-i", pod.name, "-c", about.container, "--", about.python, "-I", "-S")
+    words += (f"{LOCAL}/drumbeat.pyz", "_files", about.folder)
+
+    def exchange(request: bytes) -> Optional[bytes]:
+        try:
+            done = job.cluster.try_call(*words, stdin=request, seconds=_ANSWER)
+        except Problem:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    return exchange

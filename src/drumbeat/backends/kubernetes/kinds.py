@@ -1,0 +1,214 @@
+"""The objects that start the pods, one function per kind. All of them start the same pod."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+from drumbeat.backends.kubernetes.options import Settings
+from drumbeat.backends.kubernetes.pod import (
+    CONTAINER,
+    RUN_LABEL,
+    Plain,
+    environment,
+    labels_of,
+    pod_template,
+    resources,
+)
+from drumbeat.backends.kubernetes.script import FILES, SCRIPT
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+
+POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
+_GONE = [137, 143]  # exit codes of a pod that was killed from outside
+_NODE = "node"  # the replicated job, as Kubeflow's own runtimes call it
+
+# What `kubectl get` and `delete` call each kind.
+RESOURCE = {
+    "jobset": "jobsets.jobset.x-k8s.io",
+    "trainjob": "trainjobs.trainer.kubeflow.org",
+    "pytorchjob": "pytorchjobs.kubeflow.org",
+    "job": "jobs.batch",
+    "jobs": "jobs.batch",
+}
+
+
+def hosts_of(kind: str, name: str, nodes: int) -> Tuple[str, ...]:
+    """The names by which pods find each other, node 0 first: known before there is any pod."""
+    if kind in ("jobset", "trainjob"):
+        return tuple(f"{name}-{_NODE}-0-{number}.{name}" for number in range(nodes))
+    if kind == "pytorchjob":
+        return (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(nodes - 1)))
+    return tuple(f"{name}-{number}.{name}" for number in range(nodes))
+
+
+def objects(kind: str, order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    """`version` is the API server's."""
+    return _KINDS[kind](order, settings, name, version)
+
+
+def _meta(name: str, settings: Settings) -> Plain:
+    """Of the object that starts the pods: a queue looks at its labels."""
+    return {"name": name, "labels": {**labels_of(name), **settings.labels}}
+
+
+def service(name: str) -> Plain:
+    """Names for the pods. Not ready ones too: the lead must be found while it waits for the others."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels_of(name)},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: name}},
+    }
+
+
+def _indexed(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> Plain:
+    """The spec of an Indexed Job. A pod that ends by itself with a failure ends the job; one that was killed is replaced."""
+    spec: Plain = {
+        "completions": order.nodes,
+        "parallelism": order.nodes,
+        "completionMode": "Indexed",
+        "ttlSecondsAfterFinished": settings.keep,
+    }
+    if version >= POLICY_SINCE:
+        spec["backoffLimit"] = order.resources.requeues
+        spec["podFailurePolicy"] = {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "NotIn", "values": _GONE},
+                },
+            ]
+        }
+    else:
+        spec["backoffLimit"] = 0
+    spec["template"] = pod_template(order, settings, name, hosts_of("job", name, order.nodes))
+    return spec
+
+
+def _job(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    spec = _indexed(order, settings, name, version)
+    spec["template"]["spec"]["subdomain"] = name
+    return [
+        service(name),
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(name, settings), "spec": spec},
+    ]
+
+
+def _jobs(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    """One Job per node, for API servers that know no Indexed Jobs. A pod that is deleted is replaced; one that fails is not."""
+    made = [service(name)]
+    hosts = hosts_of("jobs", name, order.nodes)
+    for node in range(order.nodes):
+        template = pod_template(order, settings, name, hosts, node=node)
+        template["spec"]["subdomain"] = name
+        kept = {"ttlSecondsAfterFinished": settings.keep}
+        spec = {"completions": 1, "parallelism": 1, "backoffLimit": 0, **kept, "template": template}
+        meta = {**_meta(name, settings), "name": f"{name}-{node}"}
+        made.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
+    return made
+
+
+def _jobset(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    job = _indexed(order, settings, name, version)
+    job["template"] = pod_template(order, settings, name, hosts_of("jobset", name, order.nodes))
+    job.pop("ttlSecondsAfterFinished")
+    rules = [{"name": "theRunFailed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    policy: Plain = {"maxRestarts": order.resources.requeues}
+    if version >= POLICY_SINCE:
+        policy["rules"] = rules
+    else:
+        policy["maxRestarts"] = 0
+    return [
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": _meta(name, settings),
+            "spec": {
+                "ttlSecondsAfterFinished": settings.keep,
+                "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+                "failurePolicy": policy,
+                "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": {"spec": job}}],
+            },
+        }
+    ]
+
+
+def _trainjob(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    """The runtime that the cluster's administrators wrote starts the pods; what ours need is patched into it."""
+    assert order.container is not None
+    hosts = hosts_of("trainjob", name, order.nodes)
+    template = pod_template(order, settings, name, hosts, container=_NODE)
+    spec = template["spec"]
+    container = spec["containers"][0]
+    for option, value in (
+        ("qos", settings.priority), ("--scheduler", settings.scheduler), ("--runtime-class", settings.runtime_class)
+    ):  # fmt: skip
+        if value:
+            raise Problem(
+                f"a TrainJob cannot carry {option}: its runtime says that",
+                "--kind=jobset or --kind=job can; or leave it out",
+            )
+    kept = ("serviceAccountName", "nodeSelector", "affinity", "tolerations", "volumes", "imagePullSecrets", "securityContext",
+            "terminationGracePeriodSeconds")  # fmt: skip
+    patch = {key: spec[key] for key in kept if key in spec}
+    patch["containers"] = [
+        {key: container[key] for key in ("name", "volumeMounts", "securityContext") if key in container}
+    ]
+    trainer: Plain = {
+        "image": order.container.image,
+        "command": ["sh", f"{FILES}/{SCRIPT}"],
+        "numNodes": order.nodes,
+        "numProcPerNode": order.ranks_per_node or 1,
+        "env": environment(order, name, hosts),
+    }
+    requested = resources(order, settings)
+    if requested:
+        trainer["resourcesPerNode"] = requested
+    body: Plain = {"runtimeRef": {"name": settings.runtime}, "trainer": trainer}
+    pods = {"metadata": template["metadata"], "spec": patch}
+    job = {"name": _NODE, "template": {"spec": {"template": pods}}}
+    body["runtimePatches"] = [
+        {"manager": "drumbeat/submit", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    ]
+    return [
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": _meta(name, settings),
+            "spec": body,
+        }
+    ]
+
+
+def _pytorchjob(order: Order, settings: Settings, name: str, version: Tuple[int, int]) -> List[Plain]:
+    hosts = hosts_of("pytorchjob", name, order.nodes)
+
+    def replicas(count: int) -> Plain:
+        template = pod_template(order, settings, name, hosts, container="pytorch")  # the operator looks for that name
+        template["spec"].pop("restartPolicy")  # the replica's own counts
+        # ExitCode: a pod that was killed (128 and more) is replaced; one that failed by itself ends the job
+        return {"replicas": count, "restartPolicy": "ExitCode", "template": template}
+
+    specs: Dict[str, Any] = {"Master": replicas(1)}
+    if order.nodes > 1:
+        specs["Worker"] = replicas(order.nodes - 1)
+    policy: Plain = {"cleanPodPolicy": "None", "backoffLimit": order.resources.requeues}
+    policy["ttlSecondsAfterFinished"] = settings.keep
+    return [
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": _meta(name, settings),
+            "spec": {"runPolicy": policy, "pytorchReplicaSpecs": specs},
+        }
+    ]
+
+
+_KINDS: Dict[str, Callable[[Order, Settings, str, Tuple[int, int]], List[Plain]]] = {
+    "jobset": _jobset,
+    "trainjob": _trainjob,
+    "pytorchjob": _pytorchjob,
+    "job": _job,
+    "jobs": _jobs,
+}

@@ -1,0 +1,234 @@
+"""What a site or a job asks of pods, as options: `--pvc scratch:/scratch`. Each becomes a line of the manifest.
+
+Options that may stand several times are written with a blank, and a job's adds to the site's unless it has the same name
+(`--annotation NAME=VALUE`). Options that have one value are written with `=`, and a job's wins over the site's (`--kind=job`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field, fields
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.order import Option, Order
+from drumbeat.problem import Problem
+from drumbeat.spec.duration import parse_duration
+
+KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+GPU_RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_QUANTITY = re.compile(r"\d+(\.\d+)?([kMGTPE]|[KMGTPE]i|m)?")
+_MEMORY = re.compile(r"(\d+)\s*([KMGTkmgt]?)(i?)([bB]?)")
+
+ONCE = {
+    "context": "the context of your kubeconfig",
+    "kind": "which kind of object starts the pods: " + ", ".join(KINDS),
+    "runtime": "the training runtime that a TrainJob refers to",
+    "shm": "the size of /dev/shm",
+    "user": "UID or UID:GID that pods run as",
+    "service-account": "the service account of the pods",
+    "scheduler": "the scheduler that places the pods",
+    "runtime-class": "the runtime class of the pods",
+    "run-folder": "where the run folder is in the pods; on a claim, it outlives them",
+    "linger": "how long the lead's pod waits to be fetched",
+    "keep": "how long the finished job stays in the cluster",
+    "muster": "how long pods wait for each other",
+}
+SEVERAL = {
+    "annotation": "NAME=VALUE on every pod (networks)",
+    "label": "NAME=VALUE on every object (queues)",
+    "node-selector": "NAME=VALUE that nodes must have (pools)",
+    "toleration": "KEY[=VALUE][:EFFECT] of nodes that are tainted",
+    "resource": "NAME=COUNT besides GPUs, cores and memory (RDMA devices)",
+    "pvc": "CLAIM:PATH[:ro], a volume claim",
+    "capability": "a capability of the container (IPC_LOCK)",
+    "pull-secret": "the secret by which the image is pulled",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    name: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Toleration:
+    key: str
+    value: Optional[str] = None
+    effect: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    context: str = ""
+    namespace: str = ""
+    kind: str = ""  # one of KINDS; empty: what the cluster offers
+    runtime: str = "torch-distributed"
+    shm: str = ""  # empty: as much as the pod's memory
+    user: Optional[int] = None
+    group: Optional[int] = None
+    service_account: str = ""
+    scheduler: str = ""
+    runtime_class: str = ""
+    priority: str = ""
+    run_folder: str = ""
+    linger: int = 600  # seconds
+    keep: int = 24 * 3600
+    muster: int = 900  # images may have to be pulled first
+    annotations: Dict[str, str] = field(default_factory=dict)
+    labels: Dict[str, str] = field(default_factory=dict)
+    node_selector: Dict[str, str] = field(default_factory=dict)
+    tolerations: Tuple[Toleration, ...] = ()
+    resources: Dict[str, str] = field(default_factory=dict)
+    claims: Tuple[Claim, ...] = ()
+    capabilities: Tuple[str, ...] = ()
+    pull_secrets: Tuple[str, ...] = ()
+
+    def claim_of(self, path: str) -> Optional[Claim]:
+        """The claim on which a path lies; the innermost counts."""
+        inside = [claim for claim in self.claims if (path + "/").startswith(claim.path.rstrip("/") + "/")]
+        return max(inside, key=lambda claim: len(claim.path), default=None)
+
+
+def settings_of(order: Order) -> Settings:
+    """A Problem names the option that cannot be understood."""
+    request = order.resources
+    once, several = _sorted(request.options)
+    values: Dict[str, object] = {}
+    plain = {"context", "runtime", "service-account", "scheduler", "runtime-class"}
+    for name, (text, whole) in once.items():
+        key = name.replace("-", "_")
+        if name in plain:
+            values[key] = _checked(text, whole, r"\S{1,250}")
+        elif name == "kind":
+            if text not in KINDS:
+                raise _wrong(whole, f"one of {', '.join(KINDS)}")
+            values[key] = text
+        elif name == "shm":
+            values[key] = quantity(text, whole)
+        elif name == "user":
+            user, _, group = text.partition(":")
+            if not user.isdigit() or (group and not group.isdigit()):
+                raise _wrong(whole, "--user=1000 or --user=1000:100")
+            values["user"], values["group"] = int(user), int(group) if group else None
+        elif name == "run-folder":
+            values[key] = _path(text, whole)
+        else:
+            try:
+                values[key] = parse_duration(text)
+            except ValueError as error:
+                raise Problem(f"{whole[:120]!r}: {error}") from None
+    return Settings(
+        **{name: value for name, value in values.items() if name in _FIELDS},  # type: ignore[arg-type]
+        namespace=request.account,
+        priority=request.specific.get("qos", ""),
+        annotations=_pairs(several["annotation"]),
+        labels=_labels(several["label"], request.partition),
+        node_selector=_pairs(several["node-selector"]),
+        tolerations=tuple(_toleration(*each) for each in several["toleration"]),
+        resources={name: _count(count, name) for name, count in _pairs(several["resource"]).items()},
+        claims=tuple(_claim(*each) for each in several["pvc"]),
+        capabilities=tuple(_checked(*each, r"[A-Z_]{1,40}") for each in several["capability"]),
+        pull_secrets=tuple(_checked(*each, _NAME.pattern) for each in several["pull-secret"]),
+    )
+
+
+_FIELDS = {each.name for each in fields(Settings)}
+_Words = List[Tuple[str, str]]  # the value, and the whole option for messages
+
+
+def _sorted(options: Sequence[Option]) -> Tuple[Dict[str, Tuple[str, str]], Mapping[str, _Words]]:
+    once: Dict[str, Tuple[str, str]] = {}
+    several: Dict[str, _Words] = {name: [] for name in SEVERAL}
+    for option in options:
+        match = re.fullmatch(r"--([a-z-]+)(?:[ =]+(.*))?", option.text.strip())
+        name, text = (match.group(1), (match.group(2) or "").strip()) if match else ("", "")
+        if name not in ONCE and name not in SEVERAL:
+            close = difflib.get_close_matches(name, [*ONCE, *SEVERAL], 1)
+            hint = f"did you mean --{close[0]}? " if close else ""
+            raise Problem(
+                f"{option.text[:80]!r} is not an option of pods",
+                f"{hint}known: {', '.join('--' + each for each in sorted((*ONCE, *SEVERAL)))}",
+            )
+        if not text:
+            raise Problem(f"{option.text!r} has no value", f"--{name} is {ONCE.get(name) or SEVERAL[name]}")
+        if name in SEVERAL:
+            several[name].append((text, option.text))
+        elif name not in once:  # the job's own come first
+            once[name] = (text, option.text)
+    return once, several
+
+
+def _labels(given: _Words, queue: str) -> Dict[str, str]:
+    labels = _pairs(given)
+    if queue:
+        labels.setdefault(QUEUE_LABEL, queue)
+    for name, value in labels.items():
+        if not re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", value):
+            raise Problem(f"{value[:80]!r} cannot be the value of the label {name}", "letters, digits, . _ and -")
+    return labels
+
+
+def _pairs(given: _Words) -> Dict[str, str]:
+    found: Dict[str, str] = {}
+    for text, whole in given:
+        name, equals, value = text.partition("=")
+        if not equals or not _KEY.fullmatch(name):
+            raise _wrong(whole, f"{whole.split('=')[0].split(' ')[0]} NAME=VALUE")
+        found.setdefault(name, value)
+    return found
+
+
+def _toleration(text: str, whole: str) -> Toleration:
+    rest, _, effect = text.partition(":")
+    key, equals, value = rest.partition("=")
+    if not _KEY.fullmatch(key) or (effect and effect not in _EFFECTS):
+        raise _wrong(whole, f"--toleration KEY[=VALUE][:EFFECT], EFFECT one of {', '.join(_EFFECTS)}")
+    return Toleration(key, value if equals else None, effect)
+
+
+def _claim(text: str, whole: str) -> Claim:
+    name, _, rest = text.partition(":")
+    path, _, mode = rest.partition(":")
+    if not _NAME.fullmatch(name) or not path or mode not in ("", "ro"):
+        raise _wrong(whole, "--pvc CLAIM:/PATH, with :ro at the end where it is only read")
+    return Claim(name, _path(path, whole), mode == "ro")
+
+
+def _path(text: str, whole: str) -> str:
+    if not re.fullmatch(r"/[\w./+@%-]*", text) or ".." in text.split("/"):
+        raise _wrong(whole, "an absolute path without blanks")
+    return text.rstrip("/") or "/"
+
+
+def _count(text: str, name: str) -> str:
+    if not _QUANTITY.fullmatch(text):
+        raise Problem(f"{text[:40]!r} is not a number of {name}", f"--resource {name}=1")
+    return text
+
+
+def quantity(text: str, whole: str) -> str:
+    """Memory as Kubernetes writes it: 440G and 440GB are 440G, 64Gi stays."""
+    match = _MEMORY.fullmatch(text.strip())
+    if not match:
+        raise _wrong(whole, "a size such as 64Gi or 440G")
+    number, unit, binary, _ = match.groups()
+    unit = unit.upper()
+    return f"{number}{'k' if unit == 'K' and not binary else unit}{binary if unit else ''}"
+
+
+def _checked(text: str, whole: str, pattern: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise _wrong(whole, "")
+    return text
+
+
+def _wrong(whole: str, right: str) -> Problem:
+    return Problem(f"{whole[:120]!r} cannot be understood", f"write {right}" if right else "")

@@ -1,0 +1,203 @@
+"""The pod: one per node, the same for every kind of object that starts it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
+from drumbeat.backends.kubernetes.script import FILES, LOCAL, SCRIPT
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+
+RUN_LABEL = "drumbeat/run"
+NODE_LABEL = "drumbeat/node"
+CONTAINER = "drumbeat"
+TOKEN = "DRUMBEAT_TOKEN"  # noqa: S105 - the name of a variable
+_GOING = 10  # seconds: a pod that is told to go does so at once
+_MARGIN = 60  # seconds after all limits of the run's own
+
+Plain = Dict[str, Any]
+
+
+def labels_of(name: str) -> Dict[str, str]:
+    return {"app.kubernetes.io/managed-by": "drumbeat", RUN_LABEL: name}
+
+
+def pod_template(
+    order: Order,
+    settings: Settings,
+    name: str,
+    hosts: Sequence[str],
+    container: str = CONTAINER,
+    node: Optional[int] = None,
+) -> Plain:
+    """`node` is given where each node has an object of its own."""
+    labels = labels_of(name)
+    if node is not None:
+        labels[NODE_LABEL] = str(node)
+    meta: Plain = {"labels": labels}
+    if settings.annotations:
+        meta["annotations"] = dict(settings.annotations)
+    return {"metadata": meta, "spec": pod_spec(order, settings, name, hosts, container, node)}
+
+
+def pod_spec(
+    order: Order,
+    settings: Settings,
+    name: str,
+    hosts: Sequence[str],
+    container: str = CONTAINER,
+    node: Optional[int] = None,
+) -> Plain:
+    assert order.container is not None
+    spec: Plain = {
+        "restartPolicy": "Never",  # the script starts agents again; a pod that is gone is replaced
+        "terminationGracePeriodSeconds": _GOING,
+        "automountServiceAccountToken": False,  # nothing in the pod talks to Kubernetes
+        "enableServiceLinks": False,  # no variables for every service of the namespace
+    }
+    if node is not None:
+        spec["hostname"] = f"{name}-{node}"
+    if order.time_limit:  # the agents keep it; this is for a pod whose agent cannot. Time in the queue does not count
+        one_start = settings.muster + order.time_limit + order.stop_grace
+        spec["activeDeadlineSeconds"] = int(one_start * (1 + order.resources.requeues) + settings.linger + _MARGIN)
+    if settings.service_account:
+        spec["serviceAccountName"] = settings.service_account
+    if settings.scheduler:
+        spec["schedulerName"] = settings.scheduler
+    if settings.runtime_class:
+        spec["runtimeClassName"] = settings.runtime_class
+    if settings.priority:
+        spec["priorityClassName"] = settings.priority
+    if settings.node_selector:
+        spec["nodeSelector"] = dict(settings.node_selector)
+    if settings.tolerations:
+        spec["tolerations"] = tolerations(settings)
+    if order.nodes > 1:
+        spec["affinity"] = one_per_node(name)
+    if settings.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in settings.pull_secrets]
+    if settings.user is not None:
+        spec["securityContext"] = {
+            "runAsUser": settings.user,
+            **({"runAsGroup": settings.group, "fsGroup": settings.group} if settings.group is not None else {}),
+        }
+    spec["containers"] = [
+        {
+            "name": container,
+            "image": order.container.image,
+            "command": ["sh", f"{FILES}/{SCRIPT}"],
+            "env": environment(order, name, hosts, node),
+            **({"resources": requested} if (requested := resources(order, settings)) else {}),
+            **(
+                {"securityContext": {"capabilities": {"add": list(settings.capabilities)}}}
+                if settings.capabilities
+                else {}
+            ),
+            "volumeMounts": mounts(order, settings),
+        }
+    ]
+    spec["volumes"] = volumes(order, settings, name)
+    return spec
+
+
+def environment(order: Order, name: str, hosts: Sequence[str], node: Optional[int] = None) -> List[Plain]:
+    """What the agents read of their job (facts/identity/given.py). Values of the user's own variables are in the secret."""
+    plain = {"DRUMBEAT_SCHEDULER": "kubernetes", "DRUMBEAT_JOB": name, "DRUMBEAT_HOSTS": ",".join(hosts)}
+    plain["DRUMBEAT_REJOIN"] = "1"
+    if node is not None:
+        plain["DRUMBEAT_NODE"] = str(node)
+    if order.resources.gpus:
+        plain["DRUMBEAT_GPUS"] = str(order.resources.gpus)
+    secret = [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": variable}}}
+        for variable in (TOKEN, *order.passed)
+    ]
+    return [*({"name": variable, "value": text} for variable, text in plain.items()), *secret]
+
+
+def resources(order: Order, settings: Settings) -> Plain:
+    """Requests are limits: a node's GPUs, cores and memory are not shared while a job runs."""
+    request = order.resources
+    amounts: Dict[str, str] = {}
+    if request.cpus:
+        amounts["cpu"] = str(request.cpus)
+    if request.memory:
+        amounts["memory"] = quantity(request.memory, f"memory {request.memory}")
+    if request.gpus:
+        amounts[gpu_resource(order)] = str(request.gpus)
+    amounts.update(settings.resources)
+    return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
+
+
+def gpu_resource(order: Order) -> str:
+    name = order.resources.specific.get("gpus-as") or GPU_RESOURCE.get(order.vendor)
+    if name is None:
+        raise Problem(
+            f"site {order.site} does not say whose GPUs its nodes have, so nothing says how pods ask for them",
+            "write vendor: nvidia or vendor: amd in its profile, or gpus-as: NAME, the resource's own name",
+        )
+    return name
+
+
+def tolerations(settings: Settings) -> List[Plain]:
+    made = []
+    for each in settings.tolerations:
+        entry: Plain = {"key": each.key, "operator": "Exists" if each.value is None else "Equal"}
+        if each.value is not None:
+            entry["value"] = each.value
+        if each.effect:
+            entry["effect"] = each.effect
+        made.append(entry)
+    return made
+
+
+def one_per_node(name: str) -> Plain:
+    """Two pods of a run on one machine would share its NIC and talk to each other over it."""
+    apart = {"labelSelector": {"matchLabels": {RUN_LABEL: name}}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+
+
+def mounts(order: Order, settings: Settings) -> List[Plain]:
+    made: List[Plain] = [
+        {"name": "drumbeat", "mountPath": FILES, "readOnly": True},
+        {"name": "run", "mountPath": LOCAL},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+    ]
+    for number, claim in enumerate(settings.claims):
+        made.append(
+            {"name": f"claim-{number}", "mountPath": claim.path, **({"readOnly": True} if claim.read_only else {})}
+        )
+    for number, (_, inside) in enumerate(binds(order)):
+        made.append({"name": f"host-{number}", "mountPath": inside})
+    return made
+
+
+def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
+    memory: Plain = {"medium": "Memory"}
+    if settings.shm:
+        memory["sizeLimit"] = settings.shm
+    made: List[Plain] = [
+        {
+            "name": "drumbeat",
+            "projected": {"sources": [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]},
+        },
+        {"name": "run", "emptyDir": {}},
+        {"name": "shm", "emptyDir": memory},
+    ]
+    for number, claim in enumerate(settings.claims):
+        made.append({"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.name}})
+    for number, (host, _) in enumerate(binds(order)):
+        made.append({"name": f"host-{number}", "hostPath": {"path": host}})
+    return made
+
+
+def program_name(name: str) -> str:
+    """The config map with drumbeat.pyz in it."""
+    return f"{name}-program"
+
+
+def binds(order: Order) -> List[tuple[str, str]]:
+    assert order.container is not None
+    pairs = [bind.partition(":") for bind in order.container.binds]
+    return [(host, inside or host) for host, _, inside in pairs]

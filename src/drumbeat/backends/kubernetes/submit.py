@@ -1,0 +1,143 @@
+"""Sending a manifest: all of it or nothing. Also taking away what was made for a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from typing import List, Mapping, Sequence
+
+from drumbeat.backends.contract import Request
+from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of
+from drumbeat.backends.kubernetes.kinds import RESOURCE
+from drumbeat.backends.kubernetes.options import Settings, settings_of
+from drumbeat.backends.kubernetes.payload import as_text, packed
+from drumbeat.backends.kubernetes.pod import RUN_LABEL, TOKEN, Plain, labels_of, program_name
+from drumbeat.backends.kubernetes.render import MANIFEST, object_name
+from drumbeat.backends.kubernetes.script import PACKED, pod_folder
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.write import replace
+
+_SHARED = "ReadWriteMany"
+_SENDING = 120.0  # seconds: half a megabyte over a slow line
+
+
+def submit(request: Request, environ: Mapping[str, str]) -> str:
+    order = request.order
+    settings = settings_of(order)
+    cluster = Cluster(environ, settings.context, settings.namespace).settled()
+    name = object_name(order.run_id)
+    text = request.text.encode()
+    hidden = json.dumps(_secret(order, name, environ)).encode()
+    program = json.dumps(_program(order, name)).encode()
+    check_claims(cluster, order, settings)
+    cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
+    replace(os.path.join(order.folder, MANIFEST), request.text)
+    try:
+        for part in (hidden, program):
+            cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
+        created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
+        _check_kept(created)
+    except Problem:
+        remove(cluster, name)
+        raise
+    _adopt(cluster, created, name)
+    return handle_of(cluster, name)
+
+
+def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
+    """By the token the agents of this run know each other. It goes through a pipe, never through an argument."""
+    missing = [variable for variable in order.passed if variable not in environ]
+    if missing:
+        raise Problem(f"{missing[0]} is to be passed on, but it is not exported here", f"export {missing[0]}=...")
+    values = {TOKEN: secrets.token_hex(32), **{variable: environ[variable] for variable in order.passed}}
+    meta = {"name": name, "labels": labels_of(name)}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": values}
+
+
+def _program(order: Order, name: str) -> Plain:
+    data = {PACKED: as_text(packed(RunFolder(order.folder).bundle))}
+    meta = {"name": program_name(name), "labels": labels_of(name)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": data}
+
+
+def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
+    """Every claim must be there, and the one with the run folder must be writable from all nodes."""
+    folder = pod_folder(order, settings)
+    holder = settings.claim_of(folder)
+    if settings.run_folder and holder is None:
+        raise Problem(
+            f"--run-folder={settings.run_folder} is on no claim of this job",
+            "add --pvc CLAIM:PATH with a PATH above it",
+        )
+    for claim in settings.claims:
+        done = cluster.try_call("get", "persistentvolumeclaim", claim.name, "-o", "json")
+        if done.returncode != 0:
+            raise Problem(
+                f"namespace {cluster.namespace} has no volume claim {claim.name}", "kubectl get pvc lists them"
+            )
+        modes = decoded(done.stdout).get("spec", {}).get("accessModes") or []
+        if claim is holder and order.nodes > 1 and _SHARED not in modes:
+            raise Problem(
+                f"the run folder is on the claim {claim.name}, which only one node may write ({', '.join(modes)})",
+                f"take a claim with {_SHARED}, or leave --run-folder out: the run folder is then fetched from the pods",
+            )
+
+
+def _check_kept(created: Sequence[Plain]) -> None:
+    """An API server drops fields that it does not know without a word."""
+    for item in created:
+        spec = item.get("spec", {})
+        if item.get("kind") == "Job" and spec.get("completions", 1) > 1 and spec.get("completionMode") != "Indexed":
+            raise Problem(
+                "this API server has dropped completionMode from the Job: it knows no Indexed Jobs",
+                "--kind=jobs makes one Job per node",
+            )
+
+
+def _adopt(cluster: Cluster, created: Sequence[Plain], name: str) -> None:
+    """Whoever deletes the job also deletes what belongs to it. Without the right to change objects, `drumbeat cancel` and
+    the end of the run do that."""
+    owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service")]
+    if not owners:
+        return
+    owner = owners[0]
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
+    own = [f"configmap/{name}", f"configmap/{program_name(name)}", f"secret/{name}"]
+    own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
+    own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
+    cluster.try_call("patch", *own, "--type=merge", "-p", patch)
+
+
+def remove(cluster: Cluster, name: str) -> None:
+    """Everything that carries the run's label; pods go with the objects that made them."""
+    known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
+    kinds = [RESOURCE["job"], *(kind for kind in dict.fromkeys(RESOURCE.values()) if kind in known - {RESOURCE["job"]})]
+    what = ",".join((*kinds, "services", "configmaps", "secrets"))
+    words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false")
+    done = cluster.try_call("delete", what, *words)
+    if done.returncode != 0:  # one kind that may not be touched must not keep the others
+        for kind in what.split(","):
+            cluster.try_call("delete", kind, *words)
+
+
+def _items(answer: bytes) -> List[Plain]:
+    """kubectl prints one object, a List, or one object after the other."""
+    text, decoder = answer.decode("utf-8", "replace").strip(), json.JSONDecoder()
+    found: List[Plain] = []
+    while text:
+        try:
+            item, end = decoder.raw_decode(text)
+        except ValueError:
+            break
+        found += item.get("items", [item]) if isinstance(item, dict) else []
+        text = text[end:].lstrip()
+    return found

@@ -1,0 +1,277 @@
+"""Backend `runai`: a PyTorch training of Run:ai, one pod per node, through the `runai` command; docs/runai.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+from drumbeat import __version__
+from drumbeat.backends.contract import Backend, Request, Status, parse_handle
+from drumbeat.backends.kubernetes.client import Cluster
+from drumbeat.backends.kubernetes.render import check as check_pod
+from drumbeat.backends.kubernetes.render import object_name
+from drumbeat.backends.kubernetes.script import FETCHED, python_of
+from drumbeat.backends.runai import client, grammar, script
+from drumbeat.order import Option, Order, dump_order, load_order
+from drumbeat.problem import Problem
+from drumbeat.record import RecordError
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.mirror import Mirror, Source, is_complete
+from drumbeat.runfolder.write import replace
+from drumbeat.spec.duration import parse_duration
+from drumbeat.spec.sites import load_site
+
+SCRIPT = "runai.sh"
+_OWN = ("--run-folder", "--linger")  # options of ours; all others are those of `runai`
+_LINGER = 600  # seconds
+_MUSTER = 900.0
+_FILES = 60.0  # seconds for one answer out of a pod
+
+
+class RunAi(Backend):
+    name = "runai"
+    title = "Run:ai"
+    default_site = "rcp"
+    specific = ("qos",)
+
+    def check(self, order: Order, where: Callable[[str], str]) -> None:
+        super().check(order, where)
+        check_pod(order)
+        _split(order)
+        if not order.resources.account:
+            raise Problem(
+                "a job of Run:ai belongs to a project, and this one names none",
+                "account: PROJECT in the job file, or --account; runai project list shows yours",
+            )
+        if order.container and order.container.binds:
+            raise Problem(
+                f"{where('binds')}: Run:ai mounts claims, not folders of a machine",
+                "submit-options: ['--existing-pvc claimname=NAME,path=/PATH']",
+            )
+        for option in order.resources.options:
+            if not option.text.startswith("-"):
+                raise Problem(f"{where('submit-options')}: {option.text!r} is not an option of runai")
+
+    def notes(self, order: Order) -> List[str]:
+        said = [*_part_of_a_node(order)]
+        if os.path.isdir(order.workdir):
+            said.append(
+                f"{order.workdir} is a folder of this machine: in a pod it must be part of the image or on a claim; "
+                "workdir: names another"
+            )
+        if not _split(order)[1]:
+            said.append(
+                f"the run folder is fetched from the pods: `drumbeat logs --follow` or `status` within {_LINGER} s after the "
+                "end; with --run-folder=PATH on a claim it stays"
+            )
+        return said
+
+    def render(self, order: Order) -> Request:
+        check_pod(order)
+        cli, why = client.find_cli(os.environ)
+        return render(order, cli, why)
+
+    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+        order = request.order
+        name, cluster = object_name(order.run_id), _cluster(order.resources.account, environ)
+        _, folder, linger = _split(order)
+        sent = dump_order(_sent(order, folder))
+        values = script.secret_values(
+            order, sent, script.run_folder(order, folder), linger, RunFolder(order.folder).bundle, environ
+        )
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name},
+            "type": "Opaque",
+            "stringData": values,
+        }
+        path = os.path.join(order.folder, SCRIPT)
+        replace(path, request.text)
+        cluster.call("create", "-f", "-", stdin=json.dumps(secret).encode(), seconds=120.0)
+        done = client.call(["sh", path], environ, seconds=120.0)
+        if done.returncode != 0:
+            cluster.try_call("delete", "secret", name, "--ignore-not-found")
+            raise client.refusal(done, "refuses this job")
+        return f"runai://{order.resources.account}/{name}"
+
+    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+        job = SubmittedJob(handle, environ)
+        return client.read_status(handle, job.run(job.cli.describe, "-o", "json"))
+
+    def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
+        SubmittedJob(handle, environ).remove()
+
+    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+        job = SubmittedJob(handle, environ)
+        return job.argv(job.cli.shell, "--pod", host)  # a pod's host name is its own
+
+    def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Mirror]:
+        if is_complete(folder):
+            return None
+        try:
+            with open(RunFolder(folder).order, encoding="utf-8") as file:
+                order = load_order(file.read())
+        except (OSError, RecordError):
+            return None
+        return PodFiles(folder, order, SubmittedJob(handle, environ)).mirror()
+
+    def finish(self, handle: str, environ: Mapping[str, str]) -> None:
+        SubmittedJob(handle, environ).remove()
+
+
+def render(order: Order, cli: grammar.Cli, why: str) -> Request:
+    """The command as a script: `sh RUN/runai.sh` is what submit runs."""
+    name = object_name(order.run_id)
+    options, _, _ = _split(order)
+    asked = dataclasses.replace(order, resources=dataclasses.replace(order.resources, options=options))
+    plain = {
+        "DRUMBEAT_SCHEDULER": "runai",
+        "DRUMBEAT_JOB": name,
+        "DRUMBEAT_HOSTS": ",".join(grammar.pods_of(name, order.nodes)),
+        "DRUMBEAT_REJOIN": "1",
+    }
+    if order.resources.gpus:
+        plain["DRUMBEAT_GPUS"] = str(order.resources.gpus)
+    secret = {variable: variable for variable in script.secret_names(order)}
+    groups = grammar.submit_lines(cli, asked, name, plain, secret, script.COMMAND)
+    reasons = {grammar.words_of(option.text): option.why for option in options}
+    lines = [
+        "#!/bin/sh",
+        f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` runs exactly this file.",
+        f"# {why}; {order.nodes} pods: one master and {order.nodes - 1} workers, each of them a node.",
+        f"# Made at submit and not shown: the Secret {name} in {_namespace(order.resources.account)}, with drumbeat, the order,",
+        "# the run's token and the values of variables that are passed on.",
+        *(f"# {' '.join(words)}: {' '.join(reason.split())}" for words, reason in reasons.items()),
+        "runai " + " \\\n  ".join(shlex.join(group) for group in groups),
+    ]
+    return Request("runai", order, "\n".join(lines) + "\n")
+
+
+class SubmittedJob:
+    def __init__(self, handle: str, environ: Mapping[str, str]) -> None:
+        parsed = parse_handle(handle)
+        if parsed is None:
+            raise Problem(f"{handle!r} is not a job of Run:ai", "it looks like runai://PROJECT/NAME")
+        self.project, self.name, self.environ = parsed.cluster, parsed.id, environ
+        self._cli: Optional[grammar.Cli] = None
+
+    @property
+    def cli(self) -> grammar.Cli:
+        if self._cli is None:
+            self._cli = client.find_cli(self.environ)[0]
+        return self._cli
+
+    def argv(self, command: Tuple[str, ...], *words: str) -> List[str]:
+        project = ["-p", self.project] if self.project else []
+        return ["runai", *command, self.name, *project, *words]
+
+    def run(
+        self, command: Tuple[str, ...], *words: str, stdin: Optional[bytes] = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        return client.call(self.argv(command, *words), self.environ, stdin, _FILES)
+
+    def remove(self) -> None:
+        done = self.run(self.cli.delete)
+        _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
+        if done.returncode != 0:
+            raise client.refusal(done, "does not delete the job")
+
+
+class PodFiles:
+    """The run folder of a job: each pod is asked through `runai exec`."""
+
+    def __init__(self, folder: str, order: Order, job: SubmittedJob) -> None:
+        self.folder, self.order, self.job = folder, order, job
+        self.inside = script.run_folder(order, _split(order)[1])
+        self.kept: Dict[str, bool] = {}
+
+    def mirror(self) -> Mirror:
+        return Mirror(self.folder, self.sources, self._all_here, every=2.0)
+
+    def sources(self) -> List[Source]:
+        pods = grammar.pods_of(self.job.name, self.order.nodes)
+        return [Source(self._exchange(pod, node), f"nodes/{node}" if node else "") for node, pod in enumerate(pods)]
+
+    def _exchange(self, pod: str, node: int) -> Callable[[bytes], Optional[bytes]]:
+        def exchange(request: bytes) -> Optional[bytes]:
+            program = (python_of(self.order), "-I", "-S", f"{script.LOCAL}/drumbeat.pyz", "_files", self.inside)
+            try:
+                done = self.job.run(self.job.cli.execute, "--pod", pod, "--stdin", "--", *program, stdin=request)
+                if done.returncode != 0 and not self.kept.get(pod):
+                    self._keep_output(pod, node)
+            except Problem:
+                return None  # `status` says why Run:ai does not answer
+            return done.stdout if done.returncode == 0 else None
+
+        return exchange
+
+    def _keep_output(self, pod: str, node: int) -> None:
+        """A pod that cannot be asked may have ended: what it printed is kept, as far as it goes."""
+        done = self.job.run(self.job.cli.logs, "--pod", pod)
+        if done.returncode == 0 and done.stdout:
+            replace(os.path.join(self.folder, f"pod-{node}.out"), done.stdout.decode("utf-8", "replace"))
+            self.kept[pod] = (
+                client.read_status("", self.job.run(self.job.cli.describe, "-o", "json")).state != "running"
+            )
+
+    def _all_here(self) -> None:
+        """The run has ended and all its files are here: nothing stays at Run:ai."""
+        lead = self.sources()[0]
+        lead.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
+        try:
+            self.job.remove()
+        except Problem:
+            pass  # it stays until somebody deletes it
+
+
+def _part_of_a_node(order: Order) -> List[str]:
+    """Run:ai may put two such pods on one machine, or on two: nobody can say which."""
+    try:
+        whole = load_site(order.site, os.environ).gpus
+    except Problem:  # a profile given by its path
+        return []
+    asked = order.resources.gpus
+    if not whole or not asked or asked >= whole or order.nodes == 1:
+        return []
+    return [
+        f"{order.nodes} pods with {asked} of a node's {whole} GPUs each: pods may share a machine or not, and GPUs of two pods "
+        f"talk over the network either way; pods with {whole} GPUs are faster (--gpus {whole})"
+    ]
+
+
+def _namespace(project: str) -> str:
+    return f"runai-{project}" if project else "your project's namespace"
+
+
+def _cluster(project: str, environ: Mapping[str, str]) -> Cluster:
+    return Cluster(environ, "", _namespace(project) if project else "")
+
+
+def _sent(order: Order, folder: str) -> Order:
+    timing = dataclasses.replace(order.timing, muster=_MUSTER)
+    return dataclasses.replace(order, folder=script.run_folder(order, folder), timing=timing)
+
+
+def _split(order: Order) -> Tuple[Tuple[Option, ...], str, int]:
+    """The options for `runai`, then ours: the run folder in the pods, and how long the lead's pod waits to be fetched."""
+    own: Dict[str, str] = {}
+    kept: List[Option] = []
+    for option in order.resources.options:
+        flag, _, value = option.text.partition("=")
+        if flag in _OWN:
+            own.setdefault(flag, value)
+        else:
+            kept.append(option)
+    try:
+        linger = parse_duration(own["--linger"]) if "--linger" in own else _LINGER
+    except ValueError as error:
+        raise Problem(f"--linger={own['--linger']}: {error}") from None
+    folder = own.get("--run-folder", "")
+    if folder and not folder.startswith("/"):
+        raise Problem(f"--run-folder={folder} is not an absolute path")
+    return tuple(kept), folder, linger

@@ -1,0 +1,207 @@
+"""Backend `ssh`: a list of hosts, reached by the system's ssh with the user's own configuration. No scheduler, no queue.
+
+A handle, ssh://HOST/KEY, names the lead's host and a key of the run; that host keeps what runs under it
+(desk/hosted_node.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from drumbeat.backends.contract import (
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    RUNNING,
+    UNKNOWN,
+    Backend,
+    Request,
+    Status,
+    parse_handle,
+)
+from drumbeat.backends.ssh import connection
+from drumbeat.backends.ssh.render import render
+from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
+from drumbeat.backends.ssh.session import ANSWER_SECONDS, Sessions, Waiting, ask
+from drumbeat.bundle.build import cached_bundle
+from drumbeat.home import users_folder
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.mirror import Mirror, Source, is_complete
+from drumbeat.runfolder.read import Files
+from drumbeat.runfolder.write import replace_json
+
+_ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+_PREPARED = 60.0  # seconds for the hosts to make their folders
+_STARTED = 30.0  # seconds for the hosts to say that their agents run
+
+
+class Ssh(Backend):
+    name = "ssh"
+    title = "ssh"
+    default_site = "ssh"
+    takes_hosts = True
+
+    def check(self, order: Order, where: Callable[[str], str]) -> None:
+        super().check(order, where)
+        for host in order.hosts:
+            connection.check_host(host, where("hosts"))
+        twice = [host for host in order.hosts if order.hosts.count(host) > 1]
+        if twice:
+            raise Problem(f"{where('hosts')}: {twice[0]} is named twice", "each host is one node: name it once")
+        if len(order.hosts) != order.nodes:
+            named = f"{len(order.hosts)} are named" if order.hosts else "none is named"
+            raise Problem(
+                f"{where('hosts')}: {order.nodes} nodes, but {named}",
+                "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
+            )
+        for key, value in (("array", order.resources.array), ("modules", order.modules)):
+            if value:
+                raise Problem(
+                    f"{where(key)}: hosts reached by ssh have no {key}",
+                    {"modules": "load them in setup: module load ..."}.get(key, "leave it out"),
+                )
+        if order.launcher == "tasks":
+            raise Problem(
+                f"{where('launcher')}: tasks are a scheduler's, and there is none",
+                "leave it out: drumbeat starts the ranks of each host itself",
+            )
+
+    def render(self, order: Order) -> Request:
+        return render(order)
+
+    def submit(self, request: Request, environ: Mapping[str, str]) -> str:
+        """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
+        order = request.order
+        sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, order.python, environ)
+        try:
+            start(sessions, order, secrets.token_hex(32), environ, detach=True)
+        except Problem:
+            self._stop_started(sessions, order, environ)
+            raise
+        finally:
+            sessions.kill()
+        return handle_of(order)
+
+    def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
+        """One host failed at the very last: what the others have started must not wait for it."""
+        words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": key_of(order)}
+        for session in sessions.all:
+            if session.reply("started"):
+                with contextlib.suppress(Problem):
+                    ask(session.host, words, RunFolder(order.folder).bundle, order.python, environ)
+
+    def status(self, handle: str, environ: Mapping[str, str]) -> Status:
+        said = self._ask(handle, {"do": "status"}, environ)[0]
+        if not said.get("known"):
+            return Status(handle, UNKNOWN, f"{_host(handle)} knows no such run")
+        if said.get("alive"):
+            return Status(handle, RUNNING, f"on {_host(handle)}")
+        if said.get("outcome"):
+            return Status(handle, _ENDS.get(said["outcome"], FAILED), said["outcome"], said.get("exit_code"))
+        return Status(handle, FAILED, "its agent is gone, and it left no summary")
+
+    def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
+        said = self._ask(handle, {"do": "stop", "word": "CANCEL", "why": "drumbeat cancel"}, environ)[0]
+        if not said.get("alive"):
+            raise Problem(f"it is not running any more on {_host(handle)}")
+
+    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+        """By the name under which the host was reached, not by what it calls itself."""
+        hosts = _remembered(handle, environ).get("hosts", {})
+        return ["ssh", "-t", "--", hosts.get(host, host)]
+
+    def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
+        """Each host is asked for what its node wrote, the lead for all the rest."""
+        known = _remembered(handle, environ)
+        if known.get("shared", True) or is_complete(folder):
+            return None
+        hosts = [str(host) for host in known.get("order", ())]
+
+        def source(node: int) -> Source:
+            return Source(
+                lambda request: self._exchange(handle, hosts[node], request, environ), f"nodes/{node}" if node else ""
+            )
+
+        return Mirror(folder, lambda: [source(node) for node in range(len(hosts))])
+
+    def _exchange(self, handle: str, host: str, request: bytes, environ: Mapping[str, str]) -> Optional[bytes]:
+        try:
+            return self._ask(handle, {"do": "files", "request": request.decode()}, environ, host)[1]
+        except Problem:
+            return None
+
+    def _ask(
+        self, handle: str, words: Dict[str, Any], environ: Mapping[str, str], host: str = ""
+    ) -> Tuple[Dict[str, Any], bytes]:
+        """Ask the lead, or `host`."""
+        parsed = parse_handle(handle)
+        if parsed is None or not parsed.cluster:
+            raise Problem(f"{handle!r} is not a run on ssh hosts", "it looks like ssh://HOST/KEY")
+        host = host or parsed.cluster
+        connection.check_host(host, handle)
+        python = str(_remembered(handle, environ).get("python", ""))
+        return ask(host, {**words, "key": parsed.job}, cached_bundle(environ), python, environ)
+
+
+def start(
+    sessions: Sessions,
+    order: Order,
+    token: str,
+    environ: Mapping[str, str],
+    detach: bool,
+    waiting: Optional[Waiting] = None,
+) -> None:
+    """From sessions that were just opened to agents on every host."""
+    sessions.load(ANSWER_SECONDS, waiting)
+    for session, words in zip(sessions.all, node_requests(order, sessions.all, token, environ, detach)):
+        session.request(words)
+    sessions.wait_for("prepared", _PREPARED)
+    remember(order, sessions, environ)
+    for session in sessions.all:
+        session.send(b"go\n")
+    sessions.wait_for("started", _STARTED)
+
+
+def _host(handle: str) -> str:
+    parsed = parse_handle(handle)
+    return parsed.cluster if parsed else handle
+
+
+def _record(handle: str, environ: Mapping[str, str]) -> str:
+    parsed = parse_handle(handle)
+    key = parsed.job if parsed else ""
+    state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")
+    return os.path.join(state, "drumbeat", "ssh", f"{key}.json")
+
+
+def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> None:
+    """What a handle does not say: by which name each host is reached, which Python it has, and whether the desk sees the
+    lead's folder."""
+    names = {str(session.reply("host")): session.host for session in sessions.all}
+    shared = bool(sessions.all[0].reply("shared"))
+    record = {"hosts": names, "order": order.hosts, "python": order.python, "shared": shared}
+    _write_record(handle_of(order), record, environ)
+
+
+def _write_record(handle: str, record: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    path = _record(handle, environ)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        replace_json(path, dict(record))
+    except OSError:
+        pass  # a home that is full costs this record, not the run
+
+
+def _remembered(handle: str, environ: Mapping[str, str]) -> Dict[str, Any]:
+    try:
+        with open(_record(handle, environ), encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

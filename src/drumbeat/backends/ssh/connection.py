@@ -1,0 +1,143 @@
+"""The ssh command line of one host, and what ssh's complaints mean. The user's own configuration counts for everything else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from drumbeat.home import users_folder
+from drumbeat.private_folder import make_private
+from drumbeat.problem import Problem
+
+CONNECT_SECONDS = 15  # where the user's configuration has no ConnectTimeout
+_PERSIST = 15  # seconds for which an idle connection stays open for the next command
+_LONGEST_SOCKET = 104  # bytes of a socket's path, on the system that allows least
+_OWN_SUFFIX = 58  # of which ssh adds: /, 40 digits of %C, and a dot with 16 letters while it makes the socket
+
+# Old Pythons say which they are; the others run what comes on standard input up to a NUL. One line, without single quotes,
+# backslashes and exclamation marks: the login shell over there may be any.
+_START = (
+    'import os,sys;v=sys.version_info;v<(3,9)and sys.exit("drumbeat-python %d.%d"%tuple(v[:2]));'
+    'exec(b"".join(iter(lambda:os.read(0,1),bytes(1))))'
+)
+_FIND_PYTHON = 'p=$(ls -d {pattern} 2>/dev/null | sort -V | tail -n 1); exec "${{p:-python3}}" -I -S -c "$0"'
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+-]{0,254}")
+
+
+def check_host(host: str, where: str) -> None:
+    if not _HOST.fullmatch(host):
+        raise Problem(
+            f"{where}: {host[:60]!r} is not the name of a host", "write HOST, USER@HOST, or a name of ~/.ssh/config"
+        )
+
+
+def remote_command(python: str) -> str:
+    """`python` is a program's name, path or pattern of letters that no shell treats specially, but for `*` and `?`."""
+    if re.search(r"[*?]", python):
+        return f"sh -c '{_FIND_PYTHON.format(pattern=python)}' '{_START}'"
+    return f"{python or 'python3'} -I -S -c '{_START}'"
+
+
+def settings(host: str, environ: Mapping[str, str]) -> Dict[str, str]:
+    """What ssh would do for this host, by the user's own configuration; nothing where it cannot say."""
+    argv = ["ssh", "-G", "--", host]
+    try:
+        done = subprocess.run(
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False
+        )
+    except FileNotFoundError:
+        raise Problem("there is no ssh here", "install OpenSSH's client") from None
+    except subprocess.TimeoutExpired:
+        return {}
+    if done.returncode != 0:
+        raise Problem(f"ssh does not accept {host}: {last_line(done.stderr)}")
+    pairs = (line.partition(" ") for line in done.stdout.splitlines())
+    return {name.lower(): value for name, _, value in pairs}
+
+
+def argv(
+    host: str, environ: Mapping[str, str], words: Tuple[str, ...], known: Optional[Mapping[str, str]] = None
+) -> List[str]:
+    """`words` go behind the host: options come before it. `known` is what `settings` says."""
+    known = settings(host, environ) if known is None else known
+    options = ["BatchMode=yes", "RemoteCommand=none", "ClearAllForwardings=yes", "ForwardX11=no"]
+    options += ["ServerAliveInterval=15", "ServerAliveCountMax=4"]  # a desk notices a host that is gone within a minute
+    if known.get("connecttimeout", "none") in ("none", "0"):
+        options.append(f"ConnectTimeout={CONNECT_SECONDS}")
+    options += _multiplexing(known, environ)
+    return ["ssh", *(word for option in options for word in ("-o", option)), "--", host, *words]
+
+
+def _multiplexing(known: Mapping[str, str], environ: Mapping[str, str]) -> List[str]:
+    """Commands that follow each other share one connection: the user's own where one is configured, else ours."""
+    if known.get("controlpath", "none") != "none":
+        return []
+    folder = _control_folder(environ)
+    if not folder:
+        return ["ControlPath=none"]
+    return ["ControlMaster=auto", f"ControlPath={folder}/%C", f"ControlPersist={_PERSIST}"]
+
+
+def _control_folder(environ: Mapping[str, str]) -> str:
+    """A folder that only this user can enter, with a path short enough for a socket; empty where there is none."""
+    for parent in (environ.get("XDG_RUNTIME_DIR", ""), users_folder(environ, "XDG_CACHE_HOME", ".cache")):
+        folder = os.path.join(parent, "drumbeat-ssh")
+        if not parent or len(os.fsencode(folder)) + _OWN_SUFFIX > _LONGEST_SOCKET or not os.path.isdir(parent):
+            continue
+        if not make_private(folder):
+            return folder
+    return ""
+
+
+# ssh's words -> what they mean, and what helps. The first that fits counts.
+_BY_HAND = "ssh {host} true must work without a question"
+_REASONS = (
+    (
+        "remote host identification has changed",
+        "its host key has changed, or somebody else answers in its place",
+        "ask who runs it whether that is meant; then ssh-keygen -R {host}, and log in once by hand",
+    ),
+    ("host key verification failed", "its host key is not known here", "log in once by hand: ssh {host}"),
+    ("permission denied", "it does not let you in without a password", "ssh-copy-id {host}, or ssh-add; " + _BY_HAND),
+    ("connection refused", "connection refused: no ssh server listens there", "check the name and port; " + _BY_HAND),
+    ("timed out", "it does not answer (timed out)", "is it up, and is it reached from here? ping {host}"),
+    ("no route to host", "no route to it", "is it up, and is it reached from here? ping {host}"),
+    ("network is unreachable", "its network is not reached from here", "is it reached from here? ping {host}"),
+    ("could not resolve hostname", "its name is not known here", "correct the name, or add it to ~/.ssh/config"),
+    (
+        "too many authentication failures",
+        "it lets nobody in after so many keys",
+        "name the key for it in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
+    ),
+)
+_OLD_PYTHON = re.compile(r"drumbeat-python (\d+\.\d+)")
+
+
+def reason(host: str, code: Optional[int], complaint: str, python: str = "") -> Tuple[str, str]:
+    """Why a host did not take part, and what to do: from ssh's exit code and what came on standard error."""
+    old = _OLD_PYTHON.search(complaint)
+    name = python or "python3"
+    if old:
+        return (
+            f"its {name} is {old.group(1)}, and the agent needs 3.9 or newer",
+            "name another in the job: python: python3.11",
+        )
+    lowered = complaint.lower()
+    if code == 127 or (code not in (None, 255) and "not found" in lowered):
+        return (
+            f"it has no {name}",
+            "install Python 3.9 or newer there, or name it in the job: python: /opt/python/bin/python3",
+        )
+    for words, meaning, advice in _REASONS:
+        if words in lowered:
+            return meaning, advice.format(host=host)
+    said = last_line(complaint)
+    ended = f"ssh ended with {code}" if code is not None else "it did not answer"
+    return f"{ended}{': ' + said if said else ''}", _BY_HAND.format(host=host)
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,125 @@
+"""Launchers that a command starts itself, as far as the text of its script says so.
+
+The text only decides how the command is started: once per node, or once per rank. Which world its processes really form
+is looked at when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Callable, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.plan.launchers.find import python_module
+from drumbeat.plan.launchers.others import SHELLS, runs_text, without_wrappers
+
+Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
+
+_VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
+_SHEBANG = re.compile(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_SILENT = re.compile(
+    r"^\s*(?:#|echo\b|printf\b|export\s+-n|which\b|command\s+-v|(?:\S*python\S*\s+-m\s+)?(?:uv\s+)?pip\b).*$", re.M
+)
+_MODULE = (
+    r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
+    r"(?=[\s\"'\\])"
+)
+_LAUNCHER = re.compile(
+    r"(?:^|[\s;&|(/=\"'`])"
+    r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\$|\S+\.py\b))|composer(?=\s+-)|fabric\s+run)"
+    r"(?=[\s\"'`;)]|$)",
+    re.M,
+)
+_PYTHON_MODULE = re.compile(r"\s-\w*m\s*" + _MODULE)
+_RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
+_NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+_SPAWN = re.compile(r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(")
+_READS_RANK = re.compile(
+    r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
+    r"|is_torchelastic_launched"
+)
+_LIGHTNING = re.compile(r"^\s*(?:from|import)\s+(?:lightning|pytorch_lightning)\b", re.M)
+_DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s*\([^)]*\bdevices\s*=", re.S)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the command's own script says, where it could be read."""
+
+    shell: str = ""  # the shell that reads it: bash, sh; '' where the command is no shell script
+    text: str = ""
+    python: str = ""  # the text of a Python program
+
+    def launcher(self, environ: Mapping[str, str]) -> str:
+        """The first launcher it starts, in its own words; '' if it names none."""
+        text = self.expanded(environ)
+        word = _LAUNCHER.search(text)
+        if word:
+            return " ".join(word[1].split())
+        module = _PYTHON_MODULE.search(text)
+        return f"python {' '.join(module[0].split())}" if module else ""
+
+    def starts_modules(self, environ: Mapping[str, str]) -> bool:
+        """Whether it starts a launcher by `python -m`."""
+        return bool(_PYTHON_MODULE.search(self.expanded(environ)))
+
+    def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
+        """As its launcher's flags say; None if they do not, or give no number."""
+        found = {int(count) for count in _RANKS.findall(self.expanded(environ))}
+        return found.pop() if len(found) == 1 else None
+
+    def expanded(self, environ: Mapping[str, str]) -> str:
+        """Its commands, with variables that are exported already filled in; without comments and what it only prints."""
+        text = _SILENT.sub("", self.text.replace("\\\n", " "))
+        return _NAME.sub(lambda name: environ.get(name[1] or name[2], name[0]), text)
+
+    @property
+    def spawns(self) -> str:
+        """How a Python program starts its own ranks, in words; '' if it does not, or also takes ranks from outside."""
+        if _READS_RANK.search(self.python):
+            return ""
+        if _SPAWN.search(self.python):
+            return "the program starts its ranks itself (multiprocessing spawn)"
+        if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
+            return "the program starts its ranks itself (Lightning, devices=)"
+        return ""
+
+
+def read_script(command: Sequence[str], read: Read) -> Script:
+    """The script that the command runs, behind any wrapper."""
+    inner = without_wrappers(command)
+    if not inner:
+        return Script()
+    name = os.path.basename(inner[0])
+    if name in SHELLS:
+        return Script(name, _shell_text(inner, read))
+    if _PYTHON.fullmatch(name):
+        return Script(python=_python_text(inner, read))
+    text = read(inner[0])
+    shebang = _SHEBANG.match(text)
+    if shebang and shebang[1] in SHELLS:
+        return Script(shebang[1], text)
+    return Script(python=text) if shebang and _PYTHON.match(shebang[1]) else Script()
+
+
+def _shell_text(command: Tuple[str, ...], read: Read) -> str:
+    index = 1
+    while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
+        if runs_text(command[index]):
+            return command[index + 1] if index + 1 < len(command) else ""
+        index += 2 if command[index] in _VALUED else 1
+    return read(command[index]) if index < len(command) else ""
+
+
+def _python_text(command: Tuple[str, ...], read: Read) -> str:
+    if python_module(command)[1]:
+        return ""
+    index = 1
+    while index < len(command) and command[index].startswith("-"):
+        if command[index] in ("-c", "-"):
+            return command[index + 1] if command[index] == "-c" and index + 1 < len(command) else ""
+        index += 2 if command[index] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return read(command[index]) if index < len(command) else ""

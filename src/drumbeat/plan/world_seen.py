@@ -1,0 +1,176 @@
+"""Which world the processes of a run really form: their own RANK, WORLD_SIZE and meeting point, against what was planned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.ranges import ranges
+
+AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
+
+_WITH_OURS = (
+    "--nnodes=$NNODES --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT "
+    "--nproc_per_node=$LOCAL_WORLD_SIZE"
+)
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process, as /proc shows it."""
+
+    node: int
+    pid: int
+    rank: Optional[int]  # None: it carries no number, but holds a connection to the meeting point
+    world_size: Optional[int] = None
+    meeting: str = ""  # address:port; with the node where the address is a loopback that nodes do not share
+    starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
+    alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
+
+    @property
+    def world(self) -> Tuple[str, Optional[int]]:
+        return self.meeting, self.world_size
+
+
+@dataclass(frozen=True)
+class Planned:
+    world_size: int
+    nodes: int
+    each_rank: bool  # the command was started once for each rank
+
+
+def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdict]:
+    """None: not all can be seen yet. `final`: what is there now is all there will be, since the training goes on."""
+    ranks = _ranks(rows, planned)
+    worlds: Dict[Tuple[str, Optional[int]], List[Row]] = {}
+    for row in ranks:
+        worlds.setdefault(row.world, []).append(row)
+    seen = (f"RANK, WORLD_SIZE and MASTER_ADDR:PORT of {_count(len(ranks), 'process', 'processes')}",)
+    for members in worlds.values():
+        repeated = [rank for rank, times in Counter(row.rank for row in members).items() if times > 1]
+        if repeated:
+            return _verdict(REPEATED, _repeated(members, repeated, planned), seen)
+    whole = {world: members for world, members in worlds.items() if len(members) == world[1]}
+    if len(worlds) > 1 and (len(whole) > 1 or final):
+        return _verdict(SEVERAL, _several(worlds, planned), seen)
+    if len(worlds) == 1:
+        ((_, size), members), total = next(iter(worlds.items())), planned.world_size
+        everywhere = len({row.node for row in members}) == planned.nodes
+        if size != total and ((size == len(members) and everywhere) or final):
+            return _verdict(OTHER_SIZE, _other_size(size, planned), seen)
+        if size == total and len(members) == total and (total == 1 or not any(row.alone for row in members)):
+            summary = (
+                f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
+            )
+            return Verdict("world", AS_PLANNED, CERTAIN, summary, seen=seen)
+    return _unnumbered(rows, ranks, planned, seen) if final else None
+
+
+def copies(rows: Sequence[Row], planned: Planned, when: str) -> Optional[Finding]:
+    """Ranks that train and have no connection to anybody are not one training, but several."""
+    ranks = _ranks(rows, planned)
+    if len(ranks) < 2 or not all(row.alone for row in ranks):
+        return None
+    return Finding(
+        "ranks-never-joined",
+        WARNING,
+        f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
+        f"{when} no rank has a TCP connection: no process group was made",
+        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or say "
+        "--ranks-per-node 1",
+        tuple(
+            Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} has no TCP connection") for row in ranks
+        )[:_SHOWN],
+        confidence=LIKELY,
+        seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
+    )
+
+
+def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
+    """The processes that are ranks. One that has started others with a world of their own may still be one of the
+    planned ranks, if only it is missing there: a rank may well start a program that makes a small world."""
+    numbered = [row for row in rows if row.rank is not None]
+    leaves = [row for row in numbered if not row.starts_others]
+    main = [row for row in leaves if row.world_size == planned.world_size]
+    if main:
+        meeting = Counter(row.meeting for row in main).most_common(1)[0][0]
+        all_of_it = [row for row in numbered if row.world == (meeting, planned.world_size)]
+        if sorted(row.rank or 0 for row in all_of_it) == list(range(planned.world_size)):
+            return all_of_it
+    return leaves
+
+
+def _verdict(answer: str, finding: Finding, seen: Tuple[str, ...]) -> Verdict:
+    return Verdict("world", answer, CERTAIN, finding.title, (finding,), seen)
+
+
+def _repeated(members: Sequence[Row], repeated: Sequence[Optional[int]], planned: Planned) -> Finding:
+    rank = min(rank for rank in repeated if rank is not None)
+    same = [row for row in members if row.rank == rank]
+    places = ", ".join(f"process {row.pid} on node {row.node}" for row in same[:3])
+    who = f"rank {rank} runs" if len(repeated) == 1 else f"{len(repeated)} ranks run"
+    fix = "add --launcher once: the command is then started once per node"
+    return Finding(
+        "ranks-repeated",
+        ERROR,
+        f"{who} more than once ({'' if len(repeated) == 1 else f'rank {rank}: '}{places})",
+        "the command starts a launcher of its own" + (", and is started once for each rank" * planned.each_rank),
+        fix if planned.each_rank else f"give the launcher inside this run's nodes: {_WITH_OURS}",
+        _evidence(same),
+    )
+
+
+def _several(worlds: Dict[Tuple[str, Optional[int]], List[Row]], planned: Planned) -> Finding:
+    sizes = sorted({size or 0 for _, size in worlds})
+    shown = sorted(worlds.items(), key=lambda item: (item[1][0].node, item[0][0]))
+    each = f"of {_count(sizes[0], 'rank')} each " if len(sizes) == 1 else ""
+    where = "; ".join(f"node {ranges({row.node for row in rows})} meets at {key[0]}" for key, rows in shown[:3])
+    fix = f"give the launcher inside this run's nodes: {_WITH_OURS}; or call it by its name instead of its path"
+    return Finding(
+        "separate-worlds",
+        ERROR,
+        f"{len(worlds)} separate worlds {each}instead of one of {_count(planned.world_size, 'rank')}",
+        f"each would train alone: {where}" + ("; ..." if len(shown) > 3 else ""),
+        "add --launcher once: the command is then started once per node" if planned.each_rank else fix,
+        _evidence([rows[0] for _, rows in shown]),
+    )
+
+
+def _other_size(size: Optional[int], planned: Planned) -> Finding:
+    return Finding(
+        "world-of-another-size",
+        WARNING,
+        f"one world of {_count(size or 0, 'rank')}; {planned.world_size} were planned",
+        "the command's own launcher says how many ranks it starts",
+        f"say --ranks-per-node {max(1, (size or 0) // planned.nodes)}, so that cores and threads are shared out right",
+    )
+
+
+def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, seen: Tuple[str, ...]) -> Verdict:
+    joined = [row for row in rows if row.rank is None]
+    if not ranks and joined:
+        place = joined[0].meeting
+        words = (
+            f"{_count(len(joined), 'process', 'processes')} of one world: connected to {place} (they number themselves)"
+        )
+        return Verdict("world", AS_PLANNED, LIKELY, words, seen=(f"TCP connections to {place}",))
+    words = f"{len(ranks)} of {planned.world_size} ranks were seen"
+    if len(ranks) == planned.world_size:
+        words = f"{sum(1 for row in ranks if row.alone)} of {planned.world_size} ranks have no TCP connection"
+    if not ranks:
+        words = "no process shows a RANK or a connection to MASTER_ADDR:PORT"
+    return Verdict("world", UNKNOWN, UNKNOWN, words, seen=seen)
+
+
+def _evidence(rows: Sequence[Row]) -> Tuple[Evidence, ...]:
+    return tuple(
+        Evidence(f"process {row.pid} on node {row.node}: RANK={row.rank} WORLD_SIZE={row.world_size} at {row.meeting}")
+        for row in rows[:_SHOWN]
+    )
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

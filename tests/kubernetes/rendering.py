@@ -1,0 +1,54 @@
+"""Manifests of every kind, for the tests that look at them."""
+
+from drumbeat.backends.kubernetes.render import render
+from drumbeat.spec.job import job_from_text
+from drumbeat.spec.resolve import Here, resolve
+from drumbeat.spec.site import site_from_text
+
+KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
+
+SITE = """
+summary: a cluster with everything
+backend: kubernetes
+vendor: nvidia
+gpus: 8
+cores: 96
+memory: 1800G
+container: {runtime: pod}
+submit:
+  roce: {value: --annotation k8s.v1.cni.cncf.io/networks=kube-system/roce, why: gives the pod its RoCE interface}
+  rdma: {value: --resource rdma/hca=1, why: gives the pod its RDMA devices}
+  pool: {value: --node-selector pool=h200, why: the GPU nodes}
+  taint: {value: "--toleration nvidia.com/gpu:NoSchedule", why: GPU nodes are tainted}
+  scratch: {value: "--pvc scratch:/scratch", why: shared by all nodes}
+  data: {value: "--pvc data:/data:ro", why: data sets}
+  runs: {value: --run-folder=/scratch/runs, why: outlives the pods}
+  user: {value: "--user=1000:100", why: the owner of the files on scratch}
+  lock: {value: --capability IPC_LOCK, why: RDMA pins memory}
+  pull: {value: --pull-secret registry, why: the team's registry needs a login}
+  shm: {value: --shm=64Gi, why: enough for data loaders}
+"""
+JOB = """
+name: llama3_8B
+nodes: 2
+command: torchrun train.py --batch-size 2048
+workdir: /scratch/code
+container: registry.example.org/team/train:1
+account: team-a
+partition: training
+qos: high
+time: 1h
+env: {HF_HOME: /scratch/hf, HF_TOKEN: pass}
+"""
+
+
+def order_of(job=JOB, site=SITE):
+    environ = {"HOME": "/home/ada", "HF_TOKEN": "hf_never_shown"}
+    here = Here("laptop", "/home/ada/code", environ, 8, None, "ada", 1.7e9, "golden")
+    return resolve(job_from_text(job), site_from_text(site, "everything", "everything.yaml"), here)
+
+
+def manifest(kind, version=(1, 31), job=JOB, site=SITE):
+    if kind == "trainjob":
+        job = job.replace("qos: high\n", "")  # the runtime's own counts
+    return render(order_of(job, site), kind, "as the test says", version).text

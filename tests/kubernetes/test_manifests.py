@@ -1,0 +1,187 @@
+"""Manifests of every kind: word for word, and valid by the published schemas. DRUMBEAT_WRITE_GOLDEN=1 writes them anew."""
+
+import copy
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drumbeat.backends.kubernetes.kinds import hosts_of
+from drumbeat.backends.kubernetes.payload import LARGEST, packed
+from drumbeat.backends.kubernetes.render import documents_of, object_name
+from drumbeat.bundle.build import bundle_bytes
+from drumbeat.problem import Problem
+from tests.kubernetes.rendering import JOB, KINDS, SITE, manifest
+
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = ("1.25", "1.31", "1.37")
+CRDS = os.environ.get("DRUMBEAT_CRDS", "")  # a folder with the operators' published definitions
+DEFINED_IN = {"JobSet": "jobsets.yaml", "TrainJob": "trainjobs.yaml", "PyTorchJob": "pytorchjobs.yaml"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_golden(kind):
+    text = manifest(kind)
+    path = GOLDEN / f"{kind}.yaml"
+    if os.environ.get("DRUMBEAT_WRITE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_secret_in_it(kind):
+    text = manifest(kind)
+    assert "hf_never_shown" not in text and "HF_TOKEN" in text
+    assert not [document for document in documents_of(text) if document["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_core_objects_are_valid(kind, version):
+    validate = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
+    server = tuple(map(int, version.split(".")))
+    checked = []
+    for document in documents_of(manifest(kind, server)):
+        if "." in document["apiVersion"].split("/")[0]:
+            # a definition of an operator's own: its pods are pods all the same
+            document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod_of(document)}
+        validate.validate(document, version, strict=True)
+        checked.append(document["kind"])
+    assert len(checked) >= 2
+
+
+def pod_of(document):
+    spec = document["spec"]
+    if document["kind"] == "JobSet":
+        return spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    if document["kind"] == "PyTorchJob":
+        return spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = copy.deepcopy(patch["template"]["spec"]["template"]["spec"])
+    pod["containers"][0]["image"] = spec["trainer"]["image"]
+    pod["containers"][0]["env"] = spec["trainer"]["env"]
+    return pod
+
+
+@pytest.mark.skipif(not CRDS, reason="needs the operators' definitions: DRUMBEAT_CRDS=FOLDER")
+@pytest.mark.parametrize("kind", ("jobset", "trainjob", "pytorchjob"))
+def test_operators_objects_are_valid(kind):
+    jsonschema = pytest.importorskip("jsonschema", reason="needs pip install jsonschema")
+    for document in documents_of(manifest(kind)):
+        if document["kind"] in DEFINED_IN:
+            definition = yaml.safe_load((Path(CRDS) / DEFINED_IN[document["kind"]]).read_text())
+            group, _, version = document["apiVersion"].partition("/")
+            assert definition["spec"]["group"] == group
+            (schema,) = [each["schema"] for each in definition["spec"]["versions"] if each["name"] == version]
+            strict = closed(schema["openAPIV3Schema"])
+            problems = [
+                f"{'/'.join(map(str, error.path))}: {error.message}"
+                for error in jsonschema.Draft7Validator(strict).iter_errors(document)
+            ]
+            assert problems == []
+
+
+def closed(schema):
+    """The same schema, in which an unknown key is an error: an API server would drop it without a word."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: closed(value) for key, value in schema.items() if key not in ("pattern", "x-kubernetes-validations")}
+    if schema.get("type") == "object" and "properties" in schema and "additionalProperties" not in schema:
+        made["additionalProperties"] = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+        if set(schema["properties"]) >= {"apiVersion", "kind", "metadata"}:
+            made["properties"] = {**made["properties"], "metadata": {"type": "object"}}
+    if schema.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    if schema == {"type": "object"}:
+        made = {"type": "object"}
+    return made
+
+
+def test_only_a_server_that_knows_it_gets_a_failure_policy():
+    (old,) = [each for each in documents_of(manifest("job", (1, 25))) if each["kind"] == "Job"]
+    assert "podFailurePolicy" not in old["spec"] and old["spec"]["backoffLimit"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_shells_can_read_the_script(kind):
+    script = documents_of(manifest(kind))[0]["data"]["node.sh"]
+    for shell in ("bash", "sh"):
+        done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_find_each_other_by_names_that_are_names(kind):
+    name = object_name("Some_Very.long-Name-of-a-job-that-nobody-would-type-20231114-221320-dd56")
+    assert name.endswith("-20231114-221320-dd56") and len(name) <= 45
+    for host in hosts_of(kind, name, 120):
+        assert all(len(label) <= 63 for label in host.split(".")) and host == host.lower()
+    assert object_name("7b-20231114-221320-dd56").startswith("r-7b")
+
+
+def test_drumbeat_fits_into_a_config_map(tmp_path):
+    path = tmp_path / "drumbeat.pyz"
+    path.write_bytes(bundle_bytes())
+    data = packed(str(path))
+    assert len(data) < LARGEST, "a config map holds 1 MiB: leave something out of the bundle"
+    assert data == packed(str(path))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--anotation a=b", "did you mean --annotation"),
+        ("--kind=deployment", "one of jobset"),
+        ("--pvc scratch", "--pvc CLAIM:/PATH"),
+        ("--pvc scratch:relative", "absolute path"),
+        ("--toleration a:Never", "NoSchedule"),
+        ("--shm=lots", "64Gi"),
+        ("--user=root", "--user=1000"),
+        ("--linger=10", "needs a unit"),
+        ("--resource rdma/hca=one", "not a number"),
+        ("--annotation novalue", "NAME=VALUE"),
+        ("--label queue=a b", "cannot be the value"),
+        ("--kind", "has no value"),
+        ("licenses=x", "is not an option"),
+    ],
+)
+def test_an_option_that_cannot_be_understood(option, words):
+    with pytest.raises(Problem) as caught:
+        manifest("job", job=JOB + f"submit-options: [{option!r}]\n", site=SITE)
+    assert words in str(caught.value)
+
+
+def test_the_jobs_own_options_win_or_add():
+    job = JOB + "submit-options: ['--node-selector pool=a100', '--annotation mine=1', '--shm=8Gi']\n"
+    (made,) = [each for each in documents_of(manifest("job", job=job)) if each["kind"] == "Job"]
+    pod = made["spec"]["template"]
+    assert pod["spec"]["nodeSelector"] == {"pool": "a100"}
+    assert set(pod["metadata"]["annotations"]) == {"mine", "k8s.v1.cni.cncf.io/networks"}
+    assert {"medium": "Memory", "sizeLimit": "8Gi"} in [each.get("emptyDir") for each in pod["spec"]["volumes"]]
+
+
+def test_a_train_job_says_what_it_cannot_carry():
+    with pytest.raises(Problem, match="a TrainJob cannot carry --scheduler"):
+        manifest("trainjob", job=JOB + "submit-options: ['--scheduler=volcano']\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("container: none\n", "names none"),
+        ("launcher: tasks\ncommand: python train.py\n", "a pod is a node"),
+        ("modules: [CUDA]\n", "no environment modules"),
+        ("array: 0-3\n", "arrays"),
+    ],
+)
+def test_what_a_pod_cannot_be_asked(lines, words):
+    keys = tuple(line.split(":")[0] for line in lines.splitlines())
+    kept = "".join(line + "\n" for line in JOB.strip().splitlines() if not line.startswith(keys))
+    with pytest.raises(Problem) as caught:
+        manifest("job", job=kept + lines)
+    assert words in str(caught.value)

@@ -1,0 +1,82 @@
+"""Launchers inside scripts: the text decides whether a command is started once per node or once per rank."""
+
+import pytest
+
+from drumbeat.plan.argv import choose_launcher
+from drumbeat.plan.launchers.inside import Script, read_script
+
+RUN = "torch.distributed.run"
+
+
+@pytest.mark.parametrize(
+    "text,launcher",
+    [
+        ("torchrun --standalone train.py", "torchrun"),
+        ("set -e\nFOO=1 nohup torchrun \\\n --nproc_per_node=2 train.py | tee log", "torchrun"),
+        (f"python -m {RUN} \\\n  --nnodes=$N train.py", f"python -m {RUN}"),
+        (f"python3 -um {RUN} train.py", f"python -um {RUN}"),
+        ("accelerate  launch train.py", "accelerate launch"),
+        ("accelerate-launch train.py", "accelerate-launch"),
+        ("deepspeed --num_gpus 2 train.py", "deepspeed"),
+        ("$TORCHRUN_PATH --nnodes=2 x.py", "torchrun"),
+        ("'${TORCHRUN_PATH}' x.py", "torchrun"),
+        ("(cd x; exec /opt/bin/torchrun train.py)", "torchrun"),
+        ("# torchrun train.py\npython train.py", ""),
+        ("echo torchrun is not used\npython train.py", ""),
+        ("pip install deepspeed accelerate\npython train.py --deepspeed ds.json", ""),
+        ("python -m pip install deepspeed \npython train.py", ""),
+        ("cd deepspeed && python train.py", ""),
+        ("python my_torchrun.py", ""),
+    ],
+)
+def test_launcher_in_a_shell_script(text, launcher):
+    script = Script("bash", text)
+    assert script.launcher({"TORCHRUN_PATH": "/usr/local/bin/torchrun"}) == launcher
+    chosen, why = choose_launcher(["bash", "x.sh"], "auto", script, {"TORCHRUN_PATH": "/usr/local/bin/torchrun"})
+    assert chosen == ("once" if launcher else "ranks") and launcher in why
+    assert choose_launcher(["bash", "x.sh"], "ranks", script)[0] == "ranks"  # what the job asks for counts
+
+
+def test_number_of_ranks_that_a_script_says():
+    assert Script("sh", "torchrun --nproc_per_node=2 x.py").ranks_per_node({}) == 2
+    assert Script("sh", "torchrun --nproc-per-node $GPUS x.py").ranks_per_node({"GPUS": "4"}) == 4
+    assert Script("sh", "torchrun --nproc-per-node $GPUS x.py").ranks_per_node({}) is None
+    assert Script("sh", "torchrun --nproc-per-node 2 a.py\ntorchrun --nproc-per-node 4 b.py").ranks_per_node({}) is None
+
+
+FILES = {
+    "x.sh": "#!/bin/bash\ntorchrun a.py",
+    "./run": "#!/usr/bin/env bash\ntorchrun a.py",
+    "a.py": "import torch.multiprocessing as mp\nmp.spawn(main, nprocs=2)",
+    "exe": "#!/usr/bin/env python3\nprint(1)",
+}
+
+
+@pytest.mark.parametrize(
+    "command,shell,text",
+    [
+        ("bash x.sh 1", "bash", FILES["x.sh"]),
+        ("bash -o pipefail -e x.sh", "bash", FILES["x.sh"]),
+        ("env A=b bash -l x.sh", "bash", FILES["x.sh"]),
+        ("./run --flag", "bash", FILES["./run"]),
+        ("bash -lc exit", "bash", "exit"),
+        ("sh", "sh", ""),
+        ("bash missing.sh", "bash", ""),
+    ],
+)
+def test_script_of_a_command(command, shell, text):
+    script = read_script(command.split(), lambda path: FILES.get(path, ""))
+    assert (script.shell, script.text) == (shell, text)
+
+
+def test_programs_that_start_their_ranks_themselves():
+    def chosen(text, ranks=None):
+        return choose_launcher(["python", "a.py"], "auto", Script(python=text), {}, ranks)[0]
+
+    spawn = FILES["a.py"]
+    assert read_script(["python", "-u", "-X", "dev", "a.py"], FILES.get).python == spawn
+    assert chosen(spawn) == "once" and chosen("os.environ['RANK'] = str(rank)\n" + spawn, 2) == "once"
+    assert chosen("rank = int(os.environ['LOCAL_RANK'])\n" + spawn) == "ranks"  # it also takes ranks from outside
+    lightning = "import lightning as L\ntrainer = L.Trainer(max_epochs=1,\n  devices=2)"
+    assert chosen(lightning) == "once" and chosen(lightning, 2) == "ranks"  # LOCAL_RANK tells Lightning who it is
+    assert chosen("print('Trainer(devices=2)')") == "ranks"

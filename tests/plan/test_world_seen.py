@@ -1,0 +1,125 @@
+"""The census: which world the processes form, by their own variables and sockets, against what was planned."""
+
+from dataclasses import replace
+
+from drumbeat.agent.census import WorldCount
+from drumbeat.agent.watchers.census import Identity, rows_of
+from drumbeat.plan.world_seen import Planned, Row, copies, judge
+
+PLAN = Planned(4, 2, True)
+M = "10.0.0.1:62000"
+
+
+def world(meeting=M, size=4, ranks=range(4), node=None):
+    return [Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False) for rank in ranks]
+
+
+def test_one_world():
+    verdict = judge(world(), PLAN, False)
+    assert (verdict.answer, verdict.confidence) == ("as planned", "certain")
+    assert verdict.summary == "4 ranks in one world (seen in 4 of 4 processes)"
+    assert judge(world(ranks=range(3)), PLAN, False) is None  # one is still to come
+    late = judge(world(ranks=range(3)), PLAN, True)
+    assert (late.answer, late.summary) == ("unknown", "3 of 4 ranks were seen")
+
+
+def test_separate_worlds_are_named_with_the_fix():
+    rows = world("127.0.0.1:1", 2, range(2), 0) + world("127.0.0.1:2", 2, range(2), 1)
+    verdict = judge(rows, replace(PLAN, each_rank=False), False)
+    (finding,) = verdict.findings
+    assert verdict.answer == "separate worlds"
+    assert finding.title == "2 separate worlds of 2 ranks each instead of one of 4 ranks"
+    assert "node 0 meets at 127.0.0.1:1; node 1 meets at 127.0.0.1:2" in finding.cause
+    assert "--nnodes=$NNODES --node_rank=$NODE_RANK" in finding.fix and finding.severity == "error"
+    assert "--launcher once" in judge(rows, PLAN, False).findings[0].fix
+    half = world("127.0.0.1:1", 2, range(2), 0) + world("127.0.0.1:2", 2, range(1), 1)
+    assert judge(half, PLAN, False) is None  # may still grow together with the others
+
+
+def test_repeated_ranks():
+    rows = world() + [Row(0, 300, 1, 4, M)]
+    (finding,) = judge(rows, PLAN, False).findings
+    assert finding.title == "rank 1 runs more than once (process 101 on node 0, process 300 on node 0)"
+    assert (
+        "3 ranks run more than once (rank 0: process 100 on node 0"
+        in judge(world() + world(ranks=range(3)), PLAN, 0).summary
+    )
+
+
+def test_a_world_of_another_size_is_a_warning():
+    (finding,) = judge(world(size=2, ranks=(0,), node=0) + world(size=2, ranks=(1,), node=1), PLAN, False).findings
+    assert finding.severity == "warning" and "one world of 2 ranks; 4 were planned" in finding.title
+
+
+def test_ranks_that_number_themselves():
+    joined = [Row(node, 10 + node, None, None, "port 62000") for node in (0, 0, 1, 1)]
+    assert judge(joined, PLAN, False) is None
+    verdict = judge(joined, PLAN, True)
+    assert verdict.answer == "as planned" and "4 processes of one world: connected to port 62000" in verdict.summary
+    assert judge([], PLAN, True).answer == "unknown" and judge([], PLAN, True).seen
+
+
+def test_copies_of_one_training():
+    lonely = [replace(row, alone=True) for row in world()]
+    finding = copies(lonely, PLAN, "")
+    assert finding.title == "4 ranks never joined each other: they are 4 copies of one training"
+    assert judge(lonely, PLAN, False) is None  # nothing shows yet that they are one
+    assert judge(lonely, PLAN, True).summary == "4 of 4 ranks have no TCP connection"
+    assert copies([*lonely[:3], world()[3]], PLAN, "") is None and copies(world(), PLAN, "") is None
+    assert copies([replace(row, alone=None) for row in world()], PLAN, "") is None  # not looked at is not seen
+
+
+def test_a_launcher_is_not_a_rank_and_helpers_are_not_counted():
+    mine, other = Identity(0, 4, "10.0.0.1", 62000), [Identity(rank, 2, "127.0.0.1", 29500) for rank in range(2)]
+    parents = {10: 1, 11: 10, 12: 11, 13: 12, 14: 12, 15: 13, 16: 11}
+    identities = {
+        10: mine,
+        11: mine,
+        12: mine,
+        13: other[0],
+        14: other[1],
+        15: other[0],
+        16: mine,
+    }  # bash, bash, torchrun, …
+    rows = rows_of(0, parents, identities, [10], False)
+    assert [(row.pid, row.rank, row.starts_others) for row in rows] == [(10, 0, True), (13, 0, False), (14, 1, False)]
+    assert rows[1].meeting == "127.0.0.1:29500 on node 0"  # a loopback is each node's own
+    plain = rows_of(0, {10: 1, 11: 10}, {10: mine, 11: mine}, [10], False)  # a rank and its data loader
+    assert [(row.pid, row.starts_others) for row in plain] == [(10, False)]
+
+
+def test_a_rank_that_starts_a_small_world_is_still_a_rank():
+    rows = world()
+    rows[0] = replace(rows[0], starts_others=True)
+    rows += world("127.0.0.1:5", 1, range(1), 0)
+    assert judge(rows, PLAN, False).answer == "as planned"
+
+
+def test_the_lead_says_each_answer_once_and_stops_only_where_asked():
+    count = WorldCount(PLAN, "stop")
+    count.add(0, tuple(world("127.0.0.1:1", 2, range(2), 0)), 1.0)
+    assert count.judge() == (None, [], False)  # node 1 has not counted yet
+    count.add(1, tuple(world("127.0.0.1:2", 2, range(2), 1)), 1.0)
+    verdict, findings, stop = count.judge()
+    assert verdict.answer == "separate worlds" and stop and findings[0].severity == "error"
+    assert count.judge() == (None, [], False)
+    lenient = WorldCount(PLAN, "warn")
+    lenient.rows = dict(count.rows)
+    assert lenient.judge()[1][0].severity == "warning" and not WorldCount(PLAN, "off").judge()[0]
+
+
+def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
+    count = WorldCount(Planned(2, 1, True), "stop")
+    rows = tuple(replace(row, node=0, world_size=2, alone=True) for row in world(ranks=range(2)))
+    count.add(0, rows, 5.0)
+    count.first_step = 6.0
+    assert count.judge()[1] == []
+    count.add(0, rows, 7.0)
+    _, (finding,), stop = count.judge()
+    assert finding.code == "ranks-never-joined" and not stop
+    assert count.at_end() == []  # said once
+    silent = WorldCount(Planned(2, 1, True), "warn")
+    for look in range(3):
+        assert silent.at_end() == []
+        silent.add(0, rows, look)
+    assert "whenever it was looked at" in silent.at_end()[0].cause

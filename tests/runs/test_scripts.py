@@ -1,0 +1,156 @@
+"""Scripts that start a launcher themselves: one world, a log for each rank, true exit codes, whatever the script hides."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.runs import little_torch
+
+BIN = os.path.dirname(sys.executable)
+WHO = (
+    "import os, sys\n"
+    "print('who', *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT', 'OMP_NUM_THREADS')), *sys.argv[1:])\n"
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The bundle is built once for all of them."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def environ(home, tmp_path, cache):
+    """With a small torch in place of the real one."""
+    library, programs = little_torch.install(tmp_path / "little", sys.executable)
+    path = os.pathsep.join([programs, os.environ["PATH"]])
+    library = os.pathsep.join([library, os.environ["PYTHONPATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": library, "XDG_CACHE_HOME": cache}
+
+
+def run(drumbeat, environ, script, *flags, command=("bash", "x.sh")):
+    (drumbeat.folder / "who.py").write_text(WHO)
+    (drumbeat.folder / "x.sh").write_text("#!/bin/bash\n" + script)
+    return drumbeat("run", "--nodes", 2, *flags, "--", *command, env=environ, timeout=120)
+
+
+def worlds(done):
+    return sorted(line.split("who ")[1].split() for line in done.stdout.splitlines() if "who " in line)
+
+
+def test_stages_one_after_another_each_make_one_world(drumbeat, environ):
+    done = run(
+        drumbeat,
+        environ,
+        "torchrun --standalone --nproc_per_node=2 who.py a && python3 -u -m torch.distributed.run --nproc-per-node 2 who.py b",
+    )
+    assert done.returncode == 0, done.stderr
+    seen = worlds(done)
+    assert [(rank, size) for rank, size, *_ in seen] == [(str(n // 2), "4") for n in range(8)]
+    ports = {stage: {port for _, _, port, _, said in seen if said == stage} for stage in "ab"}
+    assert len(ports["a"]) == len(ports["b"]) == 1 and ports["a"] != ports["b"]
+    assert "its script starts torchrun" in done.stderr and "--standalone" in done.stderr  # what is replaced is shown
+    names = {path.name for path in drumbeat.run_folder().glob("nodes/*/attempt-0/rank-*.out")}
+    assert names == {f"rank-{rank}.out" for rank in range(4)}
+
+
+def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
+    (drumbeat.folder / "f.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '3': raise SystemExit(7)\nprint('mine')\ntime.sleep(60)\n"
+    )
+    script = f"export PATH={environ['PATH']}\ntorchrun --nproc_per_node=2 f.py 2>&1 | tee log-$NODE_RANK.txt\necho done"
+    done = run(drumbeat, environ, script, command=("bash", "-l", "x.sh"))
+    assert done.returncode == 7, done.stderr
+    assert "rank 3 on" in done.stderr and "exit code 7" in done.stderr
+    log = (drumbeat.folder / "log-1.txt").read_text()
+    assert "[rank 2] mine" in log and "its own table" in log  # the script's own log has what it would have had
+    assert "[rank 2]" not in done.stdout and done.stdout.count("mine") == 3  # a line is shown once
+
+
+def test_two_launchers_at_once_are_refused(drumbeat, environ):
+    (drumbeat.folder / "s.py").write_text("import time\ntime.sleep(5)\n")
+    done = run(drumbeat, environ, "torchrun s.py a &\nsleep 1.5\ntorchrun s.py b\nwait\n")
+    assert done.returncode == 2 and "torchrun s.py b: this script's torchrun s.py a is still running" in done.stderr
+    assert "two trainings at once are two jobs" in done.stderr
+
+
+def test_a_launcher_in_every_rank_is_refused(drumbeat, environ):
+    (drumbeat.folder / "y.sh").write_text("torchrun who.py\n")
+    done = run(drumbeat, environ, "bash ./y.sh\n", "--ranks-per-node", 2)  # nothing in x.sh says so
+    assert done.returncode == 2 and "add --launcher once" in done.stderr
+    assert not worlds(done)
+
+
+def test_mpirun_in_a_script_is_refused_with_the_line_to_type(drumbeat, environ, tmp_path):
+    program = tmp_path / "little" / "bin" / "mpirun"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    done = run(drumbeat, environ, "mpirun -n 4 python who.py\n", "--launcher", "once")
+    assert done.returncode == 2 and "mpirun -n 4 drumbeat run -- python who.py" in done.stderr
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_a_failure_that_only_the_text_shows(drumbeat, environ):
+    fails = f"import sys\nprint('Traceback (most recent call last):\\n  File \"x.py\", line 1, in <module>\\n{OOM}')\nsys.exit(1)"
+    (drumbeat.folder / "f.py").write_text(fails)
+    done = run(drumbeat, environ, "python3 f.py | tee log.txt\necho done\n", "--nodes", 1)
+    assert done.returncode == 0 and "but what was written last is a failure" in done.stderr, done.stderr
+    assert "doubt      rank 0" in done.stderr and "the GPU ran out of memory" in done.stderr
+    (folder,) = drumbeat.runs()
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "doubtful"
+
+
+def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, environ):
+    (drumbeat.folder / "s.py").write_text(
+        "import os, signal, sys, time\n"
+        "def save(number, frame):\n"
+        "    time.sleep(2)\n"
+        "    open('saved-' + os.environ['RANK'], 'w').close()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "open('up-' + os.environ['RANK'], 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
+    started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 60, "two ranks")
+    started.send_signal(signal.SIGTERM)
+    out = started.communicate(timeout=90)[0]
+    assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out
+
+
+def test_ranks_get_back_the_environment_of_before(drumbeat, environ):
+    (drumbeat.folder / "who.py").write_text(WHO)
+    script = "torchrun --nproc_per_node=1 e.py"
+    (drumbeat.folder / "e.py").write_text(
+        "import json, os; print('env', json.dumps({k: v for k, v in os.environ.items() if k == 'PATH' or '_FUNC_' in k"
+        " or k == 'DRUMBEAT_LAUNCHERS'}))"
+    )
+    done = run(drumbeat, environ, script)
+    seen = [json.loads(line.split("env ", 1)[1]) for line in done.stdout.splitlines() if "env " in line]
+    assert len(seen) == 2 and all(each == {"PATH": environ["PATH"]} for each in seen), done.stdout
+
+
+def test_with_the_real_torchrun(drumbeat, cache):
+    pytest.importorskip("torch", reason="torchrun needs torch: pip install '.[cpu]'")
+    (drumbeat.folder / "f.py").write_text(
+        "import os, time\nprint('who', os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n"
+        "if os.environ['RANK'] == '2': raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "time.sleep(60)\n"
+    )
+    environ = {**os.environ, "PATH": BIN + os.pathsep + os.environ["PATH"], "XDG_CACHE_HOME": cache}
+    script = (
+        "python -m torch.distributed.run --nnodes=$PET_NNODES --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT "
+        "--rdzv_backend=c10d --nproc-per-node=2 --role $(hostname -s|tr -dc '0-9'): --max-restarts=0 --tee 1 \\\n"
+        "  f.py 2>&1 | tee rank_${NODE_RANK}.log\nEXIT_CODE=$?\nexit $EXIT_CODE\n"
+    )
+    done = run(drumbeat, {**environ, "PET_NNODES": "2"}, script)
+    assert done.returncode == 1, done.stderr
+    assert sorted(line[1:] for line in worlds(done)) == [["4"]] * 4
+    assert "rank 2 on" in done.stderr and "the GPU ran out of memory" in done.stderr

@@ -1,0 +1,119 @@
+"""Host files, names of hosts, the line that ssh runs, and what its complaints mean; without a network."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat.backends.ssh import connection
+from drumbeat.backends.ssh.loader import MARK
+from drumbeat.problem import Problem
+from drumbeat.spec.hostfile import read_hostfile
+from drumbeat.spec.job import job_from_text
+from tests.conftest import wait_for
+
+
+@pytest.mark.parametrize(
+    "text,hosts",
+    [
+        ("[a, b]", ("a", "b")),
+        ("n[1-3]", ("n1", "n2", "n3")),
+        ("u@n[1-2],b", ("u@n1", "u@n2", "b")),
+        ("[gpu1, 'me@gpu[2-3]']", ("gpu1", "me@gpu2", "me@gpu3")),
+    ],
+)
+def test_hosts_of_a_job(text, hosts):
+    assert job_from_text(f"hosts: {text}").hosts == hosts
+
+
+@pytest.mark.parametrize("text", ["[]", "''", "{a: 1}", "a b", "'n[1-'", "a;reboot"])
+def test_hosts_that_are_none(text):
+    with pytest.raises(Problem):
+        job_from_text(f"hosts: {text}")
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=reboot", "", "a b", "$(reboot)", "a\nb", "@a"])
+def test_a_host_is_never_an_option_or_a_command(host):
+    with pytest.raises(Problem):
+        connection.check_host(host, "hosts")
+
+
+def test_host_files_of_others():
+    assert read_hostfile("a slots=8\nb slots=8 max_slots=8\n", "f") == {"a": 8, "b": 8}  # Open MPI, DeepSpeed
+    assert read_hostfile("# mine\na:4\n\nb:4  # MPICH\n", "f") == {"a": 4, "b": 4}
+    assert read_hostfile("n[1-2]\n", "f") == {"n1": 0, "n2": 0}
+    for text in ("", "# nothing\n", "a\na\n"):
+        with pytest.raises(Problem):
+            read_hostfile(text, "f")
+
+
+def test_reasons():
+    def why(code, complaint):
+        return " ".join(connection.reason("h", code, complaint))
+
+    assert "3.6" in why(1, "drumbeat-python 3.6\n")
+    assert "no python3" in why(127, "bash: line 1: python3: command not found")
+    assert "host key has changed" in why(
+        255, "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."
+    )
+    assert "ssh ended with 255: kex" in why(255, "kex_exchange_identification: Connection closed")
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "fish"])
+@pytest.mark.parametrize("python", ["", os.path.dirname(sys.executable) + "/pytho?"])
+def test_the_line_works_in_any_login_shell(shell, python, tmp_path):
+    """sshd gives the line to the login shell; what runs is the first text on standard input."""
+    line = connection.remote_command(python)
+    done = subprocess.run(
+        [shell, "-c", line], input=b"print(6 * 7)\0rest", capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == b"42", done.stderr
+
+
+def test_an_old_python_says_which_it_is():
+    code = f"import sys\nsys.version_info = (3, 6, 8)\nexec({connection._START!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert "3.6" in connection.reason("h", done.returncode, done.stderr)[0]
+
+
+LISTENS = """
+import sys, time
+from drumbeat.desk import hosted_node
+def work():
+    print("up", flush=True)
+    time.sleep(60)
+    return 0
+sys.exit(hosted_node._attached(work, 0.2, float(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("how", ["silence", "end", "word"])
+def test_a_host_ends_its_part_without_its_desk(how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTENS, "1" if how == "silence" else "60"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "src"},
+    )  # fmt: skip
+    assert process.stdout.readline() == b"up\n"
+    if how == "end":
+        process.stdin.close()
+    elif how == "word":
+        process.stdin.write(b"beat\nTERM\n")
+        process.stdin.flush()
+    wait_for(lambda: process.poll() is not None, 30)
+    assert process.returncode == 128 + signal.SIGTERM
+    process.stdout.close()
+
+
+def test_the_loader_refuses_a_folder_that_others_can_write_to(tmp_path):
+    (tmp_path / "drumbeat").mkdir(mode=0o777)
+    os.chmod(tmp_path / "drumbeat", 0o777)
+    loader = os.path.dirname(connection.__file__) + "/loader.py"
+    digest = hashlib.sha256(b"x").hexdigest()
+    done = subprocess.run([sys.executable, loader], input=f"{digest}\n".encode(), capture_output=True, check=False,
+                          env={"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]})  # fmt: skip
+    assert MARK.encode() in done.stdout and b"others can write" in done.stdout and done.returncode == 1
