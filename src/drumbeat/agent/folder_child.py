@@ -200,7 +200,7 @@ class FolderChild:
         """Somebody has killed it: another one does what it has not answered."""
         self.close()
         if self._starts >= _MOST_STARTS:
-            raise OSError(0, f"the process that writes the run folder was killed {_MOST_STARTS} times")
+            raise OSError(f"the process that writes the run folder was killed {_MOST_STARTS} times")
         self._out, self._in, self._unsent = b"", b"", len(self._frames)
         self._start()
         self._send()
@@ -295,7 +295,8 @@ class _Child:
         try:
             answer = work()
         except OSError as error:
-            answer = {"error": [error.errno or 0, error.strerror or str(error), error.filename]}
+            text = "the run folder is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
+            answer = {"error": [error.errno or 0, text, error.filename]}
         self._send({"done": count, **answer})
 
     def _look_around(self) -> None:

@@ -358,7 +358,7 @@ class LeadSide:
                 raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
             answer = in_child(self._try_to_write_end, _END, agent.beat)
             if answer != b"written":
-                raise OSError(0, (answer or b"the run folder does not answer").decode("utf-8", "replace"))
+                raise OSError((answer or b"the run folder does not answer").decode("utf-8", "replace"))
         except OSError as error:
             self.exit_code = self.exit_code or EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")
