@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from drumbeat.agent.folder_child import NAME
 from drumbeat.processes import children
 from tests.conftest import marked, wait_for
 
@@ -23,9 +24,7 @@ open(f"done-{os.environ['RANK']}", "w").close()
 
 
 def writer_of(agent):
-    """The child that was forked from the agent and runs no other program."""
-    command = Path(f"/proc/{agent}/cmdline").read_bytes()
-    (child,) = [pid for pid in children(agent) if Path(f"/proc/{pid}/cmdline").read_bytes() == command]
+    (child,) = [pid for pid in children(agent) if Path(f"/proc/{pid}/comm").read_text().strip() == NAME]
     return child
 
 

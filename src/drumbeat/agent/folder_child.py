@@ -17,9 +17,11 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.printed.reader import PrintedMetrics
+from drumbeat.processes import name_process
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import replace
 
+NAME = "drumbeat-folder"  # of the process
 FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be done without
 STALLED = 10.0  # seconds without an answer after which the storage counts as stalled
 _PIPE, _PIECE = 1 << 20, 1 << 16
@@ -188,6 +190,7 @@ class FolderChild:
         if self.pid == 0:
             code = 1
             try:
+                name_process(NAME)
                 _only_keep(commands, answers)
                 _Child(commands, answers, self._stop, self._there).run()
                 code = 0
