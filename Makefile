@@ -33,6 +33,20 @@ pyz: drumbeat.pyz
 drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
 	$(BIN)/python -m drumbeat.bundle.build $@
 
+.PHONY: docs dist
+
+# The documentation as a site, in site/; every link and anchor is checked.
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs: $(VENV)/.cpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
+dist: $(VENV)/.cpu
+	$(PYTHON) tools/dist.py
+
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
 
@@ -65,4 +79,4 @@ workloads: $(VENV)/.dev
 	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
 
 clean:
-	rm -rf $(VENV) .venv-newest drumbeat.pyz build src/*.egg-info
+	rm -rf $(VENV) .venv-newest drumbeat.pyz build dist site src/*.egg-info

@@ -10,6 +10,7 @@ import pytest
 from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.order import EnvVar
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.placement import RankSeen
 
@@ -136,3 +137,13 @@ def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path):
     looks = RankLooks("r", 0, facts, str(tmp_path), lambda: True)
     (tmp_path / "gpu-users.csv").write_text("GPU-1, 77\nGPU-9, 78\nwarning: something\n")
     assert looks._users() == {77: (1,)}
+
+
+def test_a_variable_that_a_script_has_changed_is_named():
+    planned = (EnvVar("NCCL_IB_GID_INDEX", "3", "why", "detected"), EnvVar("MASTER_PORT", "61000", "why", "detected"))
+    watch = Placement(TWO, BOUND, BOUND, planned, 0, "warn", 0, 0)  # the command starts the ranks itself
+    has = {"NCCL_IB_GID_INDEX": "1", "MASTER_PORT": "29500"}  # a launcher's own port is its own matter
+    seen = Saw("ranks", {"seen": [(RankSeen(rank, 10 + rank, cpus, gpus, gpus), has) for rank, cpus, gpus in GOOD]})
+    actions = watch.on(seen, 1.0) + watch.on(seen, 3.0)
+    (warning,) = [action.finding for action in actions if isinstance(action, Warn)]
+    assert warning.title == "2 of 2 ranks have NCCL_IB_GID_INDEX=1, planned was 3"

@@ -190,6 +190,15 @@ def test_a_device_that_the_container_was_not_given():
     assert ("rdma-device-hidden", "error") in said(shown_only)
 
 
+def test_a_pod_with_part_of_its_machines_gpus():
+    facts = facts_of("rcp-pod")[0]
+    here = len(facts.gpus)
+    part = dataclasses.replace(facts, gpus_on_bus={"nvidia": 2 * here})
+    assert ("part-of-a-node", "warning") in said(part)
+    whole = dataclasses.replace(facts, gpus_on_bus={"nvidia": here})
+    assert "part-of-a-node" not in [code for code, _ in said(whole)]
+
+
 def test_gpu_direct_on_nvidia():
     old = change("dgx-h100", kernel={"nvidia_peermem": False, "release": "5.4.0-generic"})
     assert ("peermem-missing", "warning") in said(old)

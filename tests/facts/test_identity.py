@@ -136,6 +136,40 @@ def test_mpirun_in_a_slurm_job_does_not_believe_its_daemons_step(tmp_path):
     assert (me.scheduler, me.job_id, me.node_rank, me.nodes, me.hosts) == ("openmpi", "77", 1, 2, ("b1", "b2"))
 
 
+LSF = {"LSB_JOBID": "55", "LSB_MCPU_HOSTS": "batch1 1 n1 42 n2 42"}
+
+
+def test_lsf_leaves_out_the_host_that_only_starts_the_job(tmp_path):
+    me, _ = read(tmp_path, **LSF)
+    assert (me.scheduler, me.batch, me.job_id, me.hosts, me.place, me.master) == (
+        "lsf",
+        "lsf",
+        "55",
+        ("n1", "n2"),
+        "here",
+        "n1",
+    )
+    task, _ = read(tmp_path, **LSF, JSM_NAMESPACE_RANK=5, JSM_NAMESPACE_LOCAL_RANK=1, JSM_NAMESPACE_LOCAL_SIZE=4)
+    assert (task.place, task.local_id, task.tasks_per_node, task.nodes) == ("inside", 1, 4, 2)
+    array, _ = read(tmp_path, **LSF, LSB_JOBINDEX=3)
+    assert (array.array_job, array.array_task) == ("55", "3")
+    _, notes = read(tmp_path, LSB_JOBID=1, LSB_MCPU_HOSTS="n1 x n2")
+    assert "LSB_MCPU_HOSTS" in notes[0]
+
+
+def test_mpirun_in_an_lsf_job_has_its_hosts(tmp_path):
+    me, _ = read(tmp_path, **LSF, **ompi(5, 8, 1, 4))
+    assert (me.scheduler, me.batch, me.node_rank, me.hosts) == ("openmpi", "lsf", 1, ("n1", "n2"))
+
+
+@pytest.mark.parametrize("rank,local,node", [(5, 1, 1), (0, 0, 0), (5, 2, None)])
+def test_flux(rank, local, node, tmp_path):
+    numbers = {"FLUX_JOB_ID": "f2x", "FLUX_TASK_RANK": rank, "FLUX_TASK_LOCAL_ID": local, "FLUX_JOB_SIZE": 8}
+    me, _ = read(tmp_path, **numbers, FLUX_JOB_NNODES=2, MASTER_ADDR="n1")
+    assert (me.scheduler, me.place, me.node_rank, me.nodes) == ("flux", "inside", node, 2)
+    assert (me.tasks_per_node, me.master, me.job_id) == (4, "n1", "f2x")
+
+
 def test_hydra(tmp_path):
     me, _ = read(tmp_path, PMI_RANK=3, PMI_SIZE=4, MPI_LOCALRANKID=1, MPI_LOCALNRANKS=2)
     assert (me.scheduler, me.node_rank, me.nodes, me.local_id) == ("mpich", 1, 2, 1)

@@ -182,6 +182,12 @@ def test_one_process_a_node_has_all_of_it():
     assert bound.threads == 56 and bound.findings == ()
 
 
+def test_ranks_of_a_launcher_inside_share_the_node():
+    bound = bind("lumi-g", "launcher: once\nranks-per-node: 8\n")
+    assert [slot.gpu for slot in bound.slots] == list(range(8)) and bound.threads == 7
+    assert bound.slots == bind("lumi-g", "ranks-per-node: 8\n").slots
+
+
 def test_masks_of_emulated_nodes():
     facts = machine(4)
     reused = [binding(order(cpu_bind=("0x3", "0xc")), facts, node) for node in (0, 1)]

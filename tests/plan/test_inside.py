@@ -37,6 +37,11 @@ def test_launcher_in_a_shell_script(text, launcher):
     assert choose_launcher(["bash", "x.sh"], "ranks", script)[0] == "ranks"  # what the job asks for counts
 
 
+def test_interpreters_that_start_a_launchers_module():
+    assert Script("bash", f"python3.11 -m {RUN} x.py").pythons({}) == ["python", "python3", "python3.11"]
+    assert Script("bash", "python3.11 x.py\ntorchrun y.py").pythons({}) == []  # left alone
+
+
 def test_number_of_ranks_that_a_script_says():
     assert Script("sh", "torchrun --nproc_per_node=2 x.py").ranks_per_node({}) == 2
     assert Script("sh", "torchrun --nproc-per-node $GPUS x.py").ranks_per_node({"GPUS": "4"}) == 4

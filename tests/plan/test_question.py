@@ -143,3 +143,10 @@ def test_what_steers_a_rank():
         map(steers, ("NCCL_DEBUG", "HF_HOME", "MIOPEN_USER_DB_PATH", "MIOOPEN_USER_DB_PATH", "TRITON_CACHE_DIR"))
     )
     assert not any(map(steers, ("NCCL_VERSION", "CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "PATH", "SLURM_JOB_ID", "RANK")))
+
+
+def test_openib_is_questioned_and_other_settings_of_open_mpi_are_left_alone():
+    from drumbeat.plan.exported import _openib
+
+    assert _openib({"OMPI_MCA_btl": "openib,self"})[0].code == "mpi-openib"
+    assert _openib({"OMPI_MCA_btl": "^openib"}) == _openib({"OMPI_MCA_btl": "tcp,self"}) == []

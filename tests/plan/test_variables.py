@@ -239,3 +239,23 @@ def test_pensando_nics():
     assert (old["NCCL_NET_PLUGIN"], old["NCCL_NET"], old.get("RCCL_AINIC_ROCE")) == ("librccl-anp.so", "RCCL-ANP", None)
     assert (new["NCCL_NET_PLUGIN"], new["NCCL_NET"], new["RCCL_AINIC_ROCE"]) == ("none", "IB", "1")
     assert old["NCCL_DMABUF_ENABLE"] == new["NCCL_DMABUF_ENABLE"] == "0" and "NCCL_CUMEM_ENABLE" not in new
+
+
+def test_open_mpi_is_told_which_network_only_where_it_started_the_job_and_can_use_it():
+    def under(scheduler, *names):
+        def change(facts):
+            found = tuple(Library(name, f"/usr/lib/{name}", None, True) for name in names)
+            return {
+                "identity": dataclasses.replace(facts.identity, scheduler=scheduler),
+                "libraries": (*facts.libraries, *found),
+            }
+
+        return change
+
+    infiniband = values(env("dgx-h100", under("openmpi", "libucp.so.0")))
+    assert (infiniband["OMPI_MCA_pml"], infiniband["OMPI_MCA_osc"]) == ("ucx", "ucx")
+    slingshot = values(env("lumi-g", under("openmpi", "libfabric.so.1")))
+    assert (slingshot["OMPI_MCA_pml"], slingshot["OMPI_MCA_mtl"]) == ("cm", "ofi")
+    assert not any("openib" in value for value in {**infiniband, **slingshot}.values())
+    for other in (under("slurm", "libucp.so.0"), under("openmpi")):  # not its job; UCX is not there
+        assert not any(name.startswith("OMPI_MCA_") for name in values(env("dgx-h100", other)))

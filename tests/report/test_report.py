@@ -136,3 +136,27 @@ def test_a_newer_folder_is_refused(tmp_path, capsys):
     replace_json(make_run(tmp_path / "new").folder.run_json, {"schema": "9.0", "run_id": "new"})
     assert main(["report", str(tmp_path / "new")]) == 2
     assert "newer drumbeat" in capsys.readouterr().err
+
+
+def test_hostile_metrics_break_nothing(tmp_path):
+    run = finished(tmp_path / "run")
+    odd = ["x" * 500, "nan", -1, 1e17, True]
+    for number, value in enumerate(odd):
+        bad = {"communication_exposed_ms": value, "data_ms": value, "flops_per_token": value, "precision": value}
+        metrics(run, {"t": 1062.0, "rank": number, "step": 102 + number, **bad})
+        metrics(
+            run, {"t": 1062.0, "rank": 0, "kind": "setup", **bad}, {"t": 1062.0, "kind": "summary", "total_s": value}
+        )
+    metrics(run, '{"t": 1063.0, "rank": 0, "step": 200, "data_ms": NaN, "communication_exposed_ms": Infinity}', "{torn")
+    figures = figures_of(run)
+    assert figures.speed.value == run.summary().throughput.value and max(map(len, lines_of(figures))) <= 90
+
+
+def test_export_to_tensorboard(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = finished(tmp_path / "run")
+    assert main(["report", run.path, "--export", f"tensorboard={tmp_path}/tb"]) == 0
+    found = accumulator.EventAccumulator(str(tmp_path / "tb"))
+    found.Reload()
+    losses = found.Scalars("step/loss")
+    assert [(each.step, round(each.value, 2)) for each in losses][:2] == [(1, 4.98), (2, 4.96)] and len(losses) == 100

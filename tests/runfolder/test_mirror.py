@@ -84,6 +84,14 @@ def test_members_send_their_own_until_the_lead_has_gathered_it(both, tmp_path):
     assert mirror.read("nodes/1/attempt-0/rank-1.out") == b"from the member\nlast words\n"
 
 
+def test_a_member_that_writes_into_the_leads_folder(both, tmp_path):
+    lead, desk = both
+    (tmp_path / "member").mkdir()
+    write(lead, "nodes/1/attempt-0/rank-1.out", "shared after all\n")
+    sources = [Source(exchange_with(lead)), Source(exchange_with(tmp_path / "member"), "nodes/1")]
+    assert Mirror(str(desk), lambda: sources).read("nodes/1/attempt-0/rank-1.out") == b"shared after all\n"
+
+
 def test_the_end(both):
     lead, desk = both
     ended = []

@@ -58,6 +58,34 @@ def test_an_order_can_be_made_on_its_login_node(name):
         assert order.master == "", "nobody knows node 0 before the scheduler has chosen"
 
 
+POD = {"RUNAI_NUM_OF_GPUS": "4", "PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": "1",
+       "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "8"}  # fmt: skip
+
+
+def test_rcp_is_found_in_a_pod_and_keeps_what_it_expects(monkeypatch, tmp_path):
+    from drumbeat.desk.make_order import make_order, site_of
+    from drumbeat.desk.place import find_place
+    from drumbeat.facts.host import LiveHost
+
+    environ = {"HOME": str(tmp_path), **POD}
+    monkeypatch.setattr("os.environ", environ)
+    place = find_place(LiveHost())
+    for job in (Job(command=("python", "train.py")), Job(command=("python", "train.py"), site="rcp")):
+        order = make_order(job, site_of(job, place, environ), place, environ)
+        assert order.site == "rcp" and order.expect.transport == "roce" and order.expect.gdr
+        assert order.nodes == 2 and order.ranks_per_node == 4 and order.master == "job-master-0"
+
+
+def test_a_profile_of_ones_own_wins_over_a_built_in_one_by_the_same_variables(tmp_path):
+    sites = tmp_path / ".config" / "drumbeat" / "sites"
+    sites.mkdir(parents=True)
+    (sites / "mine.yaml").write_text("summary: x\ndetect: {variables: ['RUNAI_NUM_OF_GPUS', 'PET_NNODES=?']}\n")
+    environ = {"HOME": str(tmp_path), **POD}
+    assert detect(environ, "pod", None).name == "mine"
+    assert detect({**environ, "PET_NNODES": "16"}, "pod", None).name == "rcp"
+    assert detect({"HOME": str(tmp_path), "PET_NNODES": "2"}, "pod", None).name == "localhost"
+
+
 def test_lumi_keeps_the_first_core_of_each_ccd():
     order = resolve(Job(command=("x",)), load_site("lumi", {}), HERE)
     assert order.reserved_cpus[:8] == tuple(range(0, 64, 8)) and order.threads_per_core == 1

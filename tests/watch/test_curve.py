@@ -41,3 +41,11 @@ def test_rates_are_those_between_slots():
         for _ in range(8):
             curve.add(10.0 + 2 * second, 100.0)  # 8 ranks, 100 tokens each, every 2 s
     assert [point.mean for point in rates(curve.points())] == [400.0] * 4
+
+
+def test_reports_of_one_step_count_together():
+    curve = Curve(width=1.0)
+    for step in range(5):
+        for rank in range(8):
+            curve.add(9.9 + 10 * step + 0.05 * rank, 100.0)  # some before the end of a slot, some after it
+    assert [round(point.mean) for point in rates(curve.points(), together=5.0)] == [80] * 4

@@ -1,4 +1,4 @@
-"""Terminal, page, /metrics and JSON say what Run says, number by number."""
+"""Terminal, page, /metrics and report say what Run says, number by number."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def terminal_numbers(session):
 
 
 @pytest.mark.parametrize("which", ["running", "ended"])
-def test_the_views_agree(which, tmp_path, demo_run):
+def test_the_views_agree(which, tmp_path, demo_run, drumbeat):
     run = running(recorded(tmp_path / "r")) if which == "running" else demo_run
     if which == "running":
         progress, rate = run.progress(), run.progress().rate()[0]
@@ -56,6 +56,9 @@ def test_the_views_agree(which, tmp_path, demo_run):
     assert terminal_numbers(session) == (
         progress.step, progress.steps, float(f"{rate:.0f}"), float(f"{progress.last_loss:.4g}")
     )  # fmt: skip
+    if which == "ended":
+        told = json.loads(drumbeat("report", "--json", run.path).stdout)
+        assert (told["step"], told["loss"][1], told["speed"]["value"]) == (progress.step, progress.last_loss, rate)
     for name in ("gpus", "gpu_use", "gpu_memory", "power", "energy", "received", "sent", "nodes_here", "world"):
         assert shown[name] == getattr(head, name), name
     used = [value for (name, *_), value in metrics.items() if name == "drumbeat_gpu_utilization_ratio"]

@@ -1,6 +1,8 @@
 """A real Prometheus scrapes /metrics; promtool likes the names."""
 
+import inspect
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -9,10 +11,12 @@ import urllib.request
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
 
 pytest.importorskip("starlette")
+openmetrics = pytest.importorskip("drumbeat.watch.openmetrics")
 
 CONFIG = """
 global: {{scrape_interval: 1s}}
@@ -68,3 +72,18 @@ def test_a_real_prometheus(tmp_path):
         finally:
             prometheus.terminate()
             prometheus.wait(30)
+
+
+def test_every_name_on_the_grafana_board_exists():
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"drumbeat_\w+", target["expr"])
+    }
+    known = {"drumbeat_tokens_per_second", "drumbeat_samples_per_second", "drumbeat_slowest_rank_step_duration_seconds"}
+    known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{name}" for name, _, _ in openmetrics._OF_RUN}
+    known |= set(re.findall(r'"(drumbeat_node_\w+)"', inspect.getsource(openmetrics)))
+    known |= {f"drumbeat_gpu_{name}" for name in re.findall(r'\("(\w+)", "', inspect.getsource(openmetrics._of_gpus))}
+    assert asked and asked <= known

@@ -8,8 +8,6 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.finding import ERROR, WARNING, Finding, Verdict
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 
-_OFTEN = 3  # reports of each node, after which ranks that were never seen to meet are called copies
-
 
 class WorldCount:
     """`level`: off, warn or stop. Times are the lead's wall clock."""
@@ -20,22 +18,9 @@ class WorldCount:
         self.first_step: Optional[float] = None
         self._said = ""  # the answer that was given already
         self._copies_said = False
-        self._reports = 0
 
     def add(self, node: int, rows: Tuple[Row, ...], at: float) -> None:
         self.rows[node] = (at, rows)
-        self._reports += 1
-
-    def at_end(self) -> List[Finding]:
-        """The ranks have ended well: were they ever seen to meet? A node reports again and again until they are."""
-        often = self._reports >= _OFTEN * self.planned.nodes and len(self.rows) == self.planned.nodes
-        return self._copies("whenever it was looked at,") if often and self.level != "off" else []
-
-    def _copies(self, when: str) -> List[Finding]:
-        rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
-        found = None if self._copies_said else copies(rows, self.planned, when)
-        self._copies_said = self._copies_said or found is not None
-        return [found] if found else []
 
     def judge(self) -> Tuple[Optional[Verdict], List[Finding], bool]:
         """A verdict that was not given yet, findings for the user, and whether to stop the run for them."""
@@ -49,8 +34,10 @@ class WorldCount:
         findings = list(verdict.findings) if verdict else []
         if verdict:
             self._said = verdict.answer
-        if training:
-            findings += self._copies("steps are reported, but")
+        lonely = copies(rows, self.planned) if training and not self._copies_said else None
+        if lonely:
+            self._copies_said = True
+            findings.append(lonely)
         stop = self.level == "stop" and any(finding.severity == ERROR for finding in findings)
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]

@@ -321,8 +321,6 @@ class Lead:
         if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-        if outcome.outcome == FINISHED and attempt.world:
-            acts += [Record("finding", {"finding": to_plain(finding)}) for finding in attempt.world.at_end()]
         progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple, Type
 
+from drumbeat import clock
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.lead_watch import LeadWatching
@@ -241,12 +242,12 @@ class LeadSide:
         return bool(why)
 
     def _ping(self, connection: Connection) -> None:
-        connection.pinged = time.time()
+        connection.pinged = clock.now()
         connection.channel.send(Ping())
 
     def _pong(self, connection: Connection, pong: Pong) -> None:
         """The shortest of several round trips tells the clock offset best."""
-        now, hello = time.time(), connection.hello
+        now, hello = clock.now(), connection.hello
         assert hello
         connection.trips.append((now - connection.pinged, (connection.pinged + now) / 2 - pong.t))
         if len(connection.trips) < _TRIPS:

@@ -9,6 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
+from drumbeat import clock
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
@@ -223,7 +224,7 @@ class MemberSide:
 
     def _from_lead(self, message: Message) -> None:
         if isinstance(message, Ping):
-            self.tell(Pong(time.time()))
+            self.tell(Pong(clock.now()))
         elif isinstance(message, Refuse):
             self._refused(message)
         elif isinstance(message, Welcome):

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any, Dict, List
 
+from drumbeat import clock
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.facts.nvml import open_nvml
@@ -52,7 +53,7 @@ def run_monitor(arguments: List[str]) -> int:
 
 
 def _line(settings: Dict[str, Any], found: Dict[str, Any]) -> str:
-    about = {"t": round(time.time(), 3), "node": settings["node"], "host": settings["host"]}
+    about = {"t": round(clock.now(), 3), "node": settings["node"], "host": settings["host"]}
     return json.dumps({**about, **found}, separators=(",", ":"))
 
 

@@ -115,7 +115,8 @@ class Node:
         if self.order.checks.get("hang", "off") != "off":
             variables += flight_recorder(variables, os.environ)
         bring(self.order, self.folder.attempt(attempt))
-        replace_json(self.folder.environment, {"attempt": attempt, "variables": variables, "binding": bound})
+        known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
+        replace_json(self.folder.environment, known)
         self._watch(peers, facts, bound, right, variables)
         self.explainer = self._new_explainer()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
@@ -241,7 +242,7 @@ class Node:
         ranks = len(bound.slots) if self.launcher.starts_ranks else 0
         scene = Scene(
             self.node_rank, first, facts, bound, right, variables, ranks, self.local, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.beat,
         )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before

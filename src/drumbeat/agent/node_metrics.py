@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
@@ -17,6 +18,7 @@ from drumbeat.runfolder.records import parse_metric
 
 _LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
 _LAST_LOOK = 10.0  # seconds for the last one
+_JUST_NOW = 60.0  # seconds
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
@@ -27,7 +29,7 @@ class NodeMetrics:
         self.folder, self.shipping, self.child = folder, shipping, child
         self.progress = Progress()
         self.ranks = RankProgress()
-        self._began = time.time()
+        self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
         self._logs = ""  # the folder of what ranks print
@@ -49,7 +51,7 @@ class NodeMetrics:
         """Carry on what has come, in few writes; the records that could be used."""
         if self.shipping and self._logs and (final or not self.child.full):  # else it waits on the node's own disk
             self.shipping.ship(attempt, final)
-        lines = self._reported.lines(final) + self._printed_records(final)
+        lines = in_our_time(self._reported.lines(final)) + self._printed_records(final)
         if lines:
             data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
             self.child.append_if_room(self.folder.metrics, data)
@@ -57,7 +59,7 @@ class NodeMetrics:
         for line in lines:
             record = decode(line) or {}
             metric = parse_metric(record, self.folder.node)
-            if metric and not self._began - _CLOCK_ERROR <= metric.t <= time.time() + _CLOCK_ERROR:
+            if metric and not self._began - _CLOCK_ERROR <= metric.t <= clock.now() + _CLOCK_ERROR:
                 metric = None  # no time of this run: it would make durations and rates of nonsense
             if metric:  # any script may write this file: what cannot be used is left to the readers to count
                 self._steps_reported = self._steps_reported or (metric.kind == "step" and not metric.printed)
@@ -75,4 +77,19 @@ class NodeMetrics:
         records = self.child.take_records()
         if self._steps_reported:  # a program that reports its steps itself is not counted twice
             records = [record for record in records if record["kind"] != "step"]
-        return [json.dumps({"t": time.time(), **record}) for record in records]
+        return [json.dumps({"t": clock.now(), **record}) for record in records]
+
+
+def in_our_time(lines: List[str]) -> List[str]:
+    """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
+    step = clock.stepped()
+    if not step:
+        return lines
+    shifted = []
+    for line in lines:
+        record = decode(line)
+        t = record.get("t") if record else None
+        if record and isinstance(t, (int, float)) and abs(t - time.time()) < _JUST_NOW:
+            line = json.dumps({**record, "t": t - step})
+        shifted.append(line)
+    return shifted

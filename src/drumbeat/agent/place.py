@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 import hmac
 import os
-import time
 from typing import Mapping
 
+from drumbeat import clock
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
 from drumbeat.problem import Problem
@@ -31,7 +31,7 @@ def placed(order: Order, identity: Identity) -> Order:
             "ask the scheduler for as many nodes as the job does",
         )
     # The run's clock starts with the job, not in the queue.
-    return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0], created=time.time())
+    return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0], created=clock.now())
 
 
 def own_node(order: Order, identity: Identity) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import List, Sequence
 
+from drumbeat import clock
 from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.requeue import Next, after_end
@@ -30,7 +30,7 @@ def write_end(folder: RunFolder, lead: Lead) -> None:
     after = what_follows(folder, lead)
     write_verdict(folder, lead.history[-1].exit_code, after.step, lead.exclude, after.counts)
     events = Run.open(folder.path).run_events()
-    write_summary(folder, summary_of(lead, events, time.time(), queued=os.path.exists(folder.script)))
+    write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 
 
 def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = False) -> Summary:

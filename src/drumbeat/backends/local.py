@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
 from drumbeat.problem import Problem
-from drumbeat.processes import start_time
+from drumbeat.processes import launcher_descriptors, start_time
 
 
 class Local(Backend):
@@ -74,7 +74,7 @@ def start_agents(
     """Node -> its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes it on."""
     env = {**environ, "DRUMBEAT_TOKEN": token}
     started: Dict[int, subprocess.Popen[bytes]] = {}
-    keep: List[int] = [report_fd] if report_fd >= 0 else []
+    keep = [*([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
     for node in nodes:
         started[node] = subprocess.Popen(
             agent_argv(bundle, order_file, node, report_fd),

@@ -12,17 +12,17 @@ from typing import List, Optional
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
-    "submit": "hand a job to the cluster's scheduler: the job file takes the place of the batch script",
-    "plan": "show what would happen: environment with reasons, binding, where ranks meet",
-    "lint": "what is wrong in a batch script or launch command that I already have",
-    "convert": "the job file of a batch script that I already have, and what was left out and why",
+    "submit": "hand a job to the cluster's scheduler, in place of a batch script",
+    "plan": "show what would happen: each variable with its reason, binding",
+    "lint": "what is wrong in a batch script or launch command that I have",
+    "convert": "the job file of a batch script, and what was left out and why",
     "doctor": "look at this node and say what is wrong and how to fix it",
     "facts": "what this node has; --capture packs it for a support person",
-    "verify": "collectives across the ranks: right values, bandwidth against what the hardware can do, slow pair",
-    "diagnose": "read logs of any run: which transport carried it, what failed first, why, the fix",
+    "verify": "collectives across the ranks: right values, bandwidth, slow pair",
+    "diagnose": "read logs of any run: what failed first, why, the fix, the network",
     "list": "the runs you started here",
     "watch": "a run as it goes on: progress, speed, nodes and GPUs",
-    "report": "what a run did and where its time went; several runs: how they scale",
+    "report": "what a run did, where its time went; several runs: how they scale",
     "compare": "several runs side by side: the same as report RUN RUN ...",
     "status": "how a run stands, or how it went",
     "logs": "what the ranks of a run printed",
@@ -30,8 +30,8 @@ COMMANDS = {
     "shell": "a shell on a node of a running job",
     "site": "the clusters drumbeat knows: list, show, new, check",
     "completion": "print what the Tab key offers, for bash, zsh or fish",
-    "tune": "find the batch, communication hook or layout that fits and is fastest, by short runs of a job",
-    "train": "train a built-in recipe (llama, bert, resnet, wide-resnet) with any layout",
+    "tune": "find the batch, hook or layout that is fastest, by short runs",
+    "train": "train a built-in recipe (llama, bert, resnet, wide-resnet)",
 }
 
 
@@ -94,7 +94,7 @@ def overview() -> str:
         [
             "usage: drumbeat COMMAND [options]",
             "",
-            "Starts, proves, watches and explains multi-node training jobs on the cluster you have.",
+            "Starts, proves, watches and explains multi-node training jobs.",
             "",
             *lines,
             "",

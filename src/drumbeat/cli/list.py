@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List, Sequence
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from drumbeat.cli.options import add_json
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from drumbeat.desk.state import State
 
 _NEWEST = 20
-_HEAD = ("RUN", "STATE", "STEP", "SPEED", "TIME")
-_WIDTHS = (9, 13, 15, 8)  # of all columns but the first
+_HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
+_WIDTHS = (9, 11, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
 
 
 def add_arguments(parser: Any) -> None:
@@ -96,15 +96,19 @@ def _agreed(question: str) -> bool:
 
 def table(states: Sequence[State], columns: int) -> List[str]:
     """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own."""
-    room = max(20, columns - sum(_WIDTHS) - len(_WIDTHS))
-    width = min(room, max(len(_HEAD[0]), *(len(state.run_id) for state in states)))
-    lines = [_row(_HEAD, width)]
-    for state in states:
-        cells = (state.run_id, state.status.state, _step(state), _speed(state), _time(state))
-        if len(state.run_id) > width:
-            lines += [state.run_id, _row(("", *cells[1:]), width)]
+    rows = [
+        (state.run_id, state.status.state, _step(state), _speed(state), _time(state.seconds), _left(state))
+        for state in states
+    ]
+    count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1
+    room = max(20, columns - sum(_WIDTHS[: count - 1]) - count + 1)
+    width = min(room, max(len(row[0]) for row in [_HEAD, *rows]))
+    lines = [_row(_HEAD[:count], width)]
+    for row in rows:
+        if len(row[0]) > width:
+            lines += [row[0], _row(("", *row[1:count]), width)]
         else:
-            lines.append(_row(cells, width))
+            lines.append(_row(row[:count], width))
     return lines
 
 
@@ -116,20 +120,28 @@ def _step(state: State) -> str:
     progress = state.progress
     if progress.step is None:
         return "-"
-    return f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
+    plain = f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
+    if len(plain) <= _WIDTHS[1]:
+        return plain
+    return f"{_short(progress.step)}/{_short(progress.steps)}" if progress.steps else _short(progress.step)
 
 
 def _speed(state: State) -> str:
-    if state.rate is None:
-        return "-"
-    value, unit = state.rate
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    return "-" if state.rate is None else f"{_short(state.rate[0])} {state.rate[1][:9]}"
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{value / size:.3g}{letter} {unit[:9]}"
-    return f"{value:.3g} {unit[:9]}"
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
-def _time(state: State) -> str:
+def _time(seconds: Optional[float]) -> str:
     from drumbeat.desk.closing import duration
 
-    return "-" if state.seconds is None else duration(state.seconds)
+    return "-" if seconds is None else duration(seconds)
+
+
+def _left(state: State) -> str:
+    return _time(state.progress.seconds_left() if state.goes_on else None)

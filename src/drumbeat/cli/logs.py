@@ -40,6 +40,10 @@ def run(args: Any) -> int:
             print(text)
         return 0
     who = "" if args.rank is None else f" of rank {args.rank}"
+    if found.logs(rank=args.rank):
+        nobody = f"no rank of {found.run_id}" if args.rank is None else f"rank {args.rank} of {found.run_id}"
+        print(f"{nobody} has printed {'anything' if args.rank is None else 'nothing'}", file=sys.stderr)
+        return 0
     raise Problem(f"{found.run_id} has no log{who}", f"look into {found.path}/nodes")
 
 
@@ -55,6 +59,13 @@ def _print_all(found: Run, args: Any) -> bool:
 def _runs(found: Run) -> List[Tuple[Run, str]]:
     """The run itself; of an array each of its jobs, with its number as a label."""
     return [(task, f"{os.path.basename(task.path)}/") for task in found.array()] or [(found, "")]
+
+
+def follow(found: Run) -> None:
+    """What all ranks print, until the run ends."""
+    from argparse import Namespace
+
+    _follow(found, Namespace(rank=None, attempt=None, json=False))
 
 
 def _follow(found: Run, args: Any) -> bool:

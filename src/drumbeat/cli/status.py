@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any, List, Tuple
 
@@ -24,7 +26,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.closing import closing_lines, failure_lines
+    from drumbeat.desk.closing import closing_lines, failure_lines, folded
     from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
@@ -55,8 +57,10 @@ def run(args: Any) -> int:
     for task in told.tasks:
         number = task.handle.rpartition("_")[2]
         lines.append((f"task {number}", f"{task.state}{': ' + task.detail if task.detail else ''}"))
+    width = shutil.get_terminal_size((80, 24)).columns
     for label, text in lines:
-        print(f"{label:<10} {text}")
+        first, *more = folded(text, width) if sys.stdout.isatty() else [text]
+        print(f"{label:<10} {first}", *(" " * 11 + line for line in more), sep="\n")
     return 0
 
 

@@ -49,7 +49,7 @@ def why_kept(run: Run) -> str:
         return "it belongs to another user"
     if run.files.chunk("order.json", 0, 0) is None:
         return "it has no order.json"
-    if os.path.realpath(os.getcwd()).startswith(run.path + os.sep) or os.path.realpath(os.getcwd()) == run.path:
+    if _here().startswith(os.path.realpath(run.path) + os.sep):
         return "you are in it"
     state = status(run)
     if state.state in GOING_ON:
@@ -72,6 +72,13 @@ def remove(old: Old, environ: Mapping[str, str]) -> Optional[str]:
     except OSError as error:
         return str(error)
     return None
+
+
+def _here() -> str:
+    try:
+        return os.path.realpath(os.getcwd()) + os.sep
+    except FileNotFoundError:  # the folder that this shell is in is gone
+        return os.sep
 
 
 def _size(path: str) -> int:

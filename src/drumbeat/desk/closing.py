@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.finding import Finding
@@ -118,8 +119,10 @@ def _no_metrics(run: Run, progress: Progress) -> bool:
 def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:
     if first is None or last is None:
         return ""
-    words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}" if last != first else ""
-    return f"{what}{words or f'stayed at {last:.3f}'}" + (f" over {steps} steps" if steps else "")
+    if last == first:  # or there was only one
+        return f"{what}{last:.3f}" + (f" at step {steps}" if steps else "")
+    words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
+    return f"{what}{words}" + (f" over {steps} steps" if steps else "")
 
 
 def _affected_words(affected: Tuple[Affected, ...]) -> str:
@@ -148,6 +151,11 @@ def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
     lines = run.last_lines(log)
     mine = [line for line in lines if not log.merged or (line.rank == failure.rank and line.stream == "err")]
     return [line.text for line in mine if line.text.strip()]
+
+
+def folded(text: str, width: int, indent: int = 11) -> List[str]:
+    """A line's text in pieces that fit beside its label on a terminal; words longer than that stay whole."""
+    return textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def duration(seconds: float) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from typing import Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
-from drumbeat.desk.closing import closing_lines, count, duration, near, progress_line
+from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.ranges import ranges
@@ -130,7 +131,8 @@ class Console:
         shown = f"{label:<10}"
         if self.colour and label in _COLOURS:
             shown = f"\x1b[{_COLOURS[label]}m{shown}\x1b[0m"
-        _write(sys.stderr, "", [f"{shown} {text}"])
+        first, *more = folded(text, shutil.get_terminal_size((80, 24)).columns) if self.live else [text]
+        _write(sys.stderr, "", [f"{shown} {first}", *(" " * 11 + line for line in more)])
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -261,6 +263,7 @@ class Console:
             return
         line = progress_line(self.progress)
         if self.live and not final:
+            line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:
                 _put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line

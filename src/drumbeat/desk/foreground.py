@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from drumbeat import clock
 from drumbeat.agent.on_end import run_on_end
 from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
@@ -169,7 +170,7 @@ class Foreground:
             print(f"drumbeat: {error}", file=sys.stderr)
             return None
         if summary is None:
-            summary = summary_without_lead(run, self.order, codes[0], time.time(), self.hung.get(0, ""))
+            summary = summary_without_lead(run, self.order, codes[0], clock.now(), self.hung.get(0, ""))
             try:
                 write_summary(run.folder, summary)
             except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from typing import Callable, Optional
 
 from drumbeat.bundle.build import cached_bundle
@@ -14,6 +15,7 @@ from drumbeat.desk.join import check_inside, join, order_file
 from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.named_hosts import on_hosts
 from drumbeat.desk.named_in_command import named_in_command
+from drumbeat.desk.no_effect import as_run_here
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_not_login, find_place
 from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token, users_token
@@ -80,6 +82,9 @@ def _run_here(
 ) -> int:
     """All nodes on this machine, or, typed by hand on each of several, this one's."""
     environ, node_rank = os.environ, place.node_rank
+    order, ignored = as_run_here(order)
+    if ignored and not node_rank:
+        print(f"drumbeat run: no scheduler here, so these have no effect: {', '.join(ignored)}", file=sys.stderr)
     check_inside(order)
     check_command(order, environ)
     if node_rank is not None and node_rank >= order.nodes:

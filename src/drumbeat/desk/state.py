@@ -13,6 +13,7 @@ from drumbeat import backends
 from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
+from drumbeat.desk.leftovers import leftovers
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
@@ -123,7 +124,9 @@ def status(run: Run) -> Status:
     if desk is None or desk.host != socket.gethostname():
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
-    return Status(handle, FAILED, "the process that started it is gone, and it left no summary")
+    left = len(leftovers(run))
+    also = f"; {left} of its processes are still here: drumbeat cancel {run.run_id} ends them" if left else ""
+    return Status(handle, FAILED, f"the process that started it is gone, and it left no summary{also}")
 
 
 def _was_cancelled(run: Run) -> bool:

@@ -25,6 +25,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield from _memory_errors(case, gpus)
     yield from _slowed(case, gpus)
     yield from _divided(case, gpus)
+    yield from _part_of_a_node(case, gpus)
     yield from _events(case)
 
 
@@ -149,6 +150,22 @@ def _divided(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
             "a process sees one instance; NCCL cannot join instances of one GPU, nor use NVLink between them",
             "ask for whole GPUs, or run one rank alone",
         )  # fmt: skip
+
+
+def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
+    """Pods of one job may be put on one machine or on several, and nobody says which."""
+    if not case.facts.identity.own_home or not case.several_nodes:
+        return
+    for vendor, whole in case.facts.gpus_on_bus.items():
+        here = len([gpu for gpu in gpus if gpu.vendor == vendor])
+        if 0 < here < whole:
+            yield bad(
+                "part-of-a-node",
+                WARNING,
+                f"this pod has {here} of its machine's {whole} GPUs",
+                "GPUs of two pods talk over the network, also where both pods are on one machine",
+                f"pods with all {whole} GPUs, and fewer of them",
+            )
 
 
 def _events(case: Case) -> Iterator[Finding]:

@@ -54,6 +54,7 @@ def read(
         ("libcxi.so.1", bool(cxi)),
         ("libibverbs.so.1", bool(rdma)),
         ("librdmacm.so.1", bool(rdma)),
+        *((("libucp.so.0", False),) if rdma else ()),  # UCX, by which MPI uses those devices
     ):
         found += _named(loader, folders, name, expected)
     plugins = [library for pattern in _PLUGINS for library in _matching(loader, folders, pattern)]

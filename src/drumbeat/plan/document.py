@@ -31,6 +31,8 @@ _WORDS = {
     "rccl": "RCCL {}",
     "gpus-used": "{} GPUs per node",
     "net-plugin": "NCCL's network plug-in {}",
+    "mpi": "started by {}",
+    "library": "{} found",
 }
 
 

@@ -16,6 +16,8 @@ from drumbeat.plan.scene import Scene, matches
 MOST_SOCKETS = 64  # NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD
 _NEAR = 0.92  # likeness from which an unknown name counts as a slip of the pen
 
+_OPEN_ENDED = ("OMPI_MCA_",)  # every component has names of its own, and many are a letter apart
+
 
 def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Finding]:
     """`final` is what the ranks will get: the user's own values among it, and what they meet."""
@@ -25,6 +27,7 @@ def question(facts: Facts, here: Scene, final: Mapping[str, EnvVar]) -> List[Fin
     findings += _hcas(mine, here, facts)
     findings += _gid(mine, here, facts)
     findings += _transport(mine, here)
+    findings += _openib(mine)
     findings += _sockets({name: variable.value for name, variable in final.items()})
     findings += _corruption(here, facts, final)
     findings += _slurm(facts, here, final)
@@ -47,7 +50,7 @@ def _names(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
             findings.append(
                 _say("variable-old", "info", title, "it is still read", f"use {OLD[name]}", f"{name}={value}")
             )
-        elif name not in SPELT and name not in DEAD and name not in DEBUGGING:
+        elif name not in SPELT and name not in DEAD and name not in DEBUGGING and not name.startswith(_OPEN_ENDED):
             near = difflib.get_close_matches(name, SPELT, 1, _NEAR)
             if near:
                 title = f"{name} looks like a slip of the pen for {near[0]}"
@@ -175,6 +178,16 @@ def _gid(mine: Mapping[str, str], here: Scene, facts: Facts) -> List[Finding]:
                 severity = "error" if here.nodes == "many" else "warning"
                 findings.append(_say("gid-wrong", severity, title, cause, f"unset it; {fix}", shown))
     return findings
+
+
+def _openib(mine: Mapping[str, str]) -> List[Finding]:
+    value = mine.get("OMPI_MCA_btl", "")
+    if value.startswith("^") or "openib" not in value.split(","):
+        return []
+    cause = "Open MPI 5 no longer has openib and MPI_Init fails; in Open MPI 4 it is no longer maintained"
+    title = f"OMPI_MCA_btl={value} names openib"
+    fix = "unset OMPI_MCA_btl; OMPI_MCA_pml=ucx uses InfiniBand and RoCE"
+    return [_say("mpi-openib", "warning", title, cause, fix, f"OMPI_MCA_btl={value}")]
 
 
 def _transport(mine: Mapping[str, str], here: Scene) -> List[Finding]:

@@ -123,7 +123,8 @@ _OTHERS = (
     "TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM UCX_NET_DEVICES UCX_TLS AITER_JIT_DIR"
 )
 
-SPELT = frozenset(["NCCL_" + name for name in _NCCL.split()] + _OTHERS.split())
+_MPI = ("OMPI_MCA_btl", "OMPI_MCA_mtl", "OMPI_MCA_mtl_ofi_provider_include", "OMPI_MCA_osc", "OMPI_MCA_pml")
+SPELT = frozenset([*("NCCL_" + name for name in _NCCL.split()), *_OTHERS.split(), *_MPI])
 
 
 def steers(name: str) -> bool:

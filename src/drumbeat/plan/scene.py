@@ -88,6 +88,12 @@ def matches(when: Mapping[str, str], scene: Scene, facts: Facts) -> bool:
         elif key == "gpus-used":
             if not fits(wanted, str(scene.gpus_used)):
                 return False
+        elif key == "mpi":
+            if facts.identity.scheduler not in wanted.split("|"):
+                return False
+        elif key == "library":
+            if not any(library.name.startswith(wanted) and library.path for library in facts.libraries):
+                return False
         elif key == "net-plugin":
             if (scene.net_plugin is not None) != (wanted == "found"):
                 return False

@@ -16,6 +16,7 @@ PRIMUS = "AMD Primus"
 CVS = "ROCm cluster validation suite"
 GCN = "AMD Instinct cluster networking guide"
 LUMI = "LUMI, extreme-scale AI workshop 2025"
+OPEN_MPI = "Open MPI documentation, networking support"
 
 
 class Setting(NamedTuple):
@@ -42,6 +43,8 @@ _SLINGSHOT = {"fabric": "slingshot", "nodes": "many"}
 _MI300 = {"vendor": "amd", "arch": "gfx942|gfx950"}
 _RDMA_MI300 = {**_MI300, "fabric": "roce|infiniband", "nodes": "many"}
 _AINIC = {"vendor": "amd", "fabric": "roce", "nodes": "many", "nic-driver": "ionic|ionic_rdma"}
+_OPEN_MPI_UCX = {"mpi": "openmpi", "fabric": "infiniband|roce", "nodes": "many", "library": "libucp.so"}
+_OPEN_MPI_CXI = {"mpi": "openmpi", "fabric": "slingshot", "nodes": "many", "library": "libfabric.so"}
 _OLD_KERNEL = {**_SLINGSHOT, "kernel": "<5.12"}
 
 SETTINGS: Tuple[Setting, ...] = (
@@ -136,6 +139,31 @@ SETTINGS: Tuple[Setting, ...] = (
     Setting("CXI_FORK_SAFE", "1", _OLD_KERNEL, "kernels before 5.12 do not copy pinned pages on fork", HPE),
     Setting("CXI_FORK_SAFE_HP", "1", _OLD_KERNEL, "as CXI_FORK_SAFE, for huge pages", HPE),
     Setting("FI_CXI_DISABLE_CQ_HUGETLB", "1", _OLD_KERNEL, "as CXI_FORK_SAFE, for completion queues", HPE),
+    # MPI's own messages, beside those of NCCL and RCCL: in jobs that mpirun started.
+    Setting(
+        "OMPI_MCA_pml",
+        "ucx",
+        _OPEN_MPI_UCX,
+        "UCX drives InfiniBand and RoCE; named, MPI stops instead of falling back to TCP. openib, the older way, is gone from "
+        "Open MPI 5",
+        OPEN_MPI,
+    ),
+    Setting("OMPI_MCA_osc", "ucx", _OPEN_MPI_UCX, "as OMPI_MCA_pml, for one-sided messages", OPEN_MPI),
+    Setting(
+        "OMPI_MCA_pml",
+        "cm",
+        _OPEN_MPI_CXI,
+        "messages are matched by libfabric, which drives Slingshot; the default, ob1, would use TCP",
+        OPEN_MPI,
+    ),
+    Setting("OMPI_MCA_mtl", "ofi", _OPEN_MPI_CXI, "as OMPI_MCA_pml: libfabric does the matching", OPEN_MPI),
+    Setting(
+        "OMPI_MCA_mtl_ofi_provider_include",
+        "cxi",
+        _OPEN_MPI_CXI,
+        "of libfabric's providers the one for Slingshot; others would use TCP",
+        OPEN_MPI,
+    ),
     # EFA
     Setting(
         "FI_PROVIDER",

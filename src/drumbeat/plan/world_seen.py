@@ -54,7 +54,10 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         if repeated:
             return _verdict(REPEATED, _repeated(members, repeated, planned), seen)
     whole = {world: members for world, members in worlds.items() if len(members) == world[1]}
-    if len(worlds) > 1 and (len(whole) > 1 or final):
+    planned_in_part = any(
+        size == planned.world_size and len(rows) < planned.world_size for (_, size), rows in worlds.items()
+    )
+    if len(whole) > 1 and not planned_in_part:
         return _verdict(SEVERAL, _several(worlds, planned), seen)
     if len(worlds) == 1:
         ((_, size), members), total = next(iter(worlds.items())), planned.world_size
@@ -69,7 +72,7 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 
-def copies(rows: Sequence[Row], planned: Planned, when: str) -> Optional[Finding]:
+def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
     """Ranks that train and have no connection to anybody are not one training, but several."""
     ranks = _ranks(rows, planned)
     if len(ranks) < 2 or not all(row.alone for row in ranks):
@@ -78,7 +81,7 @@ def copies(rows: Sequence[Row], planned: Planned, when: str) -> Optional[Finding
         "ranks-never-joined",
         WARNING,
         f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
-        f"{when} no rank has a TCP connection: no process group was made",
+        "steps are reported, but no rank has a TCP connection: no process group was made",
         "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or say "
         "--ranks-per-node 1",
         tuple(

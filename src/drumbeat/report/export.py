@@ -93,10 +93,12 @@ def _tensorboard(run: Run, folder: str) -> int:
     metrics = _lowest(run)
     if not metrics:
         return 0
-    writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
+    summary = _need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
+    event = _need("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+    writer = _need("tensorboard.summary.writer.event_file_writer", "tensorboard").EventFileWriter(folder)
     for metric in metrics:
-        for name, value in scalars(metric):
-            writer.add_scalar(name, value, metric.step, metric.t)
+        values = [summary.Value(tag=name, simple_value=value) for name, value in scalars(metric)]
+        writer.add_event(event(wall_time=metric.t, step=metric.step, summary=summary(value=values)))
     writer.close()
     return len(metrics)
 

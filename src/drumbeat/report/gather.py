@@ -42,7 +42,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     ranks = summary.ranks if summary else sum(member.ranks for member in run.members()) or None
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
     setting = setting_of(run, order, facts.get(0), reports.setup)
-    speed = _speed(state.rate, reports, gpus, ranks)
+    speed = _speed(state.rate, bool(progress.tokens or progress.samples), reports, gpus, ranks)
     target = target_of(order.command if order else ())
     reached = progress.target_reached
     if reached is None and target is not None and progress.accuracy is not None:
@@ -108,13 +108,13 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
 
 
 def _speed(
-    rate: Optional[Tuple[float, str]], reports: Reports, gpus: Optional[int], ranks: Optional[int]
+    rate: Optional[Tuple[float, str]], counted: bool, reports: Reports, gpus: Optional[int], ranks: Optional[int]
 ) -> Optional[Speed]:
     """As `Run` says; where a program states it for one device or rank, times their number."""
     if rate is None:
         return None
     value, unit = rate
-    how = "reported steps, first to last" if not reports.stated else "as the program states it"
+    how = "as the program states it" if reports.stated and not counted else "reported steps, first to last"
     factor = 1
     for words, count in zip(_PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and count:
@@ -132,23 +132,24 @@ def _speed(
 def _utilisation(
     speed: Optional[Speed], setup: Dict[str, Any], gpus: Optional[int], facts: Dict[int, Any]
 ) -> Tuple[Optional[Utilisation], str]:
-    flops = setup.get("flops_per_token") or setup.get("flops_per_sample")
-    if not isinstance(flops, (int, float)) or not flops > 0:
-        return None, "FLOPs per token or sample are not known: metrics.report(kind='setup', flops_per_token=...)"
     if speed is None or speed.unit not in ("tokens/s", "samples/s"):
         return None, "no throughput in tokens or samples"
+    name = f"flops_per_{speed.unit[:-3]}"
+    flops = setup.get(name)
+    if not isinstance(flops, (int, float)) or not 0 < flops < 1e30:
+        return None, f"FLOPs are not known: metrics.report(kind='setup', {name}=...)"
     names = {gpu.name for each in facts.values() if each for gpu in each.gpus if not gpu.integrated}
     if not gpus or len(names) != 1:
         return None, "no GPU" if not gpus else "GPUs of several kinds"
-    name = str(names.pop())
+    gpu = str(names.pop())
     dtype = str(setup.get("flops_dtype") or setup.get("precision") or "")
-    peak = peak_of(name)
+    peak = peak_of(gpu)
     if peak is None or dtype not in peak.tflops:
-        return None, f"the peak of {name} with '{dtype or 'unknown dtype'}' is not known"
+        return None, f"the peak of {gpu} with '{dtype or 'unknown dtype'}' is not known"
     rate = speed.value * flops / gpus / 1e12
     formula = str(setup.get("flops_formula") or f"{flops:.4g} FLOPs as the program says")
     sheet = peak.tflops[dtype]
-    return Utilisation(rate / sheet, rate, float(flops), formula, dtype, sheet, name, peak.source), ""
+    return Utilisation(rate / sheet, rate, float(flops), formula, dtype, sheet, gpu, peak.source), ""
 
 
 def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus: Optional[int]) -> Optional[GpuUse]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.runfolder.records import Metric
 
@@ -33,6 +33,7 @@ _STUDENT = (
     2.10,
     2.09,
 )
+_LARGEST = 1e18  # any script may report anything
 _LATENESS_STEPS = 500  # steps at which ranks are compared
 
 
@@ -67,7 +68,7 @@ class Reports:
             self.setup.update(metric.more)
         if metric.kind == "summary":
             told = {**metric.more, "rate": metric.rate}
-            self.summary.update({key: float(value) for key, value in told.items() if isinstance(value, (int, float))})
+            self.summary.update({key: float(value) for key, value in told.items() if _is_number(value)})
         if metric.rate is not None and metric.kind in ("step", "throughput") and metric.t >= self.since:
             self.stated.setdefault(rank, []).append((metric.t, metric.rate))
         if metric.rate is not None and metric.unit:
@@ -80,13 +81,14 @@ class Reports:
                 step.t = math.nan
         if metric.step is not None:
             self._add_step(metric, metric.step)
-        if "communication_exposed_ms" in metric.more:
-            self.exposed.setdefault(rank, []).append(float(metric.more["communication_exposed_ms"]))
+        exposed: Any = metric.more.get("communication_exposed_ms")
+        if _is_number(exposed):
+            self.exposed.setdefault(rank, []).append(float(exposed))
         if rank == self.lowest:
             if metric.loss is not None and math.isfinite(metric.loss):
                 self.loss.append((metric.t, metric.loss))
             for name, value in metric.more.items():
-                if isinstance(value, (int, float)) and name.endswith(("_ms", "_time")):
+                if _is_number(value) and name.endswith(("_ms", "_time")):
                     self.sums.setdefault(name, []).append(float(value))
 
     def _add_step(self, metric: Metric, number: int) -> None:
@@ -133,6 +135,12 @@ class Reports:
             return {}
         late = {rank: [times[rank] - min(times.values()) for times in whole] for rank in ranks}
         return {rank: statistics.fmean(values) for rank, values in late.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
+    )  # NaN compares false
 
 
 def error_of_mean(values: Sequence[float]) -> Optional[float]:

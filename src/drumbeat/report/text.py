@@ -57,7 +57,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     shown = [f"{name} {setting.software[name]}" for name in main if setting.software.get(name)]
     if shown:
         others = len(setting.software) - len(shown)
-        found.append(("software", ", ".join(shown) + (f"; {others} more packages: --json" if others else "")))
+        found.append(("software", ", ".join(shown) + (f"; {count(others, 'more package')}: --json" if others else "")))
     found.append(("source", figures.source))
     return [(label, " ".join(text.split())) for label, text in found]
 

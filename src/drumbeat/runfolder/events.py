@@ -19,11 +19,11 @@ from drumbeat.runfolder.progress import Progress
 @dataclass(frozen=True)
 class Event:
     kind: str
-    t: float
-    mono: float
-    seq: int
+    t: float  # seconds since 1970, by the clock of its host
+    mono: float  # the monotonic clock of its host
+    seq: int  # counts up in its file
     host: str
-    node: int
+    node: int  # node rank
     attempt: int
 
 

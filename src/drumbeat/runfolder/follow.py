@@ -67,7 +67,8 @@ class _Node:
 class Follower:
     """`nodes`: only these; `what`: which records; `rank`: lines of this rank alone; `first_attempt`, `last_attempt`: lines of
     these attempts; `from_end`: only what is written from now on; `recent`: of metrics and telemetry that are there already,
-    only so many bytes per file, the last ones. `damaged` counts lines that could not be used.
+    only so many bytes per file, the last ones; `every`: only every so many samples of those that were written since the last
+    poll, always with the last one. `damaged` counts lines that could not be used.
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class Follower:
         last_attempt: Optional[int] = None,
         from_end: bool = False,
         recent: Optional[int] = None,
+        every: int = 1,
     ) -> None:
         self.run, self.rank, self.what = run, rank, frozenset(what)
         self.first_attempt, self.last_attempt = first_attempt, last_attempt
-        self.damaged, self._recent = 0, recent
+        self.damaged, self._recent, self._every = 0, recent, every
         self.behind = False  # the last poll could not read all that was there
         self._chosen = None if nodes is None else sorted(nodes)
         self._nodes: Dict[int, _Node] = {}
@@ -140,7 +142,8 @@ class Follower:
         if METRICS in state.tails:
             records += self._read(state.tails[METRICS], lambda data: parse_metric(data, number), budget, final)
         if TELEMETRY in state.tails:
-            records += self._read(state.tails[TELEMETRY], lambda data: parse_sample(data, number), budget, final)
+            tail, every = state.tails[TELEMETRY], self._every
+            records += self._read(tail, lambda data: parse_sample(data, number), budget, final, every)
         if LINES in self.what:
             self._find_logs(state, budget)
             for name, each in list(state.logs.items()):
@@ -150,10 +153,16 @@ class Follower:
         return records
 
     def _read(
-        self, tail: Tail, parse: Callable[[Dict[str, Any]], Optional[Record]], budget: _Budget, final: bool = False
+        self,
+        tail: Tail,
+        parse: Callable[[Dict[str, Any]], Optional[Record]],
+        budget: _Budget,
+        final: bool = False,
+        every: int = 1,
     ) -> List[Record]:
         records: List[Record] = []
-        for text in self._texts(tail, budget, final):
+        texts = self._texts(tail, budget, final)
+        for text in texts if every == 1 else reversed(texts[::-every]):
             data = decode(text)
             record = None if data is None else parse(data)
             if record is not None:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Chunk, Files, read_json
@@ -53,6 +53,7 @@ class Mirror(Files):
         self._next = 0.0
         self._changed: Dict[str, int] = {}  # path -> the far side's time of the last change
         self._left: List[str] = []
+        self._sending: Set[str] = set()  # parts that a source other than the lead has sent files of
 
     # -- the calls of Files ------------------------------------------------------------------------------------------
 
@@ -131,7 +132,9 @@ class Mirror(Files):
         if not _safe(path, source.under) or path in _OWN:
             return
         node = "/".join(path.split("/")[:2])
-        if not source.under and node in served:
+        if source.under:
+            self._sending.add(source.under)
+        elif node in served and node in self._sending:
             return  # its own node sends it
         here = _size(os.path.join(self.root, path))
         if grows(path) and not source.under and path.startswith("nodes/") and int(header.get("size", 0)) < max(here, 0):

@@ -36,7 +36,7 @@ class Progress:
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
 
-    def add(self, metric: Metric) -> None:
+    def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
         rank = metric.rank
         if self._lowest is None or rank < self._lowest:
             self._lowest = rank
@@ -55,17 +55,17 @@ class Progress:
                 self.first_validation = loss if self.first_validation is None else self.first_validation
                 self.last_validation = loss
         elif metric.kind == "step":
-            self._add_step(metric, loss if lowest else None)
+            self._add_step(metric, metric.t + clock_offset, loss if lowest else None)
 
-    def _add_step(self, metric: Metric, loss: Optional[float]) -> None:
+    def _add_step(self, metric: Metric, t: float, loss: Optional[float]) -> None:
         if metric.rank in self._reporting:
             self.tokens += metric.tokens or 0.0
             self.samples += metric.samples or 0.0
         else:
             self._reporting.add(metric.rank)
             self.ranks += 1
-        self.first_t = metric.t if self.first_t is None else min(self.first_t, metric.t)
-        self.last_t = metric.t if self.last_t is None else max(self.last_t, metric.t)
+        self.first_t = t if self.first_t is None else min(self.first_t, t)
+        self.last_t = t if self.last_t is None else max(self.last_t, t)
         if metric.step is not None:
             self.first_step = metric.step if self.first_step is None else min(self.first_step, metric.step)
             self.step = metric.step if self.step is None else max(self.step, metric.step)

@@ -44,7 +44,8 @@ class Files:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):  # a pipe would block, a folder is no file
                 return None
-            data = os.pread(fd, limit, offset) if status.st_size > offset else b""
+            size = min(limit, status.st_size - offset)  # a larger buffer would be made for nothing
+            data = os.pread(fd, size, offset) if size > 0 else b""
             return Chunk(data, status.st_size)
         except OSError:
             return None

@@ -8,6 +8,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from drumbeat import clock
 from drumbeat.record import to_plain
 from drumbeat.runfolder.events import KINDS
 
@@ -56,7 +57,7 @@ class EventLog:
         assert not missing, f"event {kind} lacks {missing}"
         event = {
             "kind": kind,
-            "t": round(time.time(), 6),
+            "t": round(clock.now(), 6),
             "mono": round(time.monotonic(), 6),
             "seq": self._seq,
             "host": self.host,

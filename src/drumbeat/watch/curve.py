@@ -82,10 +82,17 @@ class Curve:
         )
 
 
-def rates(points: List[Point]) -> List[Point]:
-    """What was added between one slot and the next, per second; the first slot has nothing to be compared with."""
+def rates(points: List[Point], together: float = 0.0) -> List[Point]:
+    """What was added between one slot and the next, per second; the first has nothing to be compared with. Slots that are less
+    than `together` seconds apart count as one: the ranks' reports of one step, which fall to both sides of a slot's end."""
+    joined: List[Point] = []
+    for point in points:
+        if joined and point.t - joined[-1].t < together:
+            joined[-1] = point._replace(total=joined[-1].total + point.total)
+        else:
+            joined.append(point)
     found = []
-    for before, after in zip(points, points[1:]):
+    for before, after in zip(joined, joined[1:]):
         if after.t > before.t:
             rate = after.total / (after.t - before.t)
             found.append(Point(after.t, rate, rate, rate, after.total))

@@ -66,7 +66,9 @@ class Head:
 
 def head_of(view: RunView, standing: Standing, now: float) -> Head:
     progress, rate = view.shown, view.rate()
-    gpus = [gpu for node in view.nodes.values() for gpu in node.gpus]
+    nodes = list(view.nodes.values())
+    used = [(node.means["gpu_use"], len(node.gpus)) for node in nodes if node.gpus]
+    weighted = [(use * count, count) for use, count in used if use is not None]
     reporter = min(view.ranks, default=None)
     step_seconds = view.ranks[reporter].step_seconds if reporter is not None else None
     return Head(
@@ -87,17 +89,17 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         seconds_left=progress.seconds_left() if standing.goes_on else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,
-        nodes_here=sum(1 for node in view.nodes.values() if node.joined and not node.lost),
+        nodes_here=sum(1 for node in nodes if node.joined and not node.lost),
         world=view.world or view.planned_ranks or None,
         ranks_ended=view.ended_ranks,
-        gpus=len(gpus),
-        gpu_use=_mean([gpu.busy for gpu in gpus]),
-        gpu_memory=_mean([node.means()["memory"] for node in view.nodes.values()]),
-        power=_sum([gpu.power for gpu in gpus]),
-        energy=_sum([node.energy for node in view.nodes.values()]),
-        throttled=sum(1 for gpu in gpus if gpu.throttle),
-        received=_sum([node.received for node in view.nodes.values()]),
-        sent=_sum([node.sent for node in view.nodes.values()]),
+        gpus=sum(len(node.gpus) for node in nodes),
+        gpu_use=sum(part for part, _ in weighted) / sum(count for _, count in weighted) if weighted else None,
+        gpu_memory=_mean([node.means["memory"] for node in nodes]),
+        power=_sum([node.means["power"] for node in nodes]),
+        energy=_sum([node.energy for node in nodes]),
+        throttled=sum(node.slowed for node in nodes),
+        received=_sum([node.received for node in nodes]),
+        sent=_sum([node.sent for node in nodes]),
         slowest=view.slowest(),
         checks=tuple(view.checks()),
         failure=view.failure or (None if standing.goes_on else standing.failure),

@@ -6,7 +6,6 @@ record costs the same at its end as at its beginning.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass
 from typing import Deque, Dict, Iterable, List, Optional, Tuple
@@ -150,22 +149,34 @@ class RunView:
     def throughput(self) -> List[Point]:
         """The curve of `rate`; its last slot is left out while it is still filling."""
         if len(self.work):
-            points = self.work.points()
-            return rates(points if self.summary else points[:-1])
+            points, reporter = self.work.points(), self.ranks.get(self._reporter or 0)
+            step = reporter.step_seconds if reporter and reporter.step_seconds else 0.0
+            found = rates(points, step / 2)
+            return found if self.summary else found[:-1]
         if len(self.reported_rate):
             return self.reported_rate.points()
         return [Point(p.t, 1 / p.mean, 1 / p.high, 1 / p.low, 0.0) for p in self.step_seconds.points() if p.low > 0]
 
     def slowest(self) -> Optional[Slowest]:
         """The rank that is furthest behind, else the one with the longest steps; None below two ranks with step times."""
-        known = [rank for rank in self.ranks.values() if rank.step_seconds is not None]
-        if len(known) < 2:
+        times: List[float] = []
+        furthest, longest, last = 0, None, None  # the rank with the longest steps, and the one that is furthest behind
+        for rank in self.ranks.values():
+            seconds, step = rank.step_seconds, rank.step or 0
+            if seconds is None:
+                continue
+            times.append(seconds)
+            furthest = max(furthest, step)
+            if longest is None or (seconds, -rank.rank) > (longest.step_seconds, -longest.rank):
+                longest = rank
+            if last is None or (-step, seconds) > (-(last.step or 0), last.step_seconds):
+                last = rank
+        if longest is None or last is None or len(times) < 2:
             return None
-        furthest = max((rank.step or 0) for rank in known)
-        times = sorted(rank.step_seconds or 0.0 for rank in known)
-        worst = max(known, key=lambda rank: (furthest - (rank.step or 0) > 1, rank.step_seconds or 0.0, -rank.rank))
-        behind = furthest - (worst.step or 0)
-        return Slowest(worst.rank, worst.node, worst.step_seconds or 0.0, times[(len(times) - 1) // 2], behind)
+        worst = last if furthest - (last.step or 0) > 1 else longest
+        times.sort()
+        middle = times[(len(times) - 1) // 2]
+        return Slowest(worst.rank, worst.node, worst.step_seconds or 0.0, middle, furthest - (worst.step or 0))
 
     def checks(self) -> List[Check]:
         found = []
@@ -181,11 +192,12 @@ class RunView:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _metric(self, metric: Metric) -> None:
-        t = metric.t + self._offsets.get(metric.node, 0.0)
+        offset = self._offsets.get(metric.node, 0.0)
+        t = metric.t + offset
         if self._impossible(t):
             return
         self._saw(t)
-        self.progress.add(metric if t == metric.t else dataclasses.replace(metric, t=t))
+        self.progress.add(metric, offset)
         if self._reporter is None or metric.rank < self._reporter:
             self._reporter = metric.rank
         rank = self.ranks.get(metric.rank)
@@ -227,7 +239,7 @@ class RunView:
         self._saw(t)
         node = self.node(sample.node)
         node.add(sample, t)
-        for name, value in node.means().items():
+        for name, value in node.means.items():
             if value is not None:
                 self.cluster[name].add(t, value)
 

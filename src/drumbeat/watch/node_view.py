@@ -56,6 +56,9 @@ class NodeView:
     received: Optional[float] = None  # bytes per second, between the last two samples
     sent: Optional[float] = None
     energy: Optional[float] = None  # joules of its GPUs since the first sample
+    # What the node's curves show: the mean over its GPUs, for power the sum; network is in and out together.
+    means: Dict[str, Optional[float]] = field(default_factory=lambda: dict.fromkeys(CURVES))
+    slowed: int = 0  # GPUs that something slows down
     joined: bool = False
     lost: str = ""  # why
     ranks: Dict[int, RankView] = field(default_factory=dict)
@@ -77,12 +80,13 @@ class NodeView:
         self.memory_used, self.memory_total = _whole(sample.memory.get("used")), _whole(sample.memory.get("total"))
         self.gpus = sample.gpus or self.gpus  # where vendor tools are asked, not every sample has them
         self.sampled, self._cpu, self._network = t, sample.cpu, sample.network
-        for name, value in self.means().items():
+        self.means = self._means()
+        self.slowed = sum(1 for gpu in self.gpus if gpu.throttle)
+        for name, value in self.means.items():
             if value is not None:
                 self.curves[name].add(t, value)
 
-    def means(self) -> Dict[str, Optional[float]]:
-        """What the node's curves show: the mean over its GPUs, for power the sum; network is in and out together."""
+    def _means(self) -> Dict[str, Optional[float]]:
         traffic_now = [value for value in (self.received, self.sent) if value is not None]
         power = [gpu.power for gpu in self.gpus if gpu.power is not None]
         return {

@@ -34,10 +34,10 @@ _OF_GPU: Dict[str, Callable[[Any], Optional[float]]] = {
 
 
 def head_data(session: Session) -> Dict[str, Any]:
-    plain: Dict[str, Any] = to_plain(session.head())
-    slowest = session.head().slowest
-    if slowest:
-        plain["slowest"]["spread"] = slowest.spread
+    head = session.head()
+    plain: Dict[str, Any] = to_plain(head)
+    if head.slowest:
+        plain["slowest"]["spread"] = head.slowest.spread
     marks = sorted(session.view.marks, key=lambda mark: mark.t)
     return {"head": plain, "marks": [[mark.t, mark.kind, mark.text] for mark in marks]}
 

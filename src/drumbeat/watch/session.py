@@ -20,12 +20,14 @@ from drumbeat.watch.model import RunView
 _STATUS_EVERY = 3.0  # seconds between two looks at how the run stands
 _FIRST_READ = 24 << 20  # bytes of earlier metrics and telemetry that are read at the start, over all nodes
 _LEAST_READ = 12 << 10  # bytes of each file
+_MANY_NODES = 64  # above, a node's monitor writes this many samples at once, and one of them is enough:
+_BATCH = 6
 _LAST_BYTES = 32 << 10  # of a rank's log
 _AT = RunFolder("")
 
 
 class Session:
-    """`tick` every second; everything else only answers."""
+    """`tick` every `interval` seconds; everything else only answers."""
 
     def __init__(self, run: Run) -> None:
         try:
@@ -35,7 +37,10 @@ class Session:
         self.run, self.view = run, RunView(order)
         nodes = order.nodes if order else max(1, len(run.nodes()))
         share = max(_LEAST_READ, _FIRST_READ // (2 * nodes))
-        self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share)
+        many = nodes > _MANY_NODES
+        self.interval = 2.0 if many else 1.0  # seconds between two ticks
+        every = _BATCH if many else 1
+        self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share, every=every)
         self.standing = Standing(run.run_id, run.record.name, created=run.record.created, folder=run.path)
         self._next_status = 0.0
         self._over = False  # it has ended, and everything was read

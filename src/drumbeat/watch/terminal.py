@@ -198,7 +198,7 @@ class WatchApp(App[None]):
         self.query_one("#nodes", Rows).focus()
         self.query_one("#events").display = self.size.height >= _ROOMY
         self.call_after_refresh(self.refresh_run)
-        self.set_interval(_EVERY, self.refresh_run)
+        self.set_interval(self.session.interval, self.refresh_run)
 
     def refresh_run(self) -> None:
         for _ in range(5):

@@ -132,7 +132,7 @@ def finding_words(finding: Finding) -> str:
 
 def node_cells(node: NodeView) -> Tuple[str, ...]:
     """In the order of COLUMNS."""
-    means, gpus = node.means(), node.gpus
+    means, gpus = node.means, node.gpus
     clocks = [gpu.clock for gpu in gpus if gpu.clock is not None]
     heat = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
     remark = f"lost: {node.lost}" if node.lost else ", ".join(node.throttle)

@@ -26,7 +26,6 @@ from drumbeat.watch.openmetrics import exposition
 from drumbeat.watch.session import Session
 
 PORT = 8765
-_EVERY = 1.0  # seconds between two messages
 _WAITING = 3  # messages that a slow browser may have waiting before it is sent everything anew
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
 _TYPES = {
@@ -37,7 +36,7 @@ _TYPES = {
 
 
 class Hub:
-    """Reads the run once per second, whoever watches, and hands each browser what is new."""
+    """Reads the run every second or two, whoever watches, and hands each browser what is new."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -52,13 +51,13 @@ class Hub:
                 await asyncio.sleep(0)  # answer requests between two reads of a run that is still to be read
             if self._queues:
                 self._send()
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(self.session.interval)
 
     async def messages(self) -> AsyncIterator[str]:
         queue: asyncio.Queue[str] = asyncio.Queue(_WAITING)
         self._queues.add(queue)
         try:
-            yield self._message(whole=True)
+            yield self.message(whole=True)
             while True:
                 yield await queue.get()
         finally:
@@ -66,7 +65,7 @@ class Hub:
 
     def _send(self) -> None:
         widths = page_data.widths(self.session)
-        message = self._message(whole=widths != self._widths)
+        message = self.message(whole=widths != self._widths)
         self._widths = widths
         for queue in self._queues:
             try:
@@ -74,9 +73,9 @@ class Hub:
             except asyncio.QueueFull:
                 while not queue.empty():
                     queue.get_nowait()
-                queue.put_nowait(self._message(whole=True))
+                queue.put_nowait(self.message(whole=True))
 
-    def _message(self, whole: bool) -> str:
+    def message(self, whole: bool = False) -> str:
         since = None if whole else page_data.overlap_begin(self.session)
         data = {**page_data.head_data(self.session), "curves": page_data.curves(self.session, since)}
         return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"

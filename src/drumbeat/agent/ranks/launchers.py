@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
+from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
@@ -181,7 +181,7 @@ def _refused(why: str) -> Finding:
 def plain_end(rank: int, status: int) -> End:
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return End(rank, code, number, time.time(), bool(os.WCOREDUMP(status)))
+    return End(rank, code, number, clock.now(), bool(os.WCOREDUMP(status)))
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:

@@ -22,6 +22,7 @@ from drumbeat.agent.ranks.stages import Stages
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.order import EnvVar
 from drumbeat.plan.argv import STAND_INS
+from drumbeat.plan.launchers import accelerate
 from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.launchers.inside import Script
 from drumbeat.plan.launchers.others import refusal
@@ -32,7 +33,7 @@ from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
-PYTHONS = ("python", "python3")
+_CONFIG_LIMIT = 1 << 20
 _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-m deepspeed")
 
 
@@ -72,17 +73,22 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
     names = list(LAUNCHERS + OUTSIDE)
     for name in names:
         _program(settings.folder, name, f'exec {call} {name} "$@"\n')
-    if script.starts_modules(environ):
-        for name in PYTHONS:
-            _program(settings.folder, name, _python(settings.folder, name, call))
-        names += PYTHONS
+    for name in script.pythons(environ):
+        _program(settings.folder, name, _python(settings.folder, name, call))
+        names.append(name)
     path = os.pathsep.join([settings.folder, environ.get("PATH", os.defpath)])
     why = "a launcher that the script starts gets this run's nodes, logs and cores"
     variables = {STAND_INS: settings.folder, "PATH": path}
     # Red Hat's `which` prints the text of a function; a script that asks it for a program must get a path.
     if "BASH_FUNC_which%%" not in environ:
-        variables.update({f"BASH_FUNC_{name}%%": f'() {{ "${STAND_INS}/{name}" "$@"; }}' for name in names})
+        variables.update({f"BASH_FUNC_{name}%%": _function(name) for name in names if name.isidentifier()})
     return [EnvVar(name, value, why, "default") for name, value in variables.items()]
+
+
+def _function(name: str) -> str:
+    """For bash. Another node, to which the script may carry its environment, has no such folder."""
+    stand_in = f"${STAND_INS}/{name}"
+    return f'() {{ if [ -x "{stand_in}" ]; then "{stand_in}" "$@"; else command {name} "$@"; fi; }}'
 
 
 def _program(folder: str, name: str, text: str) -> None:
@@ -135,6 +141,8 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
     found = find_launcher(command)
     if found is None or {"--help", "--version"} & set(found.flags):
         return [real, *command[1:]]
+    if found.kind == "accelerate":
+        found = replace(found, config=_accelerate_config(found, environ))
     if not settings.once:
         raise Problem(
             f"the command was started once for each rank, and starts {found.words} itself: every rank would become "
@@ -143,6 +151,11 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
         )
     if found.kind == "composer":
         raise Problem(f"{found.words} inside a script", "write it as the command: drumbeat run -- composer ...")
+    if (found.nodes or 1) > len(settings.counts):
+        raise Problem(
+            f"the script's {found.words} is for {found.nodes} nodes, but this run has {len(settings.counts)}",
+            f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",
+        )
     number = stages.begin(command)
     found = replace(found, program=real)
     if not found.python:
@@ -158,6 +171,20 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
     if settings.node == 0 and said and found.kind in WITH_DRIVER:
         print(f"drumbeat: {found.words}: {said} (drumbeat sets these itself)", file=sys.stderr, flush=True)
     return list(launcher_argv(found, peers, settings.node, tools))
+
+
+def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, str]:
+    """What accelerate's configuration file says about nodes and ranks."""
+    from yaml import YAMLError, safe_load
+
+    path = accelerate.config_path(found.flags, environ)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return accelerate.from_config(safe_load(file.read(_CONFIG_LIMIT)))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
+        raise Problem(f"{path}: cannot be read: {error}") from None
 
 
 def _peers(settings: Settings, found: Found, port: int) -> Peers:

@@ -33,6 +33,7 @@ class Scene:
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
+    beat: Callable[[], None]  # tells the guard that the agent is alive
 
 
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
@@ -63,5 +64,7 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
         watchers.append(Census())
-        sensors.append(CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated))
+        sensors.append(
+            CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat)
+        )
     return Watching(watchers, sensors, record, tell, scene.attempt)

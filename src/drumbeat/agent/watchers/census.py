@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw
 from drumbeat.plan.world_seen import Row
+from drumbeat.processes import in_child
+from drumbeat.record import from_plain, to_plain
 
 _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look makes the next one wait so many times longer
-_LONGEST = 20.0
+_LONGEST = 5.0
+_LOOK_WITHIN = 5.0
 _GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
 _NAMES = (b"RANK=", b"WORLD_SIZE=", b"MASTER_ADDR=", b"MASTER_PORT=")
 _MPI = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -34,9 +38,16 @@ class CensusLooks:
     all ranks of this node are seen and connected."""
 
     def __init__(
-        self, node: int, ranks: int, mains: Callable[[], Sequence[int]], port: int, shared_loopback: bool
+        self,
+        node: int,
+        ranks: int,
+        mains: Callable[[], Sequence[int]],
+        port: int,
+        shared_loopback: bool,
+        beat: Callable[[], None],
     ) -> None:
         self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
+        self.beat = beat
         self._begin: Optional[float] = None
         self._next = 0.0
         self._wait = _FIRST
@@ -49,10 +60,22 @@ class CensusLooks:
             return []
         self._wait = min(self._wait * _SLOWER, _LONGEST)
         self._next = now + self._wait
-        rows = look(self.node, self.mains(), self.port, self.shared_loopback)
+        rows = self._look()
+        if rows is None:
+            return []
         whole = len(rows) == self.ranks and not any(row.alone or row.starts_others for row in rows)
         self._complete = self._complete + 1 if whole else 0
         return [Saw("census", {"rows": rows, "complete": whole})]
+
+    def _look(self) -> Optional[List[Row]]:
+        """In a child: a process that hangs in the kernel can block whoever reads about it."""
+        mains = self.mains()
+        answer = in_child(
+            lambda: json.dumps(to_plain(look(self.node, mains, self.port, self.shared_loopback))).encode(),
+            _LOOK_WITHIN,
+            self.beat,
+        )
+        return None if answer is None else [from_plain(Row, row) for row in json.loads(answer)]
 
 
 class Census:

@@ -106,6 +106,8 @@ class Hang:
         return [Emit("resumed", {"seconds": round(paused, 1)})] if said else []
 
     def _tick(self, now: float) -> List[Action]:
+        if any(code != 0 for _, code, _, _ in self._ended.values()):
+            return []  # a rank has failed: the attempt ends by that
         if self._waiting is not None:
             whole = len(self._answers) == len(self.members)
             return self._judge(now) if whole or now - self._waiting > _ANSWERS else []

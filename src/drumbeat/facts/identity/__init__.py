@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Mapping, Tuple
 
 from drumbeat.facts.host import Host
-from drumbeat.facts.identity import by_hand, given, kubernetes, mpich, openmpi, pbs, runai, slurm
+from drumbeat.facts.identity import by_hand, flux, given, kubernetes, lsf, mpich, openmpi, pbs, runai, slurm
 from drumbeat.facts.model import Identity
 
 Reader = Callable[[Host, Mapping[str, str], List[str]], Identity]
@@ -26,7 +26,9 @@ _READERS: Tuple[Tuple[str, Reader], ...] = (
     ("DRUMBEAT_SCHEDULER", given.read),
     ("OMPI_COMM_WORLD_RANK", openmpi.read),
     ("MPI_LOCALRANKID", mpich.read),
+    ("FLUX_TASK_RANK", flux.read),
     ("SLURM_JOB_ID", slurm.read),
+    ("LSB_JOBID", lsf.read),
     ("PBS_JOBID", pbs.read),
     ("RUNAI_NUM_OF_GPUS", runai.read),
     ("KUBERNETES_SERVICE_HOST", _pod),

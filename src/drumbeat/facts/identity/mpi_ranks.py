@@ -6,7 +6,7 @@ import dataclasses
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.facts.host import Host
-from drumbeat.facts.identity import fields, pbs, slurm
+from drumbeat.facts.identity import fields, lsf, pbs, slurm
 from drumbeat.facts.model import Identity
 from drumbeat.facts.parse import integer
 
@@ -55,4 +55,6 @@ def _batch_job(host: Host, environ: Mapping[str, str], notes: List[str]) -> Iden
         return slurm.read(host, job, notes)
     if environ.get("PBS_JOBID"):
         return dataclasses.replace(pbs.read(host, environ, notes), gpus=None)
+    if environ.get("LSB_JOBID"):
+        return lsf.read(host, environ, notes)
     return Identity()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Callable, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.plan.launchers.find import python_module
 from drumbeat.plan.launchers.others import SHELLS, runs_text, without_wrappers
@@ -33,6 +33,7 @@ _LAUNCHER = re.compile(
     re.M,
 )
 _PYTHON_MODULE = re.compile(r"\s-\w*m\s*" + _MODULE)
+_PYTHON_NAME = re.compile(r"(?<![\w./-])python3\.\d{1,2}(?=\s)")
 _RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
 _NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -62,9 +63,10 @@ class Script:
         module = _PYTHON_MODULE.search(text)
         return f"python {' '.join(module[0].split())}" if module else ""
 
-    def starts_modules(self, environ: Mapping[str, str]) -> bool:
-        """Whether it starts a launcher by `python -m`."""
-        return bool(_PYTHON_MODULE.search(self.expanded(environ)))
+    def pythons(self, environ: Mapping[str, str]) -> List[str]:
+        """Interpreters that it calls by name, if it starts a launcher by `python -m`."""
+        text = self.expanded(environ)
+        return sorted({"python", "python3", *_PYTHON_NAME.findall(text)}) if _PYTHON_MODULE.search(text) else []
 
     def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
         """As its launcher's flags say; None if they do not, or give no number."""

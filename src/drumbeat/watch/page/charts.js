@@ -79,7 +79,7 @@ export class Chart {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 46, r: 10, t: named && !this.compact ? 22 : 6, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: this.compact ? 4 : 7, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.log ? "normal" : "tozero" },
+      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.log ? "normal" : "tozero" },
     };
     if (this.range) layout.yaxis.range = this.range;
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });
@@ -90,7 +90,7 @@ export class Chart {
 export class Painter {
   constructor(charts) {
     this.charts = charts;
-    this.slowest = 0;
+    this.spent = { messages: [], charts: [] }; // milliseconds, the latest ones
     let turn = 0;
     const step = () => {
       const waiting = (_, index) => this.charts[(turn + index) % this.charts.length];
@@ -99,11 +99,16 @@ export class Painter {
       if (next && window.Plotly) {
         const begin = performance.now();
         next.draw();
-        this.slowest = Math.max(this.slowest, performance.now() - begin);
+        this.note("charts", performance.now() - begin);
       }
       requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
+  }
+
+  note(what, milliseconds) {
+    this.spent[what].push(milliseconds);
+    if (this.spent[what].length > 200) this.spent[what].shift();
   }
 
   restyle() { for (const chart of this.charts) chart.dirty = true; }

@@ -149,7 +149,12 @@ async function listen() {
     if (done) throw new Error("");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ")) take(JSON.parse(part.slice(6)));
+    for (const part of parts) {
+      if (!part.startsWith("data: ")) continue;
+      const begin = performance.now();
+      take(JSON.parse(part.slice(6)));
+      painter.note("messages", performance.now() - begin);
+    }
   }
 }
 
@@ -196,6 +201,6 @@ setInterval(() => {
   if (!latest || latest.updated === null || latest.state !== "running") { $("age").textContent = ""; return; }
   $("age").textContent = `data ${duration(Math.max(0, Date.now() / 1000 - latest.updated))} old`;
 }, 1000);
-window.drumbeat = { painter, charts, get latest() { return latest; }, get received() { return received; } }; // for tests
+window.drumbeat = { charts, spent: painter.spent, get latest() { return latest; }, get received() { return received; } }; // for tests
 stayConnected();
 setTimeout(refreshNodes, 700);

@@ -1,0 +1,73 @@
+"""Every drumbeat line in README and docs is one that drumbeat takes, and every page is in the site."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from drumbeat.cli import COMMANDS, document, parser_for
+from drumbeat.runfolder import document as events
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+START = re.compile(r"(?:^|\s)(?:python3 )?(?:\S*/)?drumbeat(?:\.pyz)? (?! )")
+
+
+def lines(page):
+    """Commands in fenced blocks: what stands after a `$`, or in a block without output."""
+    for kind, text in FENCE.findall(page.read_text()):
+        if kind in ("python", "yaml", "json", "dockerfile"):
+            continue
+        text = text.replace("\\\n", " ")
+        shown = "$ " in text
+        for line in text.splitlines():
+            if shown != line.startswith("$ "):
+                continue
+            line = line[2:] if shown else line
+            found = START.search(line)
+            if (
+                found
+                and not line.lstrip().startswith("#")
+                and (found.start() == 0 or line.split()[0] in ("srun", "python3"))
+            ):
+                yield line[found.end() :]
+
+
+def words_of(line):
+    line = re.split(r"\s(?:\||&&|>|2>|<)\s?|\s#\s", line)[0]
+    return shlex.split(line.replace("[", "").replace("]", ""), comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_are_taken(page, capsys):
+    for line in lines(page):
+        words = words_of(line)
+        if not words or "..." in words or words[0].endswith(("COMMAND", ":")):
+            continue  # a form to be filled in, or a message of drumbeat's
+        assert words[0] in COMMANDS or words[0].startswith("-"), f"{page.name}: drumbeat {line}"
+        if words[0] not in COMMANDS:
+            continue
+        own = words[1 : words.index("--")] if "--" in words else words[1:]
+        try:
+            parser_for(words[0])[0].parse_args(own)
+        except SystemExit as end:
+            assert end.code == 0, f"{page.name}: drumbeat {line}\n{capsys.readouterr().err}"
+
+
+def test_pages_made_from_the_code():
+    page = document.page()
+    assert all(f"## drumbeat {name}" in page for name in COMMANDS) and "`--table markdown\\|csv\\|latex`" in page
+    assert "| `seconds` | `float` | since the lead began to wait |" in events.page()
+
+
+def test_the_links_of_the_readme_exist():
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text()):
+        assert "://" in link or (ROOT / link).exists(), f"README.md: {link}"
+
+
+def test_no_internal_ids():
+    ids = re.compile(r"\b[SE]\d-[0-9a-z]{1,2}\b|\b[Ii]ssue \d{1,2}\b|\brequirements? \d\.\d|\bdesign rule \d")
+    for page in [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]:
+        assert not ids.findall(page.read_text()), page

@@ -1,0 +1,134 @@
+"""The desk's commands against a stand-in for kubectl whose pods are processes: agents, mirror and restarts are real."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.kubernetes import stand_in
+
+SRC = Path(__file__).parent.parent.parent / "src"
+WHO = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('WORD'), flush=True)\n"
+GOES_ON = """
+import os, pathlib, time
+kept = pathlib.Path(os.environ["KEPT"]) / f"step-{os.environ['RANK']}"
+first = int(kept.read_text()) if kept.exists() else 0
+print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at step", first, flush=True)
+for step in range(first, 40):
+    kept.write_text(str(step))
+    time.sleep(0.1)
+print("done", flush=True)
+"""
+
+
+class Desk:
+    def __init__(self, base):
+        self.base, self.cluster, self.home = base, base / "cluster", base / "home"
+        for folder in (self.cluster, base / "bin", self.home):
+            folder.mkdir()
+        path = base / "bin" / "kubectl"
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in.__file__} "$@"\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        self.environ = {
+            "PATH": f"{base / 'bin'}:{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": str(self.home),
+            "PYTHONPATH": str(SRC), "LANG": "C.UTF-8", "STAND_IN": str(self.cluster),
+        }  # fmt: skip
+
+    def __call__(self, *words, **more):
+        argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
+        environ = {**self.environ, **more}
+        return subprocess.run(
+            argv, env=environ, cwd=self.home, capture_output=True, text=True, timeout=170, check=False
+        )
+
+    def job(self, name, script, **keys):
+        (self.home / f"{name}.py").write_text(script)
+        lines = {
+            "name": name, "site": "kubernetes", "nodes": 2, "ranks-per-node": 1, "container": "image:1", "workdir": self.home,
+            "python": sys.executable, "command": f"{sys.executable} {self.home}/{name}.py", "stop-grace": "5s",
+        }  # fmt: skip
+        lines.update((key.replace("_", "-"), value) for key, value in keys.items())
+        path = self.home / f"{name}.yaml"
+        path.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+        return path
+
+    def submit(self, job, **more):
+        done = self("submit", job, "--json", **more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def objects(self):
+        return [
+            name for name in os.listdir(self.cluster) if name.partition("-")[0] in ("Job", "ConfigMap", "Secret", "Pod")
+        ]
+
+    def end(self):
+        environ = {**os.environ, **self.environ}
+        subprocess.run([str(self.base / "bin" / "kubectl"), "delete", "all"], env=environ, timeout=60, check=False)
+
+
+@pytest.fixture
+def desk(tmp_path):
+    made = Desk(tmp_path)
+    yield made
+    made.end()
+
+
+def test_submit_follow_and_nothing_left(desk):
+    job = desk.job("who", WHO, env="{WORD: pass}")
+    shown = desk("plan", "--render", "--save", "order.json", job, WORD="xyzzy-42")
+    assert shown.returncode == 0 and "# kind job: the cluster has no operator" in shown.stdout, shown.stderr
+    run = desk.submit("order.json", WORD="xyzzy-42")
+    assert run["handle"].startswith("kubernetes://team@bench/who-")
+    assert (Path(run["folder"]) / "manifest.yaml").read_text() == shown.stdout, "what was shown is what was sent"
+    assert "xyzzy-42" not in shown.stdout + (desk.cluster / "calls.jsonl").read_text()
+    followed = desk("logs", "--follow", run["handle"])
+    assert sorted(followed.stdout.splitlines()) == ["[0] rank 0 of 2 xyzzy-42", "[1] rank 1 of 2 xyzzy-42"], (
+        followed.stderr
+    )
+    state = json.loads(desk("status", "--json").stdout)["status"]
+    assert state["state"] == "finished" and state["exit_code"] == 0
+    assert desk.objects() == [], "all that was made for the run is gone"
+    assert "rank 1 of 2" in desk("logs", "--rank", 1).stdout, "and the logs are here"
+
+
+def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch):
+    kept = desk.base / "kept"
+    kept.mkdir()
+    run = desk.submit(desk.job("goeson", GOES_ON, env=f"{{KEPT: {kept}}}"))
+    name = run["handle"].rpartition("/")[2]
+    wait_for(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 3, 90, "some steps")
+    monkeypatch.setattr(stand_in, "FOLDER", str(desk.cluster))
+    monkeypatch.setenv("PATH", desk.environ["PATH"])
+    stand_in.kill_pod(name, 1)
+    followed = desk("logs", "--follow", run["run_id"])
+    state = json.loads(desk("status", "--json").stdout)
+    assert state["status"]["state"] == "finished", (state, followed.stdout, followed.stderr)
+    attempts = state["summary"]["attempts"]
+    assert [attempt["outcome"] for attempt in attempts] == ["failed", "finished"]
+    again = desk("logs", "--attempt", 1).stdout
+    assert "done" in again and "begins at step 0" not in again, "from its checkpoint"
+
+
+def test_cancel_gives_time_to_save(desk):
+    script = (
+        WHO
+        + "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+    )
+    run = desk.submit(desk.job("waits", script + "time.sleep(300)\n"))
+    wait_for(lambda: desk("logs", run["run_id"]).stdout.count("rank") == 2, 90, "both ranks")
+    done = desk("cancel", run["run_id"])
+    assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+    assert desk("logs", run["run_id"]).stdout.count("saved") == 2 and desk.objects() == []
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_job_that_is_refused_half_way_leaves_nothing(desk, call):
+    done = desk("submit", desk.job("refused", WHO), STAND_IN_REFUSES=str(call))
+    assert done.returncode == 2 and "may not create jobs" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert desk.objects() == [] and not list(desk.home.glob("runs/*"))

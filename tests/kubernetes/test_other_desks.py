@@ -1,0 +1,55 @@
+"""A desk that is no Linux machine: nothing that only Linux has is used to submit, ask and read."""
+
+import json
+import os
+
+import pytest
+
+from tests.kubernetes.test_desk import WHO, Desk
+
+# What Python has on Linux alone, and the files that only Linux has.
+MAC = """
+import builtins, os, select, signal, sys
+for module, names in ((os, ("sched_getaffinity", "sched_setaffinity", "pidfd_open", "memfd_create", "eventfd", "copy_file_range",
+                            "posix_fadvise", "O_PATH", "O_TMPFILE", "splice")),
+                      (select, ("epoll", "EPOLLIN")), (signal, ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo"))):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+sys.platform = "darwin"
+_open, _os_open = builtins.open, os.open
+def refuse(path):
+    if isinstance(path, str) and path.startswith(("/proc/", "/sys/")):
+        raise FileNotFoundError(2, "No such file or directory", path)
+def plain(path, *rest, **more):
+    refuse(path)
+    return _open(path, *rest, **more)
+def low(path, *rest, **more):
+    refuse(path)
+    return _os_open(path, *rest, **more)
+builtins.open, os.open = plain, low
+"""
+
+
+@pytest.fixture
+def mac(tmp_path):
+    made = Desk(tmp_path)
+    (tmp_path / "mac").mkdir()
+    (tmp_path / "mac" / "sitecustomize.py").write_text(MAC)
+    made.linux = dict(made.environ)
+    made.environ["PYTHONPATH"] = f"{tmp_path / 'mac'}:{made.environ['PYTHONPATH']}"
+    # the stand-in for kubectl plays the cluster, which is a Linux machine
+    path = tmp_path / "bin" / "kubectl"
+    path.write_text(path.read_text().replace("exec ", f"PYTHONPATH={made.linux['PYTHONPATH']} exec ", 1))
+    yield made
+    made.environ = made.linux
+    made.end()
+
+
+def test_submit_status_and_logs(mac):
+    run = mac.submit(mac.job("who", WHO))
+    followed = mac("logs", "--follow", run["run_id"])
+    assert sorted(followed.stdout.splitlines()) == ["[0] rank 0 of 2 None", "[1] rank 1 of 2 None"], followed.stderr
+    status = mac("status", "--json")
+    assert json.loads(status.stdout)["status"]["state"] == "finished", status.stderr
+    assert "who-" in mac("list").stdout and os.path.exists(run["folder"])

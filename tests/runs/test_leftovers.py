@@ -1,0 +1,90 @@
+"""What is left when everything that would have ended it was killed at once; fork chains; what has no effect here."""
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+
+from drumbeat.cli import main
+from drumbeat.desk.no_effect import as_run_here
+from drumbeat.order import Container, Option, Resources
+from drumbeat.processes import become_subreaper, sweep
+from tests.conftest import marked, wait_for
+from tests.runfolder.folders import order
+from tests.runs.test_nobody_left import assert_all_gone, begin, tree
+
+
+def test_desk_guards_and_agents_killed_at_once(drumbeat, tmp_path):
+    """Nobody is left who could end the ranks' own sessions: `status` counts them, `cancel` ends them."""
+    process, run_id = begin(drumbeat, tmp_path)
+    roles = tree(run_id)
+    victims = [*roles["agent"].values(), *roles["guard"].values(), process.pid]
+    for pid in victims:
+        os.kill(pid, signal.SIGSTOP)  # all of them at one moment, as far as they can tell
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not any(tree(run_id).values()), 20, "the end of guards and agents")
+    assert marked(run_id), "children of the ranks in sessions of their own"
+    said = drumbeat("status", run_id).stdout
+    assert "of its processes are still here" in said and f"drumbeat cancel {run_id}" in said, said
+    done = drumbeat("cancel", run_id)
+    assert done.returncode == 0 and "left behind" in done.stdout, done
+    assert_all_gone(run_id)
+    assert drumbeat("cancel", run_id).returncode == 2
+
+
+CHAINS = """
+import os, time
+for number in range(20):
+    if os.fork() == 0:
+        os.setsid()
+        while not os.fork():
+            time.sleep(0.005)
+        os._exit(0)
+time.sleep(600)
+"""
+
+
+def test_twenty_fork_chains_are_ended():
+    """Each link forks the next one and exits: a moving target, of which one look at the process table sees only the past."""
+    guard = os.fork()
+    if guard == 0:
+        become_subreaper()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", CHAINS])
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            os.waitpid(-1, os.WNOHANG)
+        left = sweep(seconds=20.0)
+        os._exit(1 if left else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]) == 0
+
+
+def test_what_has_no_effect_here_is_named(tmp_path):
+    asked = Resources(
+        account="a", memory="5G", exclusive=True, array="0-3", specific={"qos": "q"}, options=(Option("--mail-type=END", "job"),)
+    )  # fmt: skip
+    box = Container("apptainer", "x.sif", binds=("/data",))
+    made = dataclasses.replace(order(tmp_path), resources=asked, modules=("m",), container=box)
+    here, names = as_run_here(made)
+    assert names == ["account", "memory", "exclusive", "array", "qos", "--mail-type=END", "modules", "binds"]
+    assert here.resources.array == "" and as_run_here(order(tmp_path))[1] == []
+
+
+def test_one_damaged_run_folder_breaks_no_view(drumbeat, monkeypatch, capsys):
+    """Each file in turn is garbage: `list` shows what there is, and nothing prints a traceback."""
+    assert drumbeat("run", "--", "true").returncode == 0
+    whole = drumbeat.run_folder()
+    monkeypatch.chdir(drumbeat.folder)
+    for name in ("run.json", "order.json", "summary.json", "events.jsonl"):
+        text = (whole / name).read_bytes()
+        (whole / name).write_bytes(b'\xff\x00{"a":')
+        for words in (["list"], ["status", str(whole)], ["diagnose", str(whole)]):
+            code = main(words)
+            said = capsys.readouterr().err
+            assert "Traceback" not in said and code in (0, 1, 2), (name, words, said)
+            assert words != ["list"] or code == 0, said
+        (whole / name).write_bytes(text)
+    assert main(["list"]) == 0 and "finished" in capsys.readouterr().out
