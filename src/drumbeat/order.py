@@ -155,6 +155,7 @@ class Order:
     restarts: int = 0
     fewest_nodes: Optional[int] = None  # with so many a restart may go on after a node was lost; none: with all
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
+    textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
     stop_grace: float = 60.0
     stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end
     time_limit: Optional[float] = None

@@ -233,6 +233,15 @@ class Job:
         flag="DIR",
         default_text="the site's, else ./runs",
     )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector: while the run goes on, the lead keeps a file with its numbers "
+        "there for Prometheus (docs/watch.md).",
+        "/var/lib/node_exporter/textfile",
+        None,
+        flag="DIR",
+        default_text="the site's, else none",
+    )
     time: Optional[int] = key(
         "duration",
         "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or "
@@ -260,7 +269,7 @@ class Job:
         "Run once when the run has ended for good, by the lead on its node: to send a message, say. Split into words, no shell; "
         "`{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in DRUMBEAT_RUN_ID and so "
         "on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
-        "ntfy publish my-topic '{run_id}: {outcome}'",
+        "ntfy publish my-topic '{run_id} {outcome}'",
         (),
         default_text="nothing",
     )
