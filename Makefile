@@ -36,11 +36,13 @@ drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -n
 .PHONY: docs dist
 
 # The documentation as a site, in site/; every link and anchor is checked.
-docs: $(VENV)/.docs
-	$(BIN)/python -m mkdocs build --strict
+docs: .venv-docs/.done
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html"
 
-$(VENV)/.docs: $(VENV)/.cpu
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+.venv-docs/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 # dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
@@ -79,4 +81,4 @@ workloads: $(VENV)/.dev
 	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
 
 clean:
-	rm -rf $(VENV) .venv-newest drumbeat.pyz build dist site src/*.egg-info
+	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info

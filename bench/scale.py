@@ -50,10 +50,12 @@ from drumbeat.facts.model import Facts
 from drumbeat.facts.replay import FolderHost
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order, dump_order, load_order
+from drumbeat.processes import children
 from drumbeat.record import to_json
 
 RANKS = 8
-WORK = 10.0  # seconds of beats between the last start and the failure
+SETTLE = 3.0  # seconds after the last start that do not count as its steady state
+WORK = 15.0  # seconds of beats between that and the failure
 DEADLINE = 15.0  # the guard's
 
 
@@ -134,20 +136,24 @@ class Members:
         self.next_beats = 0.0
         self.world_bytes = 0
         self.hello_bytes = 0
+        self.redialled = 0
 
     def connect(self) -> None:
-        address = ("127.0.0.1", self.order.muster_ports[0])
         for number in range(1, self.order.nodes):
-            while True:
-                try:
-                    sock = socket.create_connection(address, timeout=30)
-                    break
-                except ConnectionRefusedError:  # the lead is not up yet
-                    time.sleep(0.05)
-            self.channels[number] = Channel(sock, self.token, lead=False)
-            self.selector.register(sock, selectors.EVENT_READ, number)
+            self._dial(number)
             if number % 64 == 0:
                 self.serve(0.0)
+
+    def _dial(self, number: int) -> None:
+        address = ("127.0.0.1", self.order.muster_ports[0])
+        while True:
+            try:
+                sock = socket.create_connection(address, timeout=30)
+                break
+            except ConnectionRefusedError:  # the lead is not up yet
+                time.sleep(0.05)
+        self.channels[number] = Channel(sock, self.token, lead=False)
+        self.selector.register(sock, selectors.EVENT_READ, number)
 
     def serve(self, timeout: float) -> None:
         for count, (key, _) in enumerate(self.selector.select(timeout)):
@@ -185,7 +191,11 @@ class Members:
             self._obey(number, channel, message)
         if channel.closed:
             self.selector.unregister(sock)
-            self.ended.add(number)
+            if number not in self.greeted:  # too late with its proof: as a real member would, it tries again
+                self.redialled += 1
+                self._dial(number)
+            else:
+                self.ended.add(number)
 
     def _obey(self, number: int, channel: Channel, message: Any) -> None:
         if isinstance(message, Ping):
@@ -213,6 +223,11 @@ class Members:
         channel.send(RankEnded(0, number * RANKS, 1, None, time.time(), False, cause))
 
 
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="drumbeat-scale-") as base:
         folder = os.path.join(base, "run")
@@ -232,9 +247,15 @@ def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
             them.serve(0.2)
             assert process.poll() is None, "the lead is gone"
         last_start = time.monotonic()
-        while time.monotonic() < last_start + WORK:
+        settled = last_start + SETTLE
+        while time.monotonic() < settled:
+            them.serve(0.1)
+        agent = children(process.pid)[0]
+        used, settled = cpu_seconds(agent), time.monotonic()
+        while time.monotonic() < settled + WORK:
             them.serve(0.1)
         failed = time.monotonic()
+        steady = (cpu_seconds(agent) - used) / (failed - settled)
         them.fail(1)
         while len(them.ended) < members - 1 and process.poll() is None:
             them.serve(0.2)
@@ -244,7 +265,7 @@ def measure(members: int, facts: List[Facts]) -> Dict[str, Any]:
         return {
             **json.loads(Path(base, "results").read_text()), "code": code, "muster": mustered,
             "connect": connected - begin, "last start": last_start - begin, "end": time.monotonic() - failed,
-            "hello": them.hello_bytes, "world": them.world_bytes,
+            "steady": steady, "redialled": them.redialled, "hello": them.hello_bytes, "world": them.world_bytes,
             "summary": os.path.getsize(os.path.join(folder, "summary.json")),
             "peers": os.path.getsize(os.path.join(folder, "peers.json")),
         }  # fmt: skip
@@ -282,6 +303,7 @@ def main(counts: List[int]) -> None:
             f"({found['busy']:.2f} s CPU)\n"
             f"  per node: {per_node['sent']:.1f} KiB sent to it, {per_node['received']:.1f} KiB received; hello "
             f"{found['hello']} B, world {found['world']} B\n"
+            f"  after the start: {100 * found['steady']:.1f} % of one core; members that dialled again: {found['redialled']}\n"
             f"  summary.json {found['summary']} B, peers.json {found['peers']} B",
             flush=True,
         )

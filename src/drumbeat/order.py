@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os.path
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple
 
@@ -16,6 +17,7 @@ LAUNCHERS = ("ranks", "torchrun", "tasks", "once")
 VISIBILITIES = ("all", "own")
 TRANSPORTS = ("any", "rdma", "roce", "ib", "ofi", "tcp")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+CODES = ("shared", "image", "sync")
 CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
 
@@ -153,6 +155,7 @@ class Order:
     restarts: int = 0
     fewest_nodes: Optional[int] = None  # with so many a restart may go on after a node was lost; none: with all
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
+    textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
     stop_grace: float = 60.0
     stop_signal: int = int(STOP_SIGNAL)  # what each rank's main process is sent when it should save and end
     time_limit: Optional[float] = None
@@ -180,6 +183,9 @@ class Order:
     checks: Dict[str, str] = field(default_factory=dict)  # a watcher's check -> one of CHECK_LEVELS
     floors: Dict[str, Floor] = field(default_factory=dict)  # one of COLLECTIVES -> the site's floor
     brings: Tuple[str, ...] = ()  # packages of drumbeat's own that agents copy to `{attempt}`: verify/collective_test
+    code: str = "shared"  # one of CODES: how the working tree gets to the nodes
+    code_root: str = ""  # sync: where it was packed
+    code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
     timing: Timing = field(default_factory=Timing)
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA
@@ -187,6 +193,15 @@ class Order:
     def __post_init__(self) -> None:
         assert self.launcher in LAUNCHERS, self.launcher
         assert self.visibility in VISIBILITIES, self.visibility
+
+    @property
+    def source_workdir(self) -> str:
+        """Where the code lies at the desk: the workdir itself, unless the job runs in a copy that was sent."""
+        if self.code != "sync":
+            return self.workdir
+        return os.path.normpath(
+            os.path.join(self.code_root, os.path.relpath(self.workdir, os.path.join(self.folder, "code")))
+        )
 
     @property
     def world_size(self) -> int:

@@ -13,6 +13,7 @@ import sys
 import time
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status, overall, parse_handle
+from drumbeat.desk.job_state import array_tasks
 from drumbeat.problem import Problem
 
 STATES = ("queued", "running", "finished", "failed", "cancelled")
@@ -22,7 +23,7 @@ class Toy(Backend):
     name = "toy"
     title = "Toy"
     default_site = ""
-    specific = ("qos",)
+    specific = ("qos", "dependency")
     exported = {"account": "TOY_ACCOUNT"}
     interactive = "toy-alloc"
 
@@ -34,6 +35,9 @@ class Toy(Backend):
 
     def notes(self, order):
         return ["toys break"] if order.resources.account == "careless" else []
+
+    def after(self, handles):
+        return ":".join(parse_handle(handle).job for handle in handles)
 
     def render(self, order):
         node = f'{sys.executable} -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"'
@@ -58,7 +62,7 @@ class Toy(Backend):
             raise Problem("Toy refuses this job: no credit")
         queue = environ["TOY_QUEUE"]
         number = str(1 + len(os.listdir(queue)))
-        tasks = request.order.resources.array.split(",") if request.order.resources.array else [""]
+        tasks = [str(number) for number in array_tasks(request.order.resources.array)] or [""]
         os.mkdir(os.path.join(queue, number))
         for task in tasks:
             folder = os.path.join(queue, number, task or "only")

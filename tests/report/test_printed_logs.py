@@ -67,6 +67,7 @@ def test_bad_input(tmp_path, capsys):
     good = printed(tmp_path / "a.out", 1, 4, 100.0, 9.0)
     assert main(["report", good, str(tmp_path / "noise.out")]) == 2
     assert main(["report", good, "--table", "csv"]) == 2
+    assert main(["compare", good]) == 2
     assert main(["report", good, good]) == 2, "a run is not compared with itself"
     assert "fewer than two" in capsys.readouterr().err
     assert main(["report", good, "--html", str(tmp_path / "no" / "such" / "x.html")]) == 2

@@ -180,3 +180,16 @@ def test_an_interrupt_before_anything_started(desk):
     process.communicate(timeout=60)
     assert process.returncode == 130
     nobody(desk)
+
+
+def test_code_that_only_the_desk_has_is_sent(desk):
+    project = desk.own / "project"
+    make = (
+        f"mkdir -p {project} && cd {project} && git init -q && echo runs > .gitignore && git add -A && "
+        "echo 'import helper; print(helper.WORD, flush=True)' > train.py && echo 'WORD = \"sent\"' > helper.py"
+    )
+    assert desk.machines.run(["sh", "-c", make]).returncode == 0
+    flags = ("--hosts", "oar1,oar2", "--ranks-per-node", "1", "--runs", project / "runs", "--workdir", project)
+    done = desk("run", *flags, "--code", "sync", "--", "python3", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sent") == 2

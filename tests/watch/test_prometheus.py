@@ -1,22 +1,26 @@
 """A real Prometheus scrapes /metrics; promtool likes the names."""
 
-import inspect
 import json
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import urllib.parse
 import urllib.request
 
 import pytest
 
+from drumbeat.watch import families
+from drumbeat.watch.textfile import TextFile
 from tests.conftest import ROOT
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
 
 pytest.importorskip("starlette")
-openmetrics = pytest.importorskip("drumbeat.watch.openmetrics")
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")), reason="needs prometheus with promtool"
+)
 
 CONFIG = """
 global: {{scrape_interval: 1s}}
@@ -34,8 +38,6 @@ def free_port():
 
 
 def test_a_real_prometheus(tmp_path):
-    if not (shutil.which("prometheus") and shutil.which("promtool")):
-        pytest.skip("needs prometheus with promtool")
     run = running(recorded(tmp_path / "r"))
     with served(run, tmp_path) as page:
         assert until(lambda: "drumbeat_step 40.0" in page.ask("/metrics")[2])
@@ -83,7 +85,50 @@ def test_every_name_on_the_grafana_board_exists():
         for name in re.findall(r"drumbeat_\w+", target["expr"])
     }
     known = {"drumbeat_tokens_per_second", "drumbeat_samples_per_second", "drumbeat_slowest_rank_step_duration_seconds"}
-    known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{name}" for name, _, _ in openmetrics._OF_RUN}
-    known |= set(re.findall(r'"(drumbeat_node_\w+)"', inspect.getsource(openmetrics)))
-    known |= {f"drumbeat_gpu_{name}" for name in re.findall(r'\("(\w+)", "', inspect.getsource(openmetrics._of_gpus))}
+    known |= {"drumbeat_median_rank_step_duration_seconds"} | {f"drumbeat_{each[0]}" for each in families._OF_RUN}
+    known |= {f"drumbeat_node_{each[0]}" for each in families._OF_NODE}
+    known |= {f"drumbeat_gpu_{each[0]}" for each in families._OF_GPU}
     assert asked and asked <= known
+
+
+def test_the_text_file_for_node_exporter(tmp_path):
+    run = recorded(tmp_path / "r")
+    (tmp_path / "collector").mkdir()
+    file = TextFile(str(tmp_path / "collector"), run.path)
+    file.update()
+    (written,) = (tmp_path / "collector").iterdir()
+    assert written.name == "drumbeat-r.prom"
+    text = written.read_text()
+    assert 'drumbeat_step{run="r"} 40.0' in text and 'drumbeat_tokens_per_second{run="r",over="run"} 4000.0' in text
+    assert 'drumbeat_gpu_energy_joules_total{run="r",node="0",host="n000",gpu="0"}' in text
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=60)
+    assert checked.returncode == 0 and checked.stderr == "", checked.stderr
+    file.remove()
+    assert list((tmp_path / "collector").iterdir()) == []
+
+
+def test_a_large_run_gives_no_part_for_the_whole(tmp_path):
+    (tmp_path / "collector").mkdir()
+    file = TextFile(str(tmp_path / "collector"), recorded(tmp_path / "r", nodes=17, ranks=1, last=10).path)
+    file.update()
+    text = (tmp_path / "collector/drumbeat-r.prom").read_text()
+    assert (
+        "drumbeat_step{" in text and "tokens_per_second" not in text and 'node="0"' in text and 'node="1"' not in text
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, capsys):
+    file = TextFile(str(tmp_path / "nowhere"), recorded(tmp_path / "r").path)
+    for _ in range(3):
+        file._next = 0.0
+        file.update()
+    assert capsys.readouterr().err.count("cannot write") == 1
+
+
+def test_the_lead_of_a_real_run_keeps_it(drumbeat, tmp_path):
+    (tmp_path / "collector").mkdir()
+    look = f"import time, glob; [time.sleep(0.1) for _ in range(300) if not glob.glob('{tmp_path}/collector/*.prom')]"
+    look += f"; print(open(glob.glob('{tmp_path}/collector/*.prom')[0]).read())"
+    done = drumbeat("run", "--textfile", tmp_path / "collector", "--", sys.executable, "-c", look, timeout=120)
+    assert done.returncode == 0 and "drumbeat_nodes_planned{run=" in done.stdout, done.stderr
+    assert list((tmp_path / "collector").iterdir()) == []

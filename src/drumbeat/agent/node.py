@@ -359,7 +359,7 @@ class Node:
         return {self.monitor} if self.monitor else set()
 
     def _start_monitor(self) -> int:
-        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order.nodes, self.folder.node)
+        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order, self.folder.node)
         env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
         return start(argv, env, os.path.sep, os.devnull, self.folder.agent_log)
 

@@ -146,6 +146,12 @@ class Backend:
 
     # -- the job -----------------------------------------------------------------------------------------------------
 
+    def after(self, handles: Sequence[str]) -> str:
+        """What `dependency` says for a job that starts only when these jobs have succeeded."""
+        raise self.unable(
+            "starts no job after another", "wait for the first: drumbeat submit --wait, then submit the second"
+        )
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Send it; the handle of what is now queued. The run folder is there, with order.json and drumbeat.pyz; what is
         to be sent is written there first. A Problem leaves nothing queued."""

@@ -25,7 +25,12 @@ _LEFT_OUT = ("integrations", "train", "watch", "predict")
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (
     "train/__init__.py", "train/parallel/__init__.py", "train/parallel/layout.py", "train/refusal.py",
-    *(f"watch/{name}.py" for name in ("__init__", "curve", "head", "model", "node_view", "plain", "session", "text")),
+    *(
+        f"watch/{name}.py"
+        for name in (
+            "__init__", "curve", "families", "head", "model", "node_view", "plain", "session", "text", "textfile",
+        )
+    ),
 )  # fmt: skip
 
 _SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts

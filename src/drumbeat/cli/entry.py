@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import TYPE_CHECKING, List
+
+if TYPE_CHECKING:
+    from drumbeat.watch.textfile import TextFile
 
 
 def main(arguments: List[str]) -> int:
@@ -24,7 +27,7 @@ def main(arguments: List[str]) -> int:
     if arguments[:1] == ["_monitor"]:
         from drumbeat.agent.monitor import run_monitor
 
-        return run_monitor(arguments[1:])
+        return run_monitor(arguments[1:], _open_textfile)
     if arguments[:1] == ["_files"]:
         import sys
 
@@ -46,3 +49,9 @@ def main(arguments: List[str]) -> int:
     from drumbeat import cli
 
     return cli.main(arguments)
+
+
+def _open_textfile(folder: str, run_path: str) -> TextFile:
+    from drumbeat.watch.textfile import TextFile
+
+    return TextFile(folder, run_path)

@@ -61,6 +61,13 @@ def _runs(found: Run) -> List[Tuple[Run, str]]:
     return [(task, f"{os.path.basename(task.path)}/") for task in found.array()] or [(found, "")]
 
 
+def follow(found: Run) -> None:
+    """What all ranks print, until the run ends."""
+    from argparse import Namespace
+
+    _follow(found, Namespace(rank=None, attempt=None, json=False))
+
+
 def _follow(found: Run, args: Any) -> bool:
     from drumbeat.backends.contract import UNKNOWN
     from drumbeat.desk.state import GOING_ON, status

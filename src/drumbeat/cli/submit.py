@@ -11,6 +11,17 @@ def add_arguments(parser: Any) -> None:
     from drumbeat.spec.flags import add_job_flags
 
     add_job_flags(parser)
+    group = parser.add_argument_group("before and after")
+    group.add_argument("--wait", action="store_true", help="until the job has ended; the exit code is the job's")
+    group.add_argument("--follow", action="store_true", help="as --wait, and show what its ranks print")
+    group.add_argument(
+        "--after",
+        action="append",
+        dest="after_runs",
+        default=[],
+        metavar="RUN",
+        help="start only when this run has succeeded; repeatable",
+    )
     add_json(parser)
 
 
@@ -20,7 +31,8 @@ def run(args: Any) -> int:
     import sys
 
     from drumbeat import backends
-    from drumbeat.desk.submit import queued_order, saved_order, submit
+    from drumbeat.desk.runs import find_run
+    from drumbeat.desk.submit import order_after, queued_order, saved_order, submit
     from drumbeat.spec.flags import load_job
 
     if args.job and args.job.endswith(".json"):
@@ -29,15 +41,41 @@ def run(args: Any) -> int:
         order, job_file = queued_order(load_job(args.job, args), os.environ), args.job
     for note in backends.get(order.backend).notes(order):
         print(f"{'warning':<9} {note}", file=sys.stderr)
+    order = order_after(order, [find_run(each, os.environ).record.handle for each in args.after_runs])
     handle = submit(order, job_file, os.environ)
     if args.json:
         print(
             json.dumps(
                 {"handle": handle, "job": handle.rpartition("/")[2], "run_id": order.run_id, "folder": order.folder}
-            )
+            ),
+            flush=True,
         )
-        return 0
-    print(f"{'submitted':<9} {handle} as {order.run_id}")
-    print(f"{'folder':<9} {order.folder}")
-    print(f"{'follow':<9} drumbeat logs --follow {order.run_id}", file=sys.stderr)
+    else:
+        print(f"{'submitted':<9} {handle} as {order.run_id}")
+        print(f"{'folder':<9} {order.folder}", flush=True)
+    if args.follow or args.wait:
+        return _wait(order.folder, args.follow)
+    if not args.json:
+        print(f"{'follow':<9} drumbeat logs --follow {order.run_id}", file=sys.stderr)
     return 0
+
+
+def _wait(folder: str, show: bool) -> int:
+    """Until it has ended. A Ctrl-C ends only the waiting: the job was submitted."""
+    import os
+    import sys
+
+    from drumbeat.cli.logs import follow
+    from drumbeat.desk.closing import closing_lines
+    from drumbeat.desk.runs import open_run
+    from drumbeat.desk.state import state_of
+    from drumbeat.desk.waiting import exit_code, wait_for_end
+
+    run = open_run(folder, os.environ)
+    if show:
+        follow(run)
+    state = wait_for_end(lambda: state_of(run))
+    lines = closing_lines(run, state.summary) if state.summary else [("end", state.status.state)]
+    for label, text in lines:
+        print(f"{label:<10} {text}", file=sys.stderr)
+    return exit_code(state)

@@ -27,7 +27,7 @@ def check_image(order: Order) -> None:
     by_name = "://" in used.image or not RUNTIMES[used.runtime].files
     if by_name and not used.image.startswith("/"):
         return  # a registry's name: only the node can tell
-    path = os.path.join(order.workdir, used.image)
+    path = os.path.join(order.source_workdir, used.image)
     if not os.path.exists(path):
         raise Problem(f"the image {path} does not exist", "build or pull it first; container: names it in the job file")
     if RUNTIMES[used.runtime].files and not is_image(path):

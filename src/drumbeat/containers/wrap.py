@@ -47,7 +47,7 @@ def bind_lines(order: Order) -> List[str]:
         "binds=",
         f"bind() {{ {both}; binds={joined}; }}",
         f"bind {shlex.quote(order.folder)}  # the run folder",
-        f"bind {shlex.quote(order.workdir)}  # the code",
+        *([] if order.code == "image" else [f"bind {shlex.quote(order.workdir)}  # the code"]),
         *(f"bind {shlex.quote(bind)}" for bind in used.binds),
         *_host_path_lines(order),
     ]

@@ -9,6 +9,7 @@ from typing import Mapping, Optional
 
 from drumbeat import __version__
 from drumbeat.backends.local import own_handle
+from drumbeat.desk.code_sync import put_into
 from drumbeat.desk.provenance import code_state
 from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order
@@ -42,11 +43,15 @@ def create_run(
         replace_json(folder.code, code)
         if diff:
             replace(folder.diff, diff, 0o600)
+        put_into(order)
         shutil.copyfile(bundle, folder.bundle)
         os.chmod(folder.bundle, 0o644)
         os.mkdir(folder.at("nodes"))
         replace(folder.stop, "")  # there from the start: opening a file that exists sees others' writes at once on NFS
         write_run_record(folder, _run_record(order, handle))  # last: a folder with a run.json is whole
+    except Problem:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise Problem(

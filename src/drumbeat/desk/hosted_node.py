@@ -7,6 +7,7 @@ silence counts as a request to stop. A detached one is on its own; the host keep
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -17,8 +18,10 @@ import sys
 import time
 from typing import Any, Callable, Dict, Mapping
 
+from drumbeat.backends.ssh import parcel
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
 from drumbeat.bundle.build import running_bundle
+from drumbeat.desk.code_sync import unpack
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import order_file
 from drumbeat.desk.scheduled_node import EVERY, joined
@@ -66,6 +69,8 @@ def _node(request: Mapping[str, Any]) -> int:
     order, node = load_order(request["order"]), int(request["node"])
     shared = _open_folder(order, str(request["handle"]), node)
     reply(prepared=True, shared=shared)
+    if not shared:
+        _take_parcel(order, read_bytes(int(read_line())))
     if read_line() != "go":
         return 1
 
@@ -105,6 +110,18 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
         record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
         replace_json(folder.run_json, {**record, "handle": handle})
     return False
+
+
+def _take_parcel(order: Order, data: bytes) -> None:
+    folder = RunFolder(order.folder)
+    parcel.unpack(data, folder.path)
+    if order.code != "sync":
+        return
+    with open(folder.code_archive, "rb") as file:
+        packed = file.read()
+    if hashlib.sha256(packed).hexdigest() != order.code_digest:
+        raise Problem("the code was changed on its way")
+    unpack(packed, folder.code_copy)
 
 
 def _run_node(order: Order, node: int, token: str) -> int:

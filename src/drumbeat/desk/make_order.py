@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping
 from drumbeat import backends
 from drumbeat.agent.ranks.script_text import script_at
 from drumbeat.backends.contract import Backend
+from drumbeat.desk.code_sync import with_code
 from drumbeat.desk.named_hosts import choose_hosts, on_hosts
 from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, LOGIN, Place
 from drumbeat.desk.surroundings import look_around
@@ -45,6 +46,15 @@ def site_of(job: Job, place: Place, environ: Mapping[str, str]) -> Site:
 
 
 def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
+    if job.code == "sync" and place.kind == INSIDE:
+        raise Problem(
+            f"{job.where('code')}: sync sends code to nodes, and this is a task on one of them already",
+            "leave it out here; drumbeat submit and drumbeat run outside of a task send it",
+        )
+    return with_code(_make_order(job, site, place, environ), job.code)
+
+
+def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -> Order:
     if on_hosts(job, site) and place.kind != INSIDE:
         return _on_hosts(job, site, place, environ)
     if place.kind == LOGIN:

@@ -19,8 +19,10 @@ _DEADLINE = 5.0  # seconds per question to git
 def code_state(order: Order) -> Tuple[Dict[str, Any], str]:
     """code.json, and the text of code.diff. `commit` is 'unknown' outside a git checkout; the digest is that of the whole
     diff, the text may be cut and has no secrets in it."""
-    workdir = order.workdir
+    workdir = order.source_workdir
     found: Dict[str, Any] = {"commit": "unknown", "dirty": None, "branch": None, "changed": []}
+    if order.code == "sync":
+        found["sent"] = {"archive": "code.tar.gz", "sha256": order.code_digest, "from": order.code_root}
     if order.container is not None:
         found["image"] = order.container.image
         found["image_digest"] = image_identity(os.path.join(workdir, order.container.image)) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 from drumbeat import backends
 from drumbeat.bundle.build import cached_bundle
@@ -46,8 +46,21 @@ def saved_order(path: str) -> Order:
     return order
 
 
-def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) -> str:
-    """The handle of the job that is now queued. A job that is refused leaves nothing behind."""
+def order_after(order: Order, handles: Sequence[str]) -> Order:
+    """The same, to be started only when the jobs with these handles have succeeded."""
+    if not handles:
+        return order
+    text = backends.get(order.backend).after(handles)
+    specific = order.resources.specific
+    joined = ",".join(part for part in (specific.get("dependency", ""), text) if part)
+    return replace(order, resources=replace(order.resources, specific={**specific, "dependency": joined}))
+
+
+def submit(
+    order: Order, job_file: Optional[str], environ: Mapping[str, str], files: Optional[Mapping[str, bytes]] = None
+) -> str:
+    """The handle of the job that is now queued. A job that is refused leaves nothing behind. `files` are put into the run
+    folder, readable by this user alone."""
     backend = backends.get(order.backend)
     if not backend.takes_hosts:  # other machines' files are not looked for here
         check_image(order)
@@ -60,6 +73,8 @@ def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) ->
         )
     folder = create_run(order, job_file, cached_bundle(environ), environ)
     try:
+        for name, data in (files or {}).items():
+            _write_private(folder.at(name), data)
         handle = backend.submit(request, environ)
     except (Problem, OSError) as error:
         _forget(folder, order, environ)
@@ -69,6 +84,12 @@ def submit(order: Order, job_file: Optional[str], environ: Mapping[str, str]) ->
     record = Run.open(folder.path).record
     write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
     return handle
+
+
+def _write_private(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
 
 
 def _forget(folder: RunFolder, order: Order, environ: Mapping[str, str]) -> None:

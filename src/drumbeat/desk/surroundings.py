@@ -75,9 +75,9 @@ def _programs(order: Order) -> List[str]:
 
 def check_command(order: Order, environ: Mapping[str, str]) -> None:
     """Before anything starts. After a `setup` only the node can tell."""
-    path = environ.get("PATH", os.defpath)
+    path, workdir = environ.get("PATH", os.defpath), order.source_workdir
     for program in [] if order.setup else _programs(order):
-        if shutil.which(os.path.join(order.workdir, program) if "/" in program else program, path=path) is None:
-            raise Problem(f"command not found: {program}", f"looked in {order.workdir if '/' in program else path}")
-    if not os.path.isdir(order.workdir):
-        raise Problem(f"workdir {order.workdir} is not a folder")
+        if shutil.which(os.path.join(workdir, program) if "/" in program else program, path=path) is None:
+            raise Problem(f"command not found: {program}", f"looked in {workdir if '/' in program else path}")
+    if not os.path.isdir(workdir):
+        raise Problem(f"workdir {workdir} is not a folder")

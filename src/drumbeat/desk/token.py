@@ -10,6 +10,8 @@ from typing import Mapping
 from drumbeat.home import users_folder
 from drumbeat.problem import Problem
 
+_SHORTEST = 16  # characters
+
 
 def fresh_token() -> str:
     """For agents that this desk starts itself: it reaches them in their environment and is never written."""
@@ -18,8 +20,14 @@ def fresh_token() -> str:
 
 def users_token(environ: Mapping[str, str]) -> str:
     """For nodes that are started by hand or by a scheduler: $DRUMBEAT_TOKEN, or the user's own 0600 file."""
-    if environ.get("DRUMBEAT_TOKEN"):
-        return environ["DRUMBEAT_TOKEN"]
+    given = environ.get("DRUMBEAT_TOKEN", "")
+    if given:
+        if len(given) < _SHORTEST:
+            raise Problem(
+                f"DRUMBEAT_TOKEN has {len(given)} characters: who sees two agents meet could find it by trying",
+                f"use at least {_SHORTEST} random ones, the same on all nodes: openssl rand -hex 32",
+            )
+        return given
     config = users_folder(environ, "XDG_CONFIG_HOME", ".config")
     path = os.path.join(config, "drumbeat", "token")
     try:
@@ -29,11 +37,14 @@ def users_token(environ: Mapping[str, str]) -> str:
         raise Problem(
             f"cannot keep a token in {path}: {error.strerror}", "export DRUMBEAT_TOKEN, the same on all nodes"
         ) from None
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
-        raise Problem(f"{path} can be read by others", f"chmod 600 {path}")
     with open(path, encoding="ascii", errors="replace") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise Problem(f"{path} can be read by others", f"chmod 600 {path}")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise Problem(f"{path} belongs to another user (uid {found.st_uid})", "delete it; a new one is made")
         token = file.read().strip()
-    if len(token) < 16:
+    if len(token) < _SHORTEST:
         raise Problem(
             f"{path} holds no token", f"delete it; a new one is made, and must be the same on all nodes: {path}"
         )

@@ -7,6 +7,8 @@ RUN/
   code.json            commit, dirty state, image digest   desk, once
   code.diff            what differs from the commit        desk, once; secrets are replaced, its size is limited
   packages.json        Python packages and versions        agent 0, once per start
+  code.tar.gz, code/   with `code: sync` the code that ran, packed and as the ranks see it   desk, once
+  call/                a submitted function and its arguments; what to call after a checkpoint   desk, once; ranks
   drumbeat.pyz         what every node runs                desk, once
   job.sh               the batch script, where there is one   desk, once
   NAME-J.out           what the whole job printed          the scheduler
@@ -73,6 +75,14 @@ class RunFolder:
     @property
     def packages(self) -> str:
         return self.at("packages.json")
+
+    @property
+    def code_archive(self) -> str:
+        return self.at("code.tar.gz")
+
+    @property
+    def code_copy(self) -> str:
+        return self.at("code")
 
     @property
     def bundle(self) -> str:

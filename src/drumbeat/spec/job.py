@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.order import CHECK_LEVELS, TRANSPORTS
+from drumbeat.order import CHECK_LEVELS, CODES, TRANSPORTS
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
 from drumbeat.spec.yamlfile import load_file, load_text, shown_path
@@ -215,6 +215,16 @@ class Job:
         flag="DIR",
         default_text="where you type",
     )
+    code: str = key(
+        "choice",
+        "How your code gets to the nodes: it is on storage that they share (shared), in the image (image), or sent with the job "
+        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most. The "
+        "run folder keeps that copy and its SHA-256.",
+        "sync",
+        "shared",
+        allowed=CODES,
+        flag="X",
+    )
     runs: Optional[str] = key(
         "path",
         "The folder in which each run gets its own.",
@@ -222,6 +232,15 @@ class Job:
         None,
         flag="DIR",
         default_text="the site's, else ./runs",
+    )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector: while the run goes on, the lead keeps a file with its numbers "
+        "there for Prometheus (docs/watch.md).",
+        "/var/lib/node_exporter/textfile",
+        None,
+        flag="DIR",
+        default_text="the site's, else none",
     )
     time: Optional[int] = key(
         "duration",

@@ -57,6 +57,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     hosts, master, port = find_hosts(job, site, here, nodes, emulated)
     env, passed = environment(job, site, here, emulated)
     runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
+    textfile = _path(job.textfile, job.where("textfile"), here) or _path(site.textfile, site.where("textfile"), here)
     order = Order(
         run_id=run_id,
         name=name,
@@ -86,6 +87,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         restarts=job.restarts or (launch and launch.restarts) or 0,
         fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
+        textfile=_absolute(textfile, here) if textfile else "",
         stop_grace=float(job.stop_grace),
         time_limit=None if job.time is None else float(job.time),
         user=here.user,

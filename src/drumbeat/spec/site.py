@@ -182,6 +182,12 @@ class Site:
         inner=SiteContainer,
         default_text="the job must say it",
     )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector on the nodes, if users may write there.",
+        "/var/lib/node_exporter/textfile",
+        None,
+    )
     runs: Optional[str] = key(
         "path",
         "The folder in which run folders are made, on storage that all nodes share.",

@@ -59,6 +59,11 @@ class Channel:
         self._out += self._outgoing.close(data)
 
     @property
+    def greeted(self) -> bool:
+        """Whether the other side has said hello as a lead does; it has proved nothing by that."""
+        return bool(self._answered)
+
+    @property
     def wants_write(self) -> bool:
         return bool(self._out) and not self.closed
 

@@ -15,7 +15,10 @@ FIRST_NOTICE = 10.0  # seconds after which the user is told that we wait
 NOTICE_EVERY = 30.0
 _RESOLVE_WITHIN = 30.0  # a name of the scheduler's or the user's own that no name server knows for so long is wrong
 _SPELLING = "check its spelling, or give an address (--master, MASTER_ADDR)"
-_ANSWER_WITHIN = 3.0  # seconds for a port's owner to prove that it is our lead
+_ANSWER_WITHIN = 3.0  # seconds for a port's owner to greet us
+_PROVE_WITHIN = (
+    15.0  # seconds for one that has greeted to prove that it is our lead: of a large job it has many to answer
+)
 
 
 def dial(
@@ -93,7 +96,8 @@ def _try(address: str, port: int, token: str, beat: Callable[[], None]) -> Optio
         sock.close()
         return None
     channel = Channel(sock, token, lead=False)
-    for _ in _pauses(_ANSWER_WITHIN):
+    begin = time.monotonic()
+    while time.monotonic() - begin < (_PROVE_WITHIN if channel.greeted else _ANSWER_WITHIN):
         beat()
         select.select([sock], [], [], 0.1)
         try:

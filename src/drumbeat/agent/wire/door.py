@@ -54,10 +54,12 @@ class Door:
     def tick(self, now: float) -> None:
         """Send those away who have not proved themselves in time. `now` must be given at least once per second."""
         self._clock = now
-        for source in list(self._since):
-            waiting = self._since[source]
-            while waiting and now - next(iter(waiting.values())) > PROVE_WITHIN:
-                self._drop(next(iter(waiting)))
+        waiting = [(sock, since) for source in self._since.values() for sock, since in source.items()]
+        late = [sock for sock, since in waiting if now - since > PROVE_WITHIN]
+        for sock in late:
+            self._hear(sock)  # its proof may have come while we were busy
+            if sock in self._strangers:
+                self._drop(sock)
 
     def close(self) -> None:
         """Nobody else is expected: the port is free again, and strangers are gone."""

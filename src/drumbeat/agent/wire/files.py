@@ -42,8 +42,12 @@ def take(folder: NodeFolder, part: FilePart) -> None:
     """Write what a member sent. The name is checked: nothing is written outside that member's folder."""
     if not _NAME.fullmatch(part.name) or ".." in part.name:
         return
+    try:
+        data = base64.b64decode(part.data)
+    except ValueError:
+        return
     path = folder.at(part.name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     how = os.O_TRUNC if part.first else os.O_APPEND
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | how, 0o644), "wb") as file:
-        file.write(base64.b64decode(part.data))
+        file.write(data)

@@ -72,6 +72,9 @@ class Slurm(Backend):
     def render_command(self, order: Order, words: Sequence[str], why: str) -> Request:
         return render_command(order, words, why)
 
+    def after(self, handles: Sequence[str]) -> str:
+        return "afterok:" + ":".join(client.job_number(handle) for handle in handles)
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         script = os.path.join(request.order.folder, SCRIPT)
         replace(script, request.text)

@@ -52,7 +52,7 @@ def cluster_name(environ: Mapping[str, str]) -> str:
 
 def status(handle: str, environ: Mapping[str, str]) -> Status:
     """As Slurm says; `unknown` where it has forgotten the job and keeps no accounts."""
-    job, prefix = _job(handle), handle.rpartition("/")[0] + "/"
+    job, prefix = job_number(handle), handle.rpartition("/")[0] + "/"
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={states.SQUEUE}"]
     found = states.from_squeue(handle, _call(argv, environ).stdout, prefix)
     if found is None:
@@ -63,12 +63,12 @@ def status(handle: str, environ: Mapping[str, str]) -> Status:
 
 
 def cancel(handle: str, environ: Mapping[str, str]) -> None:
-    done = _call(["scancel", _job(handle)], environ)
+    done = _call(["scancel", job_number(handle)], environ)
     if done.returncode != 0:
-        raise Problem(f"Slurm does not cancel job {_job(handle)}: {_complaint(done.stderr)}")
+        raise Problem(f"Slurm does not cancel job {job_number(handle)}: {_complaint(done.stderr)}")
 
 
-def _job(handle: str) -> str:
+def job_number(handle: str) -> str:
     parsed = parse_handle(handle)
     if parsed is None or not parsed.job.isdigit():
         raise Problem(f"{handle!r} is not a job of Slurm", "it looks like slurm://CLUSTER/123, or 123_4 in an array")
@@ -124,5 +124,5 @@ def _advice(text: str) -> str:
 
 def shell_argv(handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
     """A step of its own beside the one that trains; without --overlap it would wait for that one's end."""
-    where = [f"--jobid={_job(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
+    where = [f"--jobid={job_number(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     return ["srun", *where, "--overlap", "--cpu-bind=none", "--pty", environ.get("SHELL") or "/bin/bash"]

@@ -24,6 +24,7 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
+from drumbeat.backends.ssh.parcel import pack
 from drumbeat.backends.ssh.render import render
 from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Sessions, Waiting, ask
@@ -163,6 +164,10 @@ def start(
         session.request(words)
     sessions.wait_for("prepared", _PREPARED)
     remember(order, sessions, environ)
+    away = [session for session in sessions.all if not session.reply("shared")]
+    parcel = pack(order.folder) if away else b""
+    for session in away:
+        session.send(f"{len(parcel)}\n".encode() + parcel)
     for session in sessions.all:
         session.send(b"go\n")
     sessions.wait_for("started", _STARTED)

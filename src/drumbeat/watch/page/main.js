@@ -63,6 +63,7 @@ function take(message) {
   showChecks(head);
   showEvents(message.marks);
   if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
+  for (const button of $("shows").children) button.hidden = !head.gpus && button.dataset.show !== "step";
 }
 
 function showHead(head) {

@@ -1,0 +1,40 @@
+"""drumbeat from Python: the same code that the command line calls.
+
+    from drumbeat import api
+
+    run = api.submit("job.yaml")                 # or {"command": "python train.py", "nodes": 2}
+    run.wait()
+    for line in run.logs(rank=0): print(line.text)
+
+    run = api.submit(train, 3e-4, job={"nodes": 2, "ranks-per-node": 4})       # a function, in every rank
+    run.result()                                 # what rank 0 returned, or its exception
+
+Mistakes of the user are `Problem`s, as on the command line.
+"""
+
+from __future__ import annotations
+
+from drumbeat.api.functions import CallFailed, map_array
+from drumbeat.api.jobs import JobLike, Planned, as_job, plan
+from drumbeat.api.runs import Submitted, cancel, logs, status, submit, wait
+from drumbeat.desk.state import State
+from drumbeat.problem import Problem
+from drumbeat.runfolder.records import Line
+
+__all__ = [
+    "CallFailed",
+    "JobLike",
+    "Line",
+    "Planned",
+    "Problem",
+    "State",
+    "Submitted",
+    "as_job",
+    "cancel",
+    "logs",
+    "map_array",
+    "plan",
+    "status",
+    "submit",
+    "wait",
+]

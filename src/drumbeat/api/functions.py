@@ -1,0 +1,124 @@
+"""Functions as jobs: how a call gets to the ranks, and what they gave comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Sequence, Tuple
+
+from drumbeat.api.call.__main__ import read_own
+from drumbeat.api.jobs import JobLike, as_job
+from drumbeat.problem import Problem
+from drumbeat.runfolder.run import Run
+from drumbeat.spec.job import Job
+
+if TYPE_CHECKING:
+    from drumbeat.api.runs import Submitted
+    from drumbeat.desk.state import State
+
+PACKAGE = "api/call"
+_MOST_BYTES = 64 << 20  # of a function and its arguments
+Call = Tuple[Sequence[Any], Dict[str, Any]]
+
+
+class CallFailed(Exception):
+    """The function's exception could not be brought here as it was; its traceback is the message."""
+
+
+def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> Tuple[Job, Dict[str, bytes]]:
+    """The job whose ranks make these calls, and the files that its run folder needs. Several calls are an array."""
+    if job.command:
+        raise Problem(f"{job.where('command')}: a function is submitted, and the job has a command too", "leave it out")
+    dumps, about = _described(function)
+    try:
+        packed = [dumps((tuple(args), dict(kwargs))) for args, kwargs in calls]
+        data = pickle.dumps({**about, "calls": packed, "path": _search_path()})
+    except Exception as error:
+        raise Problem(
+            f"the arguments cannot be sent: {error}", "send names or paths, and open files in the function"
+        ) from None
+    if len(data) > _MOST_BYTES:
+        raise Problem(
+            f"the function and its arguments take {len(data) >> 20} MiB",
+            f"at most {_MOST_BYTES >> 20}: send the path of a file",
+        )
+    python = "python3" if job.setup or job.container else sys.executable
+    name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
+    command = (python, "{attempt}/call/__main__.py")
+    return dataclasses.replace(job, command=command, name=name, brings=(PACKAGE,)), {"call/call.pkl": data}
+
+
+def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Dict[str, Any]]:
+    """By value where cloudpickle is installed, which then must be so on the nodes too; else by its name."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+        return cloudpickle.dumps, {"function": cloudpickle.dumps(function)}
+    except ImportError:
+        pass
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if not module or not name or module == "__main__" or "<" in name:
+        raise Problem(
+            f"{name or function!r} cannot be found by its name on a node",
+            "put it into a module of its own, or pip install cloudpickle, here and on the nodes",
+        )
+    return pickle.dumps, {"module": module, "name": name}
+
+
+def _search_path() -> List[str]:
+    return [os.path.abspath(path or ".") for path in sys.path[:1]] + [os.getcwd()]
+
+
+def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike, at_once: int = 0) -> List[Submitted]:
+    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time."""
+    from drumbeat.api.runs import Submitted
+    from drumbeat.desk import submit as desk
+
+    calls: List[Call] = [(args, {}) for args in zip(*values)]
+    if not calls:
+        raise Problem("no values to map over")
+    asked, files = with_call(as_job(job), function, calls)
+    if asked.array:
+        raise Problem(f"{asked.where('array')}: map_array makes the array itself", "leave it out")
+    limit = f"%{at_once}" if at_once else ""
+    numbers = f"0-{len(calls) - 1}" if len(calls) > 1 else "0"
+    order = desk.queued_order(dataclasses.replace(asked, array=numbers + limit), os.environ)
+    handle = desk.submit(order, None, os.environ, files)
+    return [Submitted(handle, order.folder, task) for task in range(len(calls))]
+
+
+def _result_files(run: Run) -> Dict[int, str]:
+    """Rank -> its result of the last attempt that has one."""
+    found: Dict[int, str] = {}
+    for node in run.nodes():
+        for attempt in run.attempts(node):
+            folder = run.folder.node(node).attempt(attempt)
+            for name in run.files.names(os.path.relpath(folder, run.path)):
+                rank = name[len("result-") : -len(".pkl")]
+                if name.startswith("result-") and name.endswith(".pkl") and rank.isdigit():
+                    found[int(rank)] = os.path.join(folder, name)
+    return found
+
+
+def ranks(run: Run) -> List[int]:
+    return sorted(_result_files(run))
+
+
+def result(run: Run, rank: int, state: State) -> Any:
+    path = _result_files(run).get(rank)
+    if path is None:
+        why = f": {state.failure.title}" if state.failure else ""
+        raise Problem(
+            f"{run.run_id} left no result of rank {rank} ({state.status.state}{why})", f"drumbeat logs {run.run_id}"
+        )
+    try:
+        said = read_own(path)
+    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+        raise Problem(f"the result of rank {rank} cannot be read: {error}") from None
+    if "value" in said:
+        return said["value"]
+    if isinstance(said.get("error"), BaseException):
+        raise said["error"] from CallFailed(said["traceback"])
+    raise CallFailed(said["traceback"])

@@ -1,0 +1,161 @@
+"""Runs by their handles: submit, status, wait, cancel, logs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+
+from drumbeat.api import functions
+from drumbeat.api.jobs import JobLike, as_job, job_file
+from drumbeat.desk import submit as desk
+from drumbeat.desk.runs import find_run, open_run
+from drumbeat.desk.state import GOING_ON, State, state_of
+from drumbeat.desk.state import cancel as cancel_run
+from drumbeat.desk.waiting import wait_for_end
+from drumbeat.order import Order
+from drumbeat.problem import Problem
+from drumbeat.runfolder.follow import LINES, Follower
+from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.run import Run
+
+RunLike = Union[str, "Submitted"]
+
+
+class Submitted:
+    """A run that was handed to a scheduler or to hosts. It goes on without this object; `handle` finds it again."""
+
+    def __init__(self, handle: str, folder: str, task: Optional[int] = None) -> None:
+        self.handle, self.folder, self.task = handle, folder, task
+
+    @property
+    def run(self) -> Run:
+        """The run folder, or for one job of an array that job's own."""
+        run = open_run(self.folder, os.environ)
+        if self.task is None:
+            return run
+        own = os.path.join(self.folder, "array", str(self.task))
+        return open_run(own, os.environ) if os.path.isdir(own) else run
+
+    def status(self) -> State:
+        if self.task is not None:
+            name = f"{self.handle}_{self.task}"
+            whole = state_of(open_run(self.folder, os.environ))
+            own = [each for each in whole.status.tasks if each.handle == name]
+            return state_of(self.run) if not own else _with_status(whole, own[0])
+        return state_of(self.run)
+
+    def wait(self, timeout: Optional[float] = None) -> State:
+        """Until it has ended. TimeoutError after `timeout` seconds; the run goes on."""
+        return wait_for_end(self.status, timeout)
+
+    def done(self) -> bool:
+        return not self.status().goes_on
+
+    def cancel(self) -> None:
+        cancel_run(self.run)
+
+    def logs(self, rank: Optional[int] = None, follow: bool = False) -> Iterator[Line]:
+        return _lines(self.run, rank, follow)
+
+    # -- of a function -----------------------------------------------------------------------------------------------
+
+    def result(self, timeout: Optional[float] = None, rank: int = 0) -> Any:
+        """What the function returned in that rank; its exception is raised here."""
+        state = self.wait(timeout)
+        return functions.result(self.run, rank, state)
+
+    def results(self, timeout: Optional[float] = None) -> List[Any]:
+        """What it returned in each rank."""
+        state = self.wait(timeout)
+        order = self.run.order()
+        ranks = order.world_size if order and order.ranks_per_node else len(functions.ranks(self.run))
+        return [functions.result(self.run, rank, state) for rank in range(ranks)]
+
+    def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
+        """What `result` would raise; None where it would not."""
+        try:
+            self.result(timeout)
+        except (TimeoutError, Problem):
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def __repr__(self) -> str:
+        return f"Submitted({self.handle!r}, {self.folder!r})"
+
+
+def submit(
+    what: Union[JobLike, Callable[..., Any]],
+    *args: Any,
+    job: Optional[JobLike] = None,
+    after: Sequence[RunLike] = (),
+    **kwargs: Any,
+) -> Submitted:
+    """A job; or a function, with its arguments, which every rank of `job` calls. `after`: runs that must succeed first."""
+    if not callable(what):
+        if args or kwargs or job is not None:
+            raise Problem(
+                "arguments are for a function", "write them into the job: submit({'command': ..., 'nodes': 2})"
+            )
+        return _submitted(desk.queued_order(as_job(what), os.environ), job_file(what), after)
+    asked, files = functions.with_call(as_job(job or {}), what, [(args, kwargs)])
+    return _submitted(desk.queued_order(asked, os.environ), job_file(job), after, files)
+
+
+def _submitted(
+    order: Order, path: Optional[str], after: Sequence[RunLike], files: Optional[Dict[str, bytes]] = None
+) -> Submitted:
+    order = desk.order_after(order, [_handle(each) for each in after])
+    handle = desk.submit(order, path, os.environ, files)
+    return Submitted(handle, order.folder)
+
+
+def status(run: RunLike) -> State:
+    """How it stands, or how it went. `run` is a handle, a run id or the start of one, a run folder, or what `submit` gave."""
+    return _found(run).status()
+
+
+def wait(run: RunLike, timeout: Optional[float] = None) -> State:
+    return _found(run).wait(timeout)
+
+
+def cancel(run: RunLike) -> None:
+    """Ask it to end, with time for its ranks to save; a queued one is taken out of the queue."""
+    _found(run).cancel()
+
+
+def logs(run: RunLike, rank: Optional[int] = None, follow: bool = False) -> Iterator[Line]:
+    """What the ranks printed; with `follow` until the run ends."""
+    return _found(run).logs(rank, follow)
+
+
+def _found(run: RunLike) -> Submitted:
+    if isinstance(run, Submitted):
+        return run
+    found = find_run(run, os.environ)
+    return Submitted(found.record.handle, found.path)
+
+
+def _handle(run: RunLike) -> str:
+    return _found(run).handle
+
+
+def _with_status(whole: State, status: Any) -> State:
+    import dataclasses
+
+    return dataclasses.replace(whole, status=status)
+
+
+def _lines(run: Run, rank: Optional[int], follow: bool) -> Iterator[Line]:
+    if not follow:
+        for log in run.logs(None, rank):
+            yield from (line for line in run.lines(log) if rank is None or line.rank == rank)
+        return
+    follower = Follower(run, what=(LINES,), rank=rank)
+    while state_of(run).status.state in GOING_ON:
+        yield from (record for record in follower.poll() if isinstance(record, Line))
+        time.sleep(0.3)
+    for records in follower.drain():
+        yield from (record for record in records if isinstance(record, Line))

@@ -1,0 +1,151 @@
+"""The numbers of a run as metrics for Prometheus: one list of names, for /metrics and for node-exporter's text file.
+
+Names carry their unit; what is unknown has no sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+from drumbeat.watch.head import Head
+from drumbeat.watch.node_view import NodeView
+
+GAUGE, COUNTER = "gauge", "counter"
+STATES = ("queued", "running", "finished", "failed", "cancelled", "unknown")
+Samples = List[Tuple[Tuple[str, ...], float]]  # values of the labels, value
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str  # of a counter: without `_total`
+    help: str
+    kind: str
+    labels: Tuple[str, ...]
+    samples: Samples
+
+
+# Name, help, and which number of the head it is.
+_OF_RUN = (
+    ("step", "The furthest step that a rank has reported.", "step"),
+    ("steps_planned", "Steps that are planned in all.", "steps"),
+    ("loss", "The loss that the lowest rank reported last.", "loss"),
+    ("validation_loss", "The last validation loss.", "validation_loss"),
+    ("step_duration_seconds", "Time per step of the lowest rank, smoothed.", "step_seconds"),
+    ("left_seconds", "Time left until the last planned step.", "seconds_left"),
+    ("elapsed_seconds", "Time since the start, or how long the run took.", "elapsed"),
+    ("nodes_planned", "Nodes that the run asked for.", "nodes"),
+    ("nodes_present", "Nodes that have joined and are not lost.", "nodes_here"),
+    ("ranks", "Ranks of the current attempt.", "world"),
+    ("ranks_ended", "Ranks of the current attempt that have ended.", "ranks_ended"),
+    ("attempt", "Number of the current attempt, from 0.", "attempt"),
+    ("gpus_throttled", "GPUs that something slows down now.", "throttled"),
+)
+_UNITS = {"tokens/s": "tokens", "samples/s": "samples", "steps/s": "steps"}
+
+_Pick = Callable[[Any], Optional[float]]
+_OF_NODE: Tuple[Tuple[str, str, _Pick], ...] = (
+    ("cpu_utilization_ratio", "Share of the cores that is busy.", lambda node: _share(node.cpu_busy)),
+    ("memory_used_bytes", "Memory of the host in use.", lambda node: node.memory_used),
+    ("receive_bytes_per_second", "Network traffic in.", lambda node: node.received),
+    ("transmit_bytes_per_second", "Network traffic out.", lambda node: node.sent),
+)
+_OF_GPU: Tuple[Tuple[str, str, str, _Pick], ...] = (
+    ("utilization_ratio", "Share of the time with some kernel running.", GAUGE, lambda gpu: _share(gpu.busy)),
+    ("memory_used_bytes", "Memory in use.", GAUGE, lambda gpu: gpu.memory_used),
+    ("memory_size_bytes", "Memory in all.", GAUGE, lambda gpu: gpu.memory_total),
+    ("power_watts", "Power now.", GAUGE, lambda gpu: gpu.power),
+    ("power_cap_watts", "Power limit.", GAUGE, lambda gpu: gpu.power_cap),
+    ("temperature_celsius", "Temperature.", GAUGE, lambda gpu: gpu.temperature),
+    ("clock_hertz", "Clock of the compute units.", GAUGE, lambda gpu: None if gpu.clock is None else gpu.clock * 1e6),
+    (
+        "throttled",
+        "1 where something slows it down.",
+        GAUGE,
+        lambda gpu: None if gpu.throttle is None else bool(gpu.throttle),
+    ),
+    ("energy_joules", "Energy since the driver was loaded.", COUNTER, lambda gpu: gpu.energy),
+    (
+        "ecc_corrected_errors",
+        "Corrected memory errors since the driver was loaded.",
+        COUNTER,
+        lambda gpu: gpu.ecc_corrected,
+    ),
+    ("ecc_uncorrected_errors", "Uncorrected memory errors.", COUNTER, lambda gpu: gpu.ecc_uncorrected),
+    ("pcie_receive_bytes", "Bytes over PCIe to the GPU.", COUNTER, lambda gpu: gpu.pcie_received),
+    ("pcie_transmit_bytes", "Bytes over PCIe from the GPU.", COUNTER, lambda gpu: gpu.pcie_sent),
+    ("link_receive_bytes", "Bytes over NVLink or xGMI to the GPU.", COUNTER, lambda gpu: gpu.link_received),
+    ("link_transmit_bytes", "Bytes over NVLink or xGMI from the GPU.", COUNTER, lambda gpu: gpu.link_sent),
+)
+
+
+def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
+    found = [_gauge(f"drumbeat_{name}", words, [((), getattr(head, field))]) for name, words, field in _OF_RUN]
+    states = [((state,), float(state == head.state)) for state in STATES]
+    found.append(_gauge("drumbeat_state", "1 for the state that the run is in.", states, ("state",)))
+    found += _throughput(head)
+    slow = head.slowest
+    if slow:
+        name, at = "drumbeat_slowest_rank_step_duration_seconds", (str(slow.rank), str(slow.node))
+        found.append(_gauge(name, "Step time of the slowest rank.", [(at, slow.step_seconds)], ("rank", "node")))
+        name = "drumbeat_median_rank_step_duration_seconds"
+        found.append(_gauge(name, "Step time of the median rank.", [((), slow.median_seconds)]))
+    nodes = list(nodes)
+    of_node = [((str(node.node), node.host), node) for node in nodes]
+    for name, words, pick in _OF_NODE:
+        samples = [(labels, pick(node)) for labels, node in of_node]
+        found.append(_gauge(f"drumbeat_node_{name}", words, samples, ("node", "host")))
+    gpus = [((str(node.node), node.host, str(gpu.index)), gpu) for node in nodes for gpu in node.gpus]
+    for name, words, kind, pick in _OF_GPU:
+        readings = [(labels, pick(gpu)) for labels, gpu in gpus]
+        found.append(_family(f"drumbeat_gpu_{name}", words, kind, readings, ("node", "host", "gpu")))
+    return [family for family in found if family.samples]
+
+
+def _throughput(head: Head) -> List[Family]:
+    """`tokens/s` becomes drumbeat_tokens_per_second; the unit of a script's own figure is a label."""
+    known = _UNITS.get(head.rate_unit)
+    if known:
+        words = "Throughput of all ranks, over the run or the last minute."
+        samples = [(("run",), head.rate), (("minute",), head.recent_rate)]
+        return [_gauge(f"drumbeat_{known}_per_second", words, samples, ("over",))]
+    words = "Throughput as the script itself prints it."
+    return [_gauge("drumbeat_reported_rate", words, [((head.rate_unit,), head.rate)], ("unit",))]
+
+
+def _gauge(
+    name: str, words: str, samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]], labels: Tuple[str, ...] = ()
+) -> Family:
+    return _family(name, words, GAUGE, samples, labels)
+
+
+def _family(
+    name: str,
+    words: str,
+    kind: str,
+    samples: Iterable[Tuple[Tuple[str, ...], Optional[float]]],
+    labels: Tuple[str, ...],
+) -> Family:
+    known = [(values, float(value)) for values, value in samples if value is not None]
+    return Family(name, words, kind, labels, known)
+
+
+def _share(percent: Optional[float]) -> Optional[float]:
+    return None if percent is None else percent / 100
+
+
+def text(found: Iterable[Family], more: Dict[str, str]) -> str:
+    """Prometheus' text format; `more`: labels that every sample gets."""
+    lines: List[str] = []
+    for family in found:
+        name = family.name + ("_total" if family.kind == COUNTER else "")
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        for values, value in family.samples:
+            labels = {**more, **dict(zip(family.labels, values))}
+            inside = ",".join(f'{label}="{_escaped(given)}"' for label, given in labels.items())
+            lines.append(f"{name}{{{inside}}} {value!r}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

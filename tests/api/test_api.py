@@ -1,0 +1,159 @@
+"""Jobs and functions from Python, on the toy scheduler: one program drives all of it, as a user's script would."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from drumbeat import api
+from drumbeat.api import functions
+from drumbeat.api.call.__main__ import read_own
+from drumbeat.backends.slurm import Slurm
+from drumbeat.backends.ssh import Ssh
+from drumbeat.problem import Problem
+from drumbeat.spec.job import Job
+from tests.backends.test_toy import Toys
+
+WORK = """
+import os, time
+
+def add(a, b=0):
+    print("adding", a, b, flush=True)
+    return a + b, int(os.environ["RANK"])
+
+def bad(number):
+    raise ValueError(f"bad {number}")
+
+class Resumes:
+    # Counts until it is stopped, and then goes on from there: submitit's checkpoint.
+    def __init__(self, start=0):
+        self.start = start
+    def __call__(self, limit):
+        while self.start < limit:
+            self.start += 1
+            print("at", self.start, flush=True)
+            time.sleep(0.01 if self.start != 5 else 60)
+        return self.start
+    def checkpoint(self, limit):
+        return Resumes(100), (limit,), {}
+"""
+SCRIPT = """
+import json, sys
+import work
+from drumbeat import api
+
+one = api.submit(work.add, 2, b=3, job={"nodes": 2, "ranks_per_node": 2})
+failed = api.submit(work.bad, 7, job={"ranks_per_node": 1})
+several = api.map_array(work.add, [1, 2], [10, 20], job={"ranks_per_node": 1})
+after = api.submit({"command": "true", "name": "second", "ranks-per-node": 1}, after=[one])
+said = {"result": one.result(90), "results": one.results(), "state": one.status().status.state,
+        "lines": [line.text for line in api.logs(one.handle, rank=1)],
+        "error": repr(failed.exception(90)), "failed": failed.wait().status.exit_code,
+        "mapped": [each.result(90) for each in several],
+        "after": after.run.order().resources.specific["dependency"], "one": one.handle,
+        "script": api.plan({"command": "true"}).script.splitlines()[0]}
+after.wait(90)
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    base = tmp_path_factory.mktemp("api")
+    made = Toys(base, tmp_path_factory.getbasetemp() / "cache")
+    (base / "work.py").write_text(WORK)
+    return made
+
+
+def test_a_script_that_submits_jobs_and_functions(toys):
+    environ = {**toys.environ, "PYTHONPATH": f"{toys.environ['PYTHONPATH']}:{toys.base}"}
+    argv = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(argv, cwd=toys.base, env=environ, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["result"] == [5, 0] and said["results"] == [[5, rank] for rank in range(4)]
+    assert said["state"] == "finished" and said["lines"] == ["adding 2 3"]
+    assert said["error"] == "ValueError('bad 7')" and said["failed"] == 1
+    assert said["mapped"] == [[11, 0], [22, 0]]
+    assert said["after"] == said["one"].rpartition("/")[2] and said["script"] == "#!/bin/sh"
+
+
+def test_submit_waits_follows_and_ends_as_the_job_does(toys):
+    job = toys.base / "waits.yaml"
+    job.write_text("ranks-per-node: 1\ncommand: [sh, -c, 'echo worked; exit 5']\n")
+    done = toys("submit", job, "--follow")
+    assert done.returncode == 5, done.stderr
+    assert "worked" in done.stdout and "exit code 5" in done.stderr
+    assert toys("submit", job, "--wait").returncode == 5
+
+
+def test_after_a_run_that_does_not_exist_and_where_nothing_waits(toys):
+    done = toys("submit", "--after", "nothing", "--", "true")
+    assert done.returncode == 2 and "no run nothing" in done.stderr
+    with pytest.raises(Problem, match="starts no job after another"):
+        Ssh().after(["ssh://a/1f"])
+    assert Slurm().after(["slurm://c/12", "slurm://c/13_4"]) == "afterok:12:13_4"
+
+
+def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
+    """The part that runs in a rank: stopped by the stop signal it asks to be started again, and then ends where it should."""
+    run = tmp_path / "run"
+    attempt = run / "nodes" / "0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (tmp_path / "work.py").write_text(WORK)
+    (run / "call").mkdir(mode=0o700)
+    environ = {**os.environ, "DRUMBEAT_FOLDER": str(attempt), "RANK": "0", "PYTHONPATH": str(tmp_path)}
+    environ["CALL"] = str(run / "call" / "call.pkl")
+    # as cloudpickle would send an object: by value
+    sends = (
+        "import os, pickle, work\n"
+        "call = {'function': pickle.dumps(work.Resumes()), 'calls': [pickle.dumps(((7,), {}))], 'path': []}\n"
+        "pickle.dump(call, open(os.environ['CALL'], 'wb'))\n"
+    )
+    subprocess.run([sys.executable, "-c", sends], env=environ, check=True)
+    program = os.path.join(os.path.dirname(functions.__file__), "call", "__main__.py")
+    process = subprocess.Popen([sys.executable, program], env=environ, stdout=subprocess.PIPE)
+    while process.stdout.readline().strip() != b"at 5":
+        pass
+    process.terminate()
+    assert process.wait(30) == 75
+    process.stdout.close()
+    done = subprocess.run([sys.executable, program], env=environ, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_own(str(attempt / "result-0.pkl")) == {"value": 100}
+    assert (attempt / "result-0.pkl").stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_unpickled_from_a_file_that_others_can_write(tmp_path):
+    path = tmp_path / "result-0.pkl"
+    path.write_bytes(pickle.dumps({"value": 1}))
+    path.chmod(0o666)
+    with pytest.raises(PermissionError):
+        read_own(str(path))
+    path.chmod(0o600)
+    assert read_own(str(path)) == {"value": 1}
+    link = tmp_path / "link.pkl"
+    link.symlink_to(path)
+    with pytest.raises(OSError):
+        read_own(str(link))
+
+
+@pytest.mark.parametrize("job", [{"nods": 2}, {"nodes": 0}, {"command": {1, 2}}, {"command": object()}])
+def test_a_job_that_is_none(job):
+    with pytest.raises(Problem):
+        api.plan(job)
+
+
+def test_what_cannot_be_sent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # as where it is not installed
+    with pytest.raises(Problem, match="cloudpickle"):
+        functions.with_call(Job(), lambda: 0, [((), {})])
+    with pytest.raises(Problem, match="arguments cannot be sent"):
+        functions.with_call(Job(), os.getcwd, [((open(os.devnull),), {})])  # noqa: SIM115
+    with pytest.raises(Problem, match="command too"):
+        functions.with_call(Job(command=("true",)), os.getcwd, [((), {})])
+    with pytest.raises(Problem, match="arguments are for a function"):
+        api.submit({"command": "true"}, 3)
