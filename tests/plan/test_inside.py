@@ -85,3 +85,10 @@ def test_programs_that_start_their_ranks_themselves():
     lightning = "import lightning as L\ntrainer = L.Trainer(max_epochs=1,\n  devices=2)"
     assert chosen(lightning) == "once" and chosen(lightning, 2) == "ranks"  # LOCAL_RANK tells Lightning who it is
     assert chosen("print('Trainer(devices=2)')") == "ranks"
+
+
+@pytest.mark.parametrize("piece", ["\n", " ", "Trainer(", "deepspeed ", "accelerate ", "-m ", "python", "$", "import "])
+def test_long_texts_are_read_at_once(piece):
+    text = piece * ((1 << 18) // len(piece))
+    script = Script("bash", text, text)
+    assert (script.launcher({}), script.spawns, script.pythons({}), script.ranks_per_node({})) == ("", "", [], None)

@@ -111,6 +111,15 @@ def test_the_lead_says_each_answer_once_and_stops_only_where_asked():
     assert lenient.judge()[1][0].severity == "warning" and not WorldCount(PLAN, "off").judge()[0]
 
 
+def test_ranks_that_have_left_do_not_make_it_unknown():
+    count = WorldCount(Planned(4, 1, True), "stop")
+    count.first_step = 1.0
+    count.add(0, tuple(replace(row, node=0) for row in world()), 2.0)
+    assert count.judge()[0].answer == "as planned"
+    count.add(0, (), 3.0)
+    assert count.judge() == (None, [], False)
+
+
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     count = WorldCount(Planned(2, 1, True), "stop")
     rows = tuple(replace(row, node=0, world_size=2, alone=True) for row in world(ranks=range(2)))

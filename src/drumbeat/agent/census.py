@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.finding import ERROR, WARNING, Finding, Verdict
+from drumbeat.finding import ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 
 
@@ -29,8 +29,8 @@ class WorldCount:
         rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         verdict = judge(rows, self.planned, training)
-        if verdict is not None and verdict.answer == self._said:
-            verdict = None
+        if verdict is not None and (verdict.answer == self._said or (self._said and verdict.answer == UNKNOWN)):
+            verdict = None  # ranks that are gone again were one world all the same
         findings = list(verdict.findings) if verdict else []
         if verdict:
             self._said = verdict.answer
