@@ -122,6 +122,7 @@ class LeadSide:
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
+            "job_began": agent.facts.identity.began_at,
         }  # fmt: skip
         self.events.write("run-started", started)
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
