@@ -16,11 +16,11 @@ if [ -z "$python" ]; then
   exit 0
 fi
 venv=.venv/oldest
-if [ ! -x "$venv/bin/pytest" ]; then
+if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, xdist, hypothesis, yaml' 2>/dev/null; then
   "$python" -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout pytest-xdist hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python.
-DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
+DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadgroup \
   tests/agent tests/contracts tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
   tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"

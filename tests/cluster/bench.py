@@ -70,7 +70,7 @@ class Cluster:
         self._images()
         for number in range(1, self.count + 1):
             self._node(number)
-        self.wait(lambda: self.kubectl("get", "nodes", check=False).count(" Ready") == self.count, 180, "nodes")
+        self.wait(lambda: self.kubectl("get", "nodes", check=False).count(" Ready") == self.count, 600, "nodes")
 
     def down(self) -> None:
         for name in sorted(self.pids, key=lambda name: not name.startswith("kubelet")):
@@ -181,7 +181,7 @@ class Cluster:
             "--allow-privileged=true", "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
             "--kubelet-preferred-address-types=InternalIP", *(["--insecure-port=0"] if old else []),
         ))  # fmt: skip
-        self.wait(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", 180, "the API server")
+        self.wait(lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", 600, "the API server")
         more = ["--port=0", "--secure-port=0"] if old else ["--secure-port=0"]
         self._start("controllers", self.inside(
             self.programs / "kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", *more,
@@ -228,7 +228,7 @@ class Cluster:
         self._start(f"containerd{number}", [*enter, "containerd", "-c", folder / "containerd.toml"])
         socket = folder / "containerd.sock"
         ready = ["ctr", "-a", str(socket), "version"]
-        self.wait(lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0, 60, "containerd")
+        self.wait(lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0, 200, "containerd")
         for image in ("pause", "host"):
             self._sh("ctr", "-a", socket, "-n", "k8s.io", "images", "import", self.base / "image" / f"{image}.tar")
         runtime = ["--container-runtime=remote"] if "1.20" in self._version() else []

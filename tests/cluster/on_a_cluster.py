@@ -49,7 +49,7 @@ def cluster():
     if reason:
         pytest.fail(reason)
     with tempfile.TemporaryDirectory(prefix="drumbeat-cluster-", dir="/var/tmp", ignore_cleanup_errors=True) as base:
-        made = Cluster(Path(base), PROGRAMS)
+        made = Cluster(Path(base), PROGRAMS, int(os.environ.get("KUBE_NODES", "2")))
         try:
             made.up()
             yield made
@@ -194,6 +194,15 @@ def test_out_of_memory_is_named(desk):
     desk("cancel", run["run_id"])
 
 
+def test_a_pod_that_never_comes_is_named(desk):
+    """Three nodes on a cluster of two: at the muster's limit the two that came are released."""
+    run = desk.submit(desk.job("three", "pass", nodes=3, ranks_per_node=1, submit_options="['--muster=45s']"))
+    state = desk.waited(run["handle"], 300, lambda state: state["state"] == "failed")
+    told = desk("status", run["run_id"]).stdout
+    assert state["exit_code"] == 69 and "is pending: 0/2 nodes are available" in told, told
+    desk.left()
+
+
 def test_a_quota_that_allows_no_pod(desk):
     desk.cluster.kubectl("create", "namespace", "poor")
     desk.cluster.kubectl("create", "quota", "none", "--hard=pods=0", "-n", "poor")
@@ -221,9 +230,7 @@ def test_refusals_leave_nothing(desk):
 def test_an_old_server_is_not_given_an_indexed_job(desk):
     if "1.20" not in desk.cluster._version():
         pytest.skip("only 1.20 drops completionMode")
-    done = desk("submit", desk.job("indexed", "pass"), "--submit-options=--kind=job")
-    if "unrecognized arguments" in done.stderr:
-        done = desk("submit", desk.job("indexed", "pass", submit_options="['--kind=job']"))
+    done = desk("submit", desk.job("indexed", "pass", submit_options="['--kind=job']"))
     assert done.returncode == 2 and "drops completionMode" in done.stderr, done.stderr
     desk.left()
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,7 +24,8 @@ DEFINED_IN = {"JobSet": "jobsets.yaml", "TrainJob": "trainjobs.yaml", "PyTorchJo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_golden(kind):
-    text = manifest(kind)
+    # the order has a golden file of its own (tests/contracts)
+    text = re.sub(r"  order.json: \|\n.*?\n    }\n", "  order.json: |\n    {...}\n", manifest(kind), flags=re.DOTALL)
     path = GOLDEN / f"{kind}.yaml"
     if os.environ.get("DRUMBEAT_WRITE_GOLDEN"):
         GOLDEN.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ from drumbeat.desk.token import users_token
 from drumbeat.facts import container as container_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.order import Order, dump_order
+from drumbeat.order import Container, Order, dump_order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.spec.job import Job
@@ -66,9 +66,16 @@ def check_inside(order: Order) -> None:
     if used and container_facts.read(LiveHost()).runtime not in RUNTIMES[used.runtime].inside:
         raise Problem(
             f"the job names the container {used.image}, but this is outside of it",
-            f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or leave it out with "
-            "--container none; drumbeat submit starts it itself, and so does drumbeat run in an allocation",
+            f"{_by_hand(used)}leave it out with --container none; drumbeat submit starts it itself, and so does drumbeat "
+            "run in an allocation",
         )
+
+
+def _by_hand(used: Container) -> str:
+    """How to be inside; some runtimes are started by a scheduler alone."""
+    if RUNTIMES[used.runtime].lines is None:
+        return ""
+    return f"put it before: {used.runtime} exec {used.image} python3 drumbeat.pyz run ...; or "
 
 
 def job_name(identity: Identity) -> str:

@@ -269,7 +269,7 @@ class Job:
         "Run once when the run has ended for good, by the lead on its node: to send a message, say. Split into words, no shell; "
         "`{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in DRUMBEAT_RUN_ID and so "
         "on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
-        "ntfy publish my-topic '{run_id}: {outcome}'",
+        "ntfy publish my-topic '{run_id} {outcome}'",
         (),
         default_text="nothing",
     )

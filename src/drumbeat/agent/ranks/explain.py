@@ -67,9 +67,9 @@ class Explainer:
         return None
 
     def _written(self, end: End, stream: str) -> str:
-        """The rank's own log, or its launcher's where the rank wrote nothing."""
+        """The rank's own log, or its launcher's where the rank was never started."""
         log, own = self.logs.log(self.attempt, end.rank, stream), self.launcher.log(self.attempt, end.rank, stream)
-        return log if not end.of_command and os.path.exists(log) and os.path.getsize(log) else own
+        return log if not end.of_command and os.path.exists(log) else own
 
     def _no_workdir(self, line: str) -> Finding:
         return Finding(

@@ -9,7 +9,7 @@ from typing import Callable, Sequence
 from drumbeat.order import Order
 from drumbeat.plan.launchers.inside import Script, read_script
 
-_LIMIT = 1 << 20
+_LIMIT = 1 << 18  # bytes
 
 
 def reader(workdir: str, path: str) -> Callable[[str], str]:

@@ -15,8 +15,10 @@ from drumbeat.backends.kubernetes.script import FETCHED, LOCAL
 from drumbeat.backends.kubernetes.states import Pod, judge, of_run, read_job, read_pods, reasons_for_pending
 from drumbeat.backends.kubernetes.submit import remove
 from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source
-from drumbeat.runfolder.write import replace
+from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.write import replace, replace_json
 
 _CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
 _LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
@@ -140,6 +142,7 @@ class PodFiles:
 
     def _all_here(self) -> None:
         """The run has ended and all its files are here: nothing stays in the cluster."""
+        self._name_pending()
         lead = [source for source in self.found if not source.under]
         for source in lead:
             source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
@@ -147,6 +150,22 @@ class PodFiles:
             remove(self.job.cluster, self.job.name)
         except Problem:
             pass  # the job stays until its time is over
+
+    def _name_pending(self) -> None:
+        """Pods that never came are named in our copy of the summary with the scheduler's reason, which the agents cannot see."""
+        path = RunFolder(self.folder).summary
+        summary = read_json(path) or {}
+        failure = summary.get("failure") or {}
+        if failure.get("code") != "muster-timeout":
+            return
+        try:
+            events = of_run(self.job.name, self.job.cluster.list("events"))
+        except Problem:
+            return
+        pending = reasons_for_pending(self.job.name, events)[:3]
+        if pending:
+            failure["cause"] = "; ".join(filter(None, (str(failure.get("cause") or ""), *pending)))
+            replace_json(path, {**summary, "failure": failure})
 
 
 def _exchange(job: SubmittedJob, about: About, pod: Pod) -> Callable[[bytes], Optional[bytes]]:

@@ -16,12 +16,13 @@ from drumbeat.containers.wrap import inside_command
 from drumbeat.order import Order
 from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.verdict import VERDICT
-from drumbeat.signals import EXIT_REQUEUE
+from drumbeat.signals import EXIT_MUSTER, EXIT_REQUEUE
 
 SCRIPT = "node.sh"
 FILES = "/drumbeat"  # what travels: the order, the script, drumbeat.pyz
 LOCAL = "/drumbeat-run"  # a volume of the pod's own
 PACKED = "drumbeat.pyz.gz"
+_RELEASED = 60  # seconds to fetch a run whose nodes did not come together
 FETCHED = "fetched"  # the desk has all of the run: the lead's pod may go
 
 # Whoever started the pod may have exported these for a launcher of its own; the agents set them for each rank.
@@ -80,6 +81,7 @@ def node_script(order: Order, folder: str, linger: int, prepare: List[str], prog
         f'  echo $code > "$RUN/{ENDED}"',
         "  # the run folder ends with this pod, unless it is on a claim: time for the desk to fetch it",
         f"  left={linger}",
+        f"  [ $code != {EXIT_MUSTER} ] || left={min(linger, _RELEASED)}  # some pods never came: what is held here is released",
         f'  while [ $left -gt 0 ] && [ ! -e "$RUN/{FETCHED}" ]; do sleep 1 & wait $!; left=$((left - 1)); done',
         "fi",
         "# 128 and more would ask an operator for another pod; the run's own code stands in its summary",

@@ -19,8 +19,11 @@ Read = Callable[[str], str]  # the text of a file that the command names; '' if 
 _VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
 _SHEBANG = re.compile(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+# Lines that start nothing: comments, what is only printed or looked up, and installations.
 _SILENT = re.compile(
-    r"^\s*(?:#|echo\b|printf\b|export\s+-n|which\b|command\s+-v|(?:\S*python\S*\s+-m\s+)?(?:uv\s+)?pip\b).*$", re.M
+    r"^[ \t]*(?:#|echo\b|printf\b|which\b|command[ \t]+-v"
+    r"|(?:[\w./-]{0,200}python[\d.]{0,6}[ \t]+-m[ \t]+)?(?:uv[ \t]+)?pip\b).*$",
+    re.M,
 )
 _MODULE = (
     r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
@@ -42,8 +45,9 @@ _READS_RANK = re.compile(
     r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
     r"|is_torchelastic_launched"
 )
-_LIGHTNING = re.compile(r"^\s*(?:from|import)\s+(?:lightning|pytorch_lightning)\b", re.M)
-_DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s*\([^)]*\bdevices\s*=", re.S)
+_LIGHTNING = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:lightning|pytorch_lightning)\b", re.M)
+_MPI4PY = re.compile(r"^[ \t]*(?:from|import)[ \t]+mpi4py\b", re.M)
+_DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,13 @@ class Script:
         if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
             return "the program starts its ranks itself (Lightning, devices=)"
         return ""
+
+    @property
+    def about_mpi(self) -> str:
+        """What to know before a program that uses MPI is started; '' for any other."""
+        if not _MPI4PY.search(self.python):
+            return ""
+        return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
 
 
 def read_script(command: Sequence[str], read: Read) -> Script:
