@@ -37,6 +37,11 @@ def test_launcher_in_a_shell_script(text, launcher):
     assert choose_launcher(["bash", "x.sh"], "ranks", script)[0] == "ranks"  # what the job asks for counts
 
 
+def test_a_program_that_uses_mpi_is_told_where_mpirun_belongs():
+    launcher, why = choose_launcher(["python", "a.py"], "auto", Script(python="from mpi4py import MPI\n"))
+    assert launcher == "ranks" and "mpirun -n N before drumbeat" in why
+
+
 def test_interpreters_that_start_a_launchers_module():
     assert Script("bash", f"python3.11 -m {RUN} x.py").pythons({}) == ["python", "python3", "python3.11"]
     assert Script("bash", "python3.11 x.py\ntorchrun y.py").pythons({}) == []  # left alone

@@ -111,6 +111,16 @@ def test_the_lead_says_each_answer_once_and_stops_only_where_asked():
     assert lenient.judge()[1][0].severity == "warning" and not WorldCount(PLAN, "off").judge()[0]
 
 
+def test_many_reports_are_judged_together():
+    count = WorldCount(PLAN, "stop")
+    count.add(0, (), 1.0)
+    assert not count.is_due(10.0)  # node 1 has not counted yet
+    count.add(1, (), 1.0)
+    assert count.is_due(10.0) and not count.is_due(20.0)  # nothing new
+    count.add(1, (), 2.0)
+    assert not count.is_due(10.5) and count.is_due(12.5)
+
+
 def test_ranks_that_have_left_do_not_make_it_unknown():
     count = WorldCount(Planned(4, 1, True), "stop")
     count.first_step = 1.0

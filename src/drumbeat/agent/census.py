@@ -8,6 +8,8 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.finding import ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 
+_EVERY = 2.0  # seconds between two judgements
+
 
 class WorldCount:
     """`level`: off, warn or stop. Times are the lead's wall clock."""
@@ -18,9 +20,19 @@ class WorldCount:
         self.first_step: Optional[float] = None
         self._said = ""  # the answer that was given already
         self._copies_said = False
+        self._changed = False
+        self._next = 0.0
 
     def add(self, node: int, rows: Tuple[Row, ...], at: float) -> None:
         self.rows[node] = (at, rows)
+        self._changed = True
+
+    def is_due(self, now: float) -> bool:
+        """Whether there is something new to judge. Not at every report: there is one of each node, and each is about all."""
+        if not self._changed or now < self._next or len(self.rows) < self.planned.nodes:
+            return False
+        self._changed, self._next = False, now + _EVERY
+        return True
 
     def judge(self) -> Tuple[Optional[Verdict], List[Finding], bool]:
         """A verdict that was not given yet, findings for the user, and whether to stop the run for them."""

@@ -206,10 +206,10 @@ class Lead:
         if self.attempts:
             self.attempts[-1].suspected = finding
 
-    def counted(self, member: int, counted: Counted, now: float) -> List[Act]:
-        """What a node sees of its rank processes."""
+    def counted(self, member: int, counted: Counted) -> None:
+        """What a node sees of its rank processes. It is put together in `tick`, once for all nodes that report at a time."""
         if self.phase != "running" or not self.is_current(counted.attempt):
-            return []
+            return
         attempt = self.attempts[-1]
         if attempt.world is None:
             ranks = sum(self.members[number].ranks for number in attempt.assignment)
@@ -218,6 +218,10 @@ class Lead:
         if self.first_step and self.first_step[0] == attempt.number:
             attempt.world.first_step = self.first_step[1]
         attempt.world.add(self.node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+
+    def _judge_world(self, attempt: Attempt, now: float) -> List[Act]:
+        if attempt.world is None or not attempt.world.is_due(now):
+            return []
         verdict, findings, stop = attempt.world.judge()
         acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
@@ -249,15 +253,17 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
-            return self._left_behind(attempt, now)
+            return self._judge_world(attempt, now) or self._left_behind(attempt, now)
         return []
 
     def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
         """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
         ended, seconds = len(attempt.ends), now - attempt.last_end
+        if ended <= attempt.left_told or attempt.first_failure is not None or seconds < _LEFT_BEHIND:
+            return []
         each = self.order.launcher in ("ranks", "tasks")  # else one end is that of a node's command
         total = sum(self.members[number].ranks for number in attempt.assignment) if each else len(attempt.assignment)
-        if attempt.first_failure is not None or not attempt.left_told < ended < total or seconds < _LEFT_BEHIND:
+        if ended >= total:
             return []
         attempt.left_told = ended
         finding = left_behind_finding(attempt, total, "ranks" if each else "nodes", seconds)

@@ -338,7 +338,7 @@ class LeadSide:
         self._do(self.watching.looked(member, message, time.monotonic()))
 
     def _counted(self, member: int, message: Counted) -> None:
-        self._do(self.lead.counted(member, message, time.monotonic()))
+        self.lead.counted(member, message)
 
     def _file(self, member: int, message: FilePart) -> None:
         take(self.folder.node(member), message)

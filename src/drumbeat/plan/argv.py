@@ -59,7 +59,7 @@ def choose_launcher(
         own_ranks = script.spawns
     if own_ranks:
         return "once", f"{own_ranks}: started once per node"
-    return "ranks", "default"
+    return "ranks", "default" + script.about_mpi
 
 
 def replaced_flags(command: Sequence[str]) -> Dict[str, str]:

@@ -46,6 +46,7 @@ _READS_RANK = re.compile(
     r"|is_torchelastic_launched"
 )
 _LIGHTNING = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:lightning|pytorch_lightning)\b", re.M)
+_MPI4PY = re.compile(r"^[ \t]*(?:from|import)[ \t]+mpi4py\b", re.M)
 _DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
@@ -91,6 +92,13 @@ class Script:
         if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
             return "the program starts its ranks itself (Lightning, devices=)"
         return ""
+
+    @property
+    def about_mpi(self) -> str:
+        """What to know before a program that uses MPI is started; '' for any other."""
+        if not _MPI4PY.search(self.python):
+            return ""
+        return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
 
 
 def read_script(command: Sequence[str], read: Read) -> Script:
