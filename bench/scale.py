@@ -180,7 +180,7 @@ class Members:
         channel = self.channels[number]
         sock = channel.sock
         messages = channel.receive()
-        if channel.opened and number not in self.greeted:
+        if channel.opened and not channel.closed and number not in self.greeted:
             self.greeted.add(number)
             kind = number % len(self.networks)
             hello = Hello(number, self.order.hosts[number], "127.0.0.1", self.order.identity, self.order.terms(), RANKS,

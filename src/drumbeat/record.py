@@ -13,6 +13,8 @@ from typing import Any, Dict, Mapping, Tuple, Type, TypeVar, Union, get_args, ge
 
 T = TypeVar("T")
 
+_PLAIN = frozenset((int, float, str, bool, type(None)))
+
 
 class RecordError(ValueError):
     """A JSON value does not fit the record it should become; the message names the place."""
@@ -20,6 +22,8 @@ class RecordError(ValueError):
 
 def to_plain(value: Any) -> Any:
     """Dataclasses become dicts and tuples lists, all the way down."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -48,7 +52,7 @@ def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
     return cls(**values)
 
 
-@functools.cache  # evaluated once a class: a job of 4,096 nodes makes as many records
+@functools.cache  # evaluated once per class: a job of 4,096 nodes makes as many records
 def _hints(cls: Any) -> Dict[str, Any]:
     return get_type_hints(cls)
 
@@ -73,21 +77,26 @@ def check_schema(schema: str, ours: str, where: str) -> None:
         )
 
 
+@functools.cache
+def _shape(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
+    """The origin and the arguments of a type, worked out once: the lead of a large job reads hundreds of records per second."""
+    return get_origin(hint), get_args(hint)
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin = get_origin(hint)
-    if hint is Any:
+    if hint is Any or (type(value) is hint and hint in _PLAIN):
         return value
+    origin, args = _shape(hint)
     if origin is Union:
         if value is None:
-            if type(None) in get_args(hint):
+            if type(None) in args:
                 return None
             raise RecordError(f"{where}: must not be null")
-        (inner,) = [arg for arg in get_args(hint) if arg is not type(None)]
+        (inner,) = [arg for arg in args if arg is not type(None)]
         return _convert(inner, value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise RecordError(f"{where}: expected a list, got {_kind(value)}")
-        args: Tuple[Any, ...] = get_args(hint)
         if len(args) == 2 and args[1] is Ellipsis:
             return tuple(_convert(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
         if len(args) != len(value):
@@ -96,7 +105,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (dict, Mapping) or origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise RecordError(f"{where}: expected an object, got {_kind(value)}")
-        item_hint = get_args(hint)[1]
+        item_hint = args[1]
         return {str(key): _convert(item_hint, item, f"{where}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_plain(hint, value, where)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The wire: only those who know the token get in, and a stranger's bytes end in a WireError, nothing else."""
 
 import socket
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -131,6 +132,19 @@ def test_a_strangers_bytes(data):
     except WireError:
         pass
     channel.close()
+
+
+def test_a_connection_that_breaks_while_sending_keeps_its_number_until_it_is_dropped():
+    """Else the next connection would get the number that the selector still knows, and could not be registered."""
+    lead, node = pair()
+    settle(lead, node)
+    node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    node.close()  # with a reset
+    for _ in range(100):
+        lead.send(StopAsked(15))
+    assert lead.closed and lead.sock.fileno() >= 0 and lead.receive() == []
+    lead.close()
+    assert lead.sock.fileno() < 0
 
 
 def test_listen_takes_the_first_free_port():

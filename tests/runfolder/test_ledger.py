@@ -11,8 +11,8 @@ def at(kind, t, attempt=0, **fields):
     return kind(kind.__name__, t, t, 0, "n0", 0, attempt, **fields)
 
 
-def run_started(t):
-    return at(RunStarted, t, run_id="r", nodes=1, ranks_per_node=1, launcher="ranks", launcher_why="")
+def run_started(t, **more):
+    return at(RunStarted, t, run_id="r", nodes=1, ranks_per_node=1, launcher="ranks", launcher_why="", **more)
 
 
 def started(t, attempt=0):
@@ -61,6 +61,9 @@ def test_time_in_the_queue_is_no_part_of_the_share():
     steps = {"first_t": 3610.0, "last_t": 3690.0, "first_step": 1, "step": 81}
     parts = ledger(0.0, 3700.0, [run_started(3600.0), started(3605.0), ended(3700.0, **steps)], queued=True)
     assert parts["queue"] == 3600.0 and training_share(parts) == 0.8
+    known = run_started(3600.0, job_began=3500.0)  # the scheduler says when: pulling an image is no queue
+    parts = ledger(0.0, 3700.0, [known, started(3605.0), ended(3700.0, **steps)], queued=True)
+    assert parts["queue"] == 3500.0 and parts["start"] == 105.0
     again = [run_started(3600.0), started(3605.0), ended(3700.0, 0, "requeue", **steps), run_started(5000.0)]
     later = {"first_t": 5020.0, "last_t": 5100.0, "first_step": 82, "step": 162}
     parts = ledger(0.0, 5100.0, [*again, started(5010.0, 1), ended(5100.0, 1, **later)], queued=True)

@@ -78,14 +78,14 @@ def browser(width=1280, height=1600):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(paths[1]))
-    driver.set_page_load_timeout(120)
+    driver.set_page_load_timeout(300)
     try:
         yield driver
     finally:
         driver.quit()
 
 
-def until(question, seconds=90):
+def until(question, seconds=180):
     """The first answer that is not empty."""
     deadline = time.monotonic() + seconds
     while True:

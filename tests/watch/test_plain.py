@@ -71,3 +71,36 @@ def test_torn_records_are_left_out(tmp_path):
     begin(run)
     session = loaded(run)
     assert session.head().step == 5 and session.follower.damaged
+
+
+def test_an_array_is_watched_job_by_job(tmp_path):
+    import dataclasses
+
+    from drumbeat.order import dump_order
+    from drumbeat.problem import Problem
+    from tests.runfolder.folders import order
+
+    run = make_run(tmp_path / "r")
+    whole = order(tmp_path / "r")
+    whole = dataclasses.replace(whole, resources=dataclasses.replace(whole.resources, array="0-3"))
+    (tmp_path / "r/order.json").write_text(dump_order(whole))
+    with pytest.raises(Problem, match="is an array"):
+        Session(run)
+
+
+def test_a_scheduler_that_does_not_answer_ends_nothing(tmp_path, monkeypatch):
+    """A line that is only half written is read once it is whole."""
+    from drumbeat.backends.contract import RUNNING, UNKNOWN, Status
+    from drumbeat.watch import session as module
+
+    answers = iter([Status("", UNKNOWN, "busy"), Status("", RUNNING)])
+    monkeypatch.setattr(module, "status", lambda run: next(answers))
+    run = recorded(tmp_path / "r", last=5)
+    with open(run.folder.node(0).metrics, "a") as file:
+        file.write('{"t": %f, "rank": 0, "step": 6,' % (run.record.created + 6))
+        file.flush()
+        session = loaded(run)
+        assert session.standing.state == "unknown" and session.head().step == 5
+        file.write(' "loss": 1.5}\n')
+    session.load()
+    assert session.standing.state == "running" and session.head().step == 6 and session.follower.damaged == 0

@@ -96,6 +96,7 @@ def figure(driver, name):
     return float(value) if value else None
 
 
+@pytest.mark.timeout(900)  # Chromium on busy cores takes its time
 def test_in_a_browser(page, run):
     with browser() as driver:
         driver.get(page.base + "/")

@@ -156,7 +156,7 @@ class MemberSide:
         assert self.up
         agent = self.agent
         self.alone = True
-        if not self.up.closed:
+        if self.up.sock.fileno() >= 0:
             agent.selector.unregister(self.up.sock)
             self.up.close()
         agent.report({"again": True})  # where lost nodes are replaced, the lead's may be, too
@@ -221,6 +221,7 @@ class MemberSide:
                 self._from_lead(message)
         if channel.closed and channel is self.up:
             self.agent.selector.unregister(sock)
+            channel.close()
 
     def _from_lead(self, message: Message) -> None:
         if isinstance(message, Ping):

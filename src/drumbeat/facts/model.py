@@ -173,6 +173,7 @@ class Identity:
     array_task: str = ""
     starts: int = 0  # how often the scheduler has started this job before
     ends_at: Optional[float] = None  # when the scheduler ends the job, in seconds since 1970
+    began_at: Optional[float] = None  # when the scheduler started the job
     own_home: bool = False  # no home is shared with the other nodes: a pod
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK, UNKNOWN, Verdict
+from drumbeat.finding import INFO, OK, UNKNOWN, Finding, Verdict
 from drumbeat.hardware import peak_of
 from drumbeat.order import Order
 from drumbeat.record import RecordError
@@ -208,16 +208,22 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float]) ->
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
-def _notes(events: Sequence[Event], failure: Any) -> List[Note]:
+def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
     found: List[Note] = []
     if failure is not None:
-        found.append(Note(failure.severity, failure.title, failure.fix))
+        found.append(_note(failure))
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
-            found.append(Note(event.finding.severity, event.finding.title, event.finding.fix))
+            found.append(_note(event.finding))
         elif isinstance(event, kinds.VerdictGiven):
             found.append(Note(INFO, _verdict(event.verdict)))
     return list(dict.fromkeys(found))
+
+
+def _note(finding: Finding) -> Note:
+    where = "" if finding.rank is None else f"rank {finding.rank}{f' on {finding.host}' if finding.host else ''}: "
+    cause = f" ({finding.cause})" if finding.cause else ""
+    return Note(finding.severity, f"{where}{finding.title}{cause}", finding.fix)
 
 
 def _verdict(verdict: Verdict) -> str:

@@ -37,6 +37,7 @@ class RunStarted(Event):
     ranks_per_node: int
     launcher: str
     launcher_why: str
+    job_began: Optional[float] = None  # when a scheduler started the job, in seconds since 1970
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The ledger: where a run's time went, from the command to its end. Worked out from the lead's events alone.
 
-queue       waiting for the scheduler; the start of the first agent on a scheduled job's nodes is part of it
+queue       waiting for the scheduler; where it does not say when it started the job, the start of the agents is part of it
 start       starting the agents and connecting the nodes
 first step  from the start of the ranks to the first step that one of them reported
 training    from the first reported step to the last one, without validation and checkpoints
@@ -77,12 +77,11 @@ class _Timeline:
     def on(self, event: Event) -> None:
         if isinstance(event, kinds.RunStarted):
             self.close(self.last, None)  # cut off: it ended when it was last heard of, as far as anybody knows
-            seconds = self.pass_to(event.t)
             if self.queued:
+                seconds = self.pass_to(event.t if event.job_began is None else min(event.job_began, event.t))
                 self.queue += seconds if not self.attempts else 0.0
                 self.waited_in_queue += seconds if self.attempts else 0.0
-            else:
-                self.waited += seconds
+            self.waited += self.pass_to(event.t)
         elif isinstance(event, kinds.AttemptStarted):
             self.close(self.last, None)
             self.waited += self.pass_to(event.t)

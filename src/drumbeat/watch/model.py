@@ -78,6 +78,7 @@ class RunView:
         self.failure: Optional[Finding] = None
         self.started: Optional[float] = None  # when the lead began, by its clock
         self.now = 0.0  # the latest time that any record is of
+        self.skew = 5.0  # seconds by which the news of one node may be older than those of another
         self.clock = float("inf")  # the reader's clock: records from much later than that cannot be right
         self.loss, self.validation = Curve(), Curve()
         self.work = Curve()  # tokens or samples of all ranks
@@ -173,10 +174,12 @@ class RunView:
                 last = rank
         if longest is None or last is None or len(times) < 2:
             return None
-        worst = last if furthest - (last.step or 0) > 1 else longest
         times.sort()
         middle = times[(len(times) - 1) // 2]
-        return Slowest(worst.rank, worst.node, worst.step_seconds or 0.0, middle, furthest - (worst.step or 0))
+        behind = furthest - (last.step or 0)
+        if behind < 2 or behind * middle < self.skew:  # nodes are read one after the other
+            last, behind = longest, 0
+        return Slowest(last.rank, last.node, last.step_seconds or 0.0, middle, behind)
 
     def checks(self) -> List[Check]:
         found = []

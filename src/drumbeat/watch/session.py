@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.desk.state import GOING_ON, cause_in_output, read_summary, status
+from drumbeat.backends.contract import FAILED, UNKNOWN, Status
+from drumbeat.desk.state import GOING_ON, array_numbers, cause_in_output, read_summary, status
+from drumbeat.finding import Finding
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted
@@ -14,6 +17,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.logs import list_logs
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary
 from drumbeat.watch.head import Head, Standing, head_of
 from drumbeat.watch.model import RunView
 
@@ -26,6 +30,15 @@ _LAST_BYTES = 32 << 10  # of a rank's log
 _AT = RunFolder("")
 
 
+@dataclass(frozen=True)
+class Told:
+    """How a run stands: what its scheduler says, its summary if it has ended, and why it failed before any agent ran."""
+
+    status: Status
+    summary: Optional[Summary]
+    failure: Optional[Finding]
+
+
 class Session:
     """`tick` every `interval` seconds; everything else only answers."""
 
@@ -34,11 +47,16 @@ class Session:
             order = run.order()
         except RecordError as error:
             raise Problem(str(error)) from None
+        if array_numbers(run):
+            raise Problem(
+                f"{run.run_id} is an array: each of its jobs is a run of its own", f"drumbeat status {run.run_id}"
+            )
         self.run, self.view = run, RunView(order)
         nodes = order.nodes if order else max(1, len(run.nodes()))
         share = max(_LEAST_READ, _FIRST_READ // (2 * nodes))
         many = nodes > _MANY_NODES
         self.interval = 2.0 if many else 1.0  # seconds between two ticks
+        self.view.skew = 20.0 if many else 5.0
         every = _BATCH if many else 1
         self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share, every=every)
         self.standing = Standing(run.run_id, run.record.name, created=run.record.created, folder=run.path)
@@ -46,15 +64,29 @@ class Session:
         self._over = False  # it has ended, and everything was read
         self._head: Optional[Tuple[Tuple[int, float], Head]] = None
 
-    def tick(self, now: Optional[float] = None) -> bool:
-        """Read what is new; whether there is more to read at once."""
+    def tick(self, now: Optional[float] = None, look: bool = True) -> bool:
+        """Read what is new; whether there is more to read at once. `look`: also ask how it stands, which may take seconds
+        where a scheduler is slow."""
         now = time.time() if now is None else now
         self.view.clock = now
         self._add(self.follower.poll())
-        if time.monotonic() >= self._next_status:
-            self._look()
-            self._next_status = time.monotonic() + _STATUS_EVERY
+        if look and self.due:
+            self.settle(self.ask())
         return self.follower.behind
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to ask again how the run stands."""
+        return time.monotonic() >= self._next_status
+
+    def ask(self) -> Told:
+        """How it stands, by its folder and its scheduler. Changes nothing, so it may run in another thread."""
+        told = status(self.run)
+        summary = None if told.state in GOING_ON else read_summary(self.run)
+        failure = None
+        if summary is None and told.state in (FAILED, UNKNOWN):
+            failure = self.standing.failure or cause_in_output(self.run)
+        return Told(told, summary, failure)
 
     def load(self) -> None:
         """Read all that is there; nodes of a large run take turns, so that an empty poll is not yet the end."""
@@ -64,7 +96,7 @@ class Session:
             records = self.follower.poll()
             self._add(records)
             quiet = 0 if records or self.follower.behind else quiet + 1
-        self._look()
+        self.settle(self.ask())
 
     def head(self, now: Optional[float] = None) -> Head:
         now = time.time() if now is None else now
@@ -89,21 +121,18 @@ class Session:
                 self.view.members(self.run.members())
             self.view.add(record)
 
-    def _look(self) -> None:
-        told = status(self.run)
-        alive = told.state in GOING_ON
-        summary = None if alive else read_summary(self.run)
-        if not alive and not self._over:
+    def settle(self, told: Told) -> None:
+        """Take in what `ask` answered."""
+        status, record = told.status, self.run.record
+        ended = status.state not in (*GOING_ON, UNKNOWN)
+        if ended and not self._over:
             for records in self.follower.drain():
                 self._add(records)
-        failure = None
-        if not alive and summary is None and told.state in ("failed", "unknown"):
-            failure = self.standing.failure or cause_in_output(self.run)
-        if (told.state, told.detail) != (self.standing.state, self.standing.detail) or alive == self._over:
+        if (status.state, status.detail) != (self.standing.state, self.standing.detail) or ended != self._over:
             self.view.changes += 1
-        self._over = not alive
-        self.view.end(summary)
-        record = self.run.record
+        self._over = ended
+        self._next_status = time.monotonic() + _STATUS_EVERY
+        self.view.end(told.summary)
         self.standing = Standing(
-            self.run.run_id, record.name, told.state, told.detail, record.created, failure, self.run.path
+            self.run.run_id, record.name, status.state, status.detail, record.created, told.failure, self.run.path
         )

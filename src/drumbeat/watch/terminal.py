@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, List, Optional, Sequence, Tuple
 
 from rich.text import Text
@@ -200,10 +201,15 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.refresh_run)
         self.set_interval(self.session.interval, self.refresh_run)
 
-    def refresh_run(self) -> None:
+    async def refresh_run(self) -> None:
+        if self.session.due:
+            self.session.settle(await asyncio.to_thread(self.session.ask))
         for _ in range(5):
-            if not self.session.tick():
+            if not self.session.tick(look=False):
                 break
+        self.show_run()
+
+    def show_run(self) -> None:
         view = self.session.view
         self.query_one("#glance", Lines).show(glance(self.session.head(), view) + self._sparks())
         nodes = [view.nodes[number] for number in sorted(view.nodes)]
@@ -246,7 +252,7 @@ class WatchApp(App[None]):
     @on(Input.Changed, "#filter")
     def filter_changed(self, event: Input.Changed) -> None:
         self.wanted = event.value
-        self.refresh_run()
+        self.show_run()
 
     @on(Input.Submitted, "#filter")
     def _close_filter(self, event: Optional[Input.Submitted] = None) -> None:

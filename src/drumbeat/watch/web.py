@@ -45,8 +45,10 @@ class Hub:
 
     async def run(self) -> None:
         while True:
+            if self.session.due:
+                self.session.settle(await asyncio.to_thread(self.session.ask))
             for _ in range(20):
-                if not self.session.tick():
+                if not self.session.tick(look=False):
                     break
                 await asyncio.sleep(0)  # answer requests between two reads of a run that is still to be read
             if self._queues:

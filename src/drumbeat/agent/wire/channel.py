@@ -17,6 +17,7 @@ from drumbeat.agent.wire.messages import Message, WireError, decode, encode
 
 _LONGEST = 8 << 20  # bytes of one message
 _BEFORE_PROOF = 4096  # bytes that a stranger may send
+_READ = 256 << 10  # bytes in one call of the kernel
 _AT_ONCE = 4 << 20  # bytes taken in one turn of the loop: others wait for theirs
 _LONGEST_REFUSAL = 200  # characters of what a stranger says
 
@@ -68,7 +69,8 @@ class Channel:
         return bool(self._out) and not self.closed
 
     def flush(self) -> None:
-        """Write what the socket takes now."""
+        """Write what the socket takes now. A broken connection counts as closed, but its socket stays open until its owner
+        has taken it out of the selector: the next connection may get the same number."""
         try:
             while self._out and not self.closed:
                 count = self.sock.send(self._out)
@@ -77,7 +79,7 @@ class Channel:
         except BlockingIOError:
             pass
         except OSError:
-            self.close()
+            self.closed = True
 
     def receive(self) -> List[Message]:
         """The whole messages that have come; raises WireError for a stranger. What is left comes in the next turn."""
@@ -85,7 +87,7 @@ class Channel:
         taken = 0
         while not self.closed and taken < _AT_ONCE:
             try:
-                data = self.sock.recv(1 << 18)
+                data = self.sock.recv(_READ)
             except BlockingIOError:
                 break
             except OSError:
@@ -96,6 +98,8 @@ class Channel:
             self.received += len(data)
             self._in += data
             messages += self._take_lines()
+            if data and len(data) < _READ:  # nothing more for now, or the selector says so in the next turn
+                taken = _AT_ONCE
             if len(self._in) > (_LONGEST if self.opened else _BEFORE_PROOF):
                 raise WireError("a message that is too long")
         return messages

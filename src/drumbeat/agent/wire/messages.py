@@ -6,7 +6,7 @@ On the wire a message is one line of JSON: its fields, and under `is` the name o
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from drumbeat.agent.looks.record import RankLook
@@ -245,7 +245,11 @@ _TYPES: Dict[str, Type[Any]] = {cls.__name__: cls for cls in Message.__args__}  
 
 
 def encode(message: Message) -> bytes:
-    plain = {"is": type(message).__name__, **to_plain(message)}
+    plain: Dict[str, Any] = {"is": type(message).__name__}
+    for each in fields(message):
+        value = getattr(message, each.name)
+        if value is not each.default:  # the reader knows the defaults: most beats are then a few bytes
+            plain[each.name] = to_plain(value)
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 

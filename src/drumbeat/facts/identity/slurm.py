@@ -23,7 +23,6 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
     node = integer(environ.get("SLURM_NODEID"))
     tasks = (environ.get("SLURM_STEP_TASKS_PER_NODE") if step else None) or environ.get("SLURM_TASKS_PER_NODE")
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
-    ends_at = environ.get("SLURM_JOB_END_TIME", "")
     return Identity(
         scheduler="slurm",
         batch="slurm",
@@ -42,8 +41,14 @@ def read(host: Host, environ: Mapping[str, str], notes: List[str]) -> Identity:
         array_job=array if array.isdigit() and task.isdigit() else "",
         array_task=task if task.isdigit() else "",
         starts=fields.count(environ.get("SLURM_RESTART_COUNT")),
-        ends_at=float(ends_at) if ends_at.isdigit() and len(ends_at) < 12 else None,
+        ends_at=_time(environ.get("SLURM_JOB_END_TIME", "")),
+        began_at=_time(environ.get("SLURM_JOB_START_TIME", "")),
     )
+
+
+def _time(text: str) -> Optional[float]:
+    """Seconds since 1970."""
+    return float(text) if text.isdigit() and len(text) < 12 else None
 
 
 def tasks_per_node(text: str) -> List[int]:
