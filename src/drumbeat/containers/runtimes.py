@@ -38,15 +38,20 @@ def _apptainer(used: Container, inside: str) -> List[str]:
 
 def _docker(used: Container, inside: str) -> List[str]:
     program = used.runtime
+    # docker's daemon may lift the limit; podman runs with the user's own limits and cannot
+    limits = "--ulimit memlock=-1" if program == "docker" else "--ulimit host"
     lines = [
         "# the host's network and shared memory: ranks meet by the node's own address, and NCCL uses /dev/shm",
-        'flags="--rm --network host --ipc host --ulimit memlock=-1"',
+        f'flags="--rm --network host --ipc host {limits}"',
         '[ -e /dev/infiniband ] && flags="$flags --device /dev/infiniband"  # RDMA',
     ]
     if used.vendor == "amd":
-        lines.append(
-            'flags="$flags --device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined"  # ROCm'
-        )
+        lines += [
+            'flags="$flags --device /dev/kfd --device /dev/dri --security-opt seccomp=unconfined"  # ROCm',
+            "for device in /dev/kfd /dev/dri/renderD*; do  # by number: an image may call these groups otherwise, or not at all",
+            '  [ -e "$device" ] && flags="$flags --group-add $(stat -c %g "$device")"',
+            "done",
+        ]
     if used.vendor == "nvidia":
         flag = "--gpus all" if program == "docker" else "--device nvidia.com/gpu=all"
         lines.append(f'flags="$flags {flag}"  # the NVIDIA container toolkit')

@@ -28,7 +28,10 @@ if [ "${1:-}" = node ]; then  # what srun runs on each node
   # the host's network and shared memory: ranks meet by the node's own address, and NCCL uses /dev/shm
   flags="--rm --network host --ipc host --ulimit memlock=-1"
   [ -e /dev/infiniband ] && flags="$flags --device /dev/infiniband"  # RDMA
-  flags="$flags --device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined"  # ROCm
+  flags="$flags --device /dev/kfd --device /dev/dri --security-opt seccomp=unconfined"  # ROCm
+  for device in /dev/kfd /dev/dri/renderD*; do  # by number: an image may call these groups otherwise, or not at all
+    [ -e "$device" ] && flags="$flags --group-add $(stat -c %g "$device")"
+  done
   for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do  # by name
     case $name in PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*) ;; *) flags="$flags -e $name";; esac
   done
