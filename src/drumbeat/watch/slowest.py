@@ -23,8 +23,10 @@ class Slowest:
 
 
 def slowest_rank(ranks: Iterable[RankView], skew: float) -> Optional[Slowest]:
-    """The rank that is furthest behind (by more than `skew` seconds of steps), else the one with the longest steps; None below two
-    ranks with step times."""
+    """The rank that is furthest behind (by more than `skew` seconds of steps), else the one with the longest steps.
+
+    None below two ranks with step times.
+    """
     times: List[float] = []
     furthest, longest, last = 0, None, None  # the rank with the longest steps, and the one that is furthest behind
     for rank in ranks:
