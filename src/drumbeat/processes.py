@@ -13,6 +13,7 @@ from typing import Callable, Container, Iterable, Iterator, List, Mapping, Optio
 from drumbeat.signals import STOPS
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _CHASE = 0.1  # seconds in one call for processes that fork faster than we look
 _QUIET_LOOKS = 5
@@ -22,6 +23,11 @@ def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def name_process(name: str) -> None:
+    """As `ps -o comm` shows it, up to 15 characters: a forked child is told from its parent by it."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()), 0, 0, 0)
 
 
 def become_subreaper() -> None:

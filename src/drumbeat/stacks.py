@@ -34,11 +34,10 @@ def serve() -> None:
     _serving = True
     try:
         listener = _listen(os.path.dirname(metrics), f"rank-{os.environ.get('RANK', '0')}.{os.getpid()}.sock")
-    except OSError:
-        return  # no stacks, then: never a reason to end a training run
-    threading.Thread(
-        target=_answer, args=(listener, threading.main_thread().ident), name="drumbeat-stacks", daemon=True
-    ).start()
+        main = threading.main_thread().ident
+        threading.Thread(target=_answer, args=(listener, main), name="drumbeat-stacks", daemon=True).start()
+    except (OSError, RuntimeError):
+        return  # no socket or no thread to be had: no stacks, then; never a reason to end a training run
 
 
 def ask(folder: str, name: str, seconds: float) -> Optional[Dict[str, Any]]:

@@ -68,10 +68,14 @@ def test_storage_may_hold_a_rank_for_a_while():
 def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     assert judge([busy(rank) for rank in range(4)], Silence(60.0)) is None
     assert judge([waits(rank) for rank in range(4)], Silence(8.0)).code == "hang-all-idle"
+    assert judge([waits(rank, network=5e6) for rank in range(4)], Silence(8.0)) is None  # something comes or goes
     assert judge([busy(0), *(waits(rank) for rank in (1, 2, 3))], Silence(8.0)) is None
     assert judge([waits(0), *(busy(rank) for rank in (1, 2, 3))], Silence(8.0)) is None  # it has done its share
+    resting = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
+    assert judge([busy(0), busy(1), resting, busy(3)], Silence(8.0)) is None
+    assert judge([busy(0), busy(1), resting, busy(3)], Silence(70.0)).rank == 2
     spinning = [waits(rank, state="R", cpu=1.0) for rank in (0, 1, 3)]  # NCCL waits by spinning
-    found = judge([*spinning, look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))], Silence(8.0))
+    found = judge([*spinning, resting], Silence(8.0))
     assert (found.code, found.rank) == ("hang-asleep", 2)
 
 

@@ -149,7 +149,7 @@ def healthy(kind, world, step):
         import subprocess
 
         own = os.environ["FAULT_FILE"] + f".{RANK}.cc1plus"
-        os.makedirs(own)
+        os.makedirs(own, exist_ok=True)
         tool = shutil.copy(shutil.which("sleep"), os.path.join(own, "cc1plus"))
         subprocess.run([tool, str(seconds)], check=True)
     elif kind == "uneven" and RANK == 1:  # it needs longer for its share than the others

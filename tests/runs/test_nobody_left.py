@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.agent.folder_child import NAME
 from drumbeat.desk.foreground import Foreground
 from tests.conftest import marked, wait_for
 from tests.runfolder.folders import order
@@ -29,20 +30,22 @@ def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None, prefix=()):
 
 
 def tree(run_id):
-    """Role -> pids: guards and agents of the run, from their command line; agents are the children of guards."""
-    roles = {"guard": {}, "agent": {}}
+    """Role -> pids, from their command line: guards, agents (the children of guards) and what agents have forked."""
+    roles = {"guard": {}, "agent": {}, "folder": {}}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             words = Path(f"/proc/{name}/cmdline").read_text().split("\0")
             parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+            comm = Path(f"/proc/{name}/comm").read_text().strip()
             parents_words = Path(f"/proc/{parent}/cmdline").read_text().split("\0")
         except OSError:
             continue
         if "_agent" in words and any(run_id in word for word in words):
             node = int(words[words.index("_agent") + 2])
-            roles["agent" if "_agent" in parents_words else "guard"][node] = int(name)
+            role = "folder" if comm == NAME else "agent" if "_agent" in parents_words else "guard"
+            roles[role][node] = int(name)
     return roles
 
 

@@ -60,6 +60,11 @@ def test_the_run_folder_is_full(drumbeat, tmp_path):
     assert_saved_and_said(process, drumbeat.folder, 2, "No space left on device")
 
 
+def append(path, data):
+    with open(path, "ab") as file:
+        file.write(data)
+
+
 def test_a_ranks_last_megabytes_are_kept_above_64_ranks(tmp_path):
     logs, folder = NodeFolder(str(tmp_path / "local"), 0), NodeFolder(str(tmp_path / "shared"), 0)
     for place in (logs, folder):
@@ -68,7 +73,7 @@ def test_a_ranks_last_megabytes_are_kept_above_64_ranks(tmp_path):
     with open(logs.log(0, 3, "out"), "w") as file:
         file.write("\n".join(lines) + "\nlast words")
     beats = []
-    Shipping(logs, folder, lambda: beats.append(1)).ship(0, final=True)
+    Shipping(logs, folder, append, lambda: beats.append(1)).ship(0, final=True)
     with open(folder.merged(0)) as file:
         shipped = file.read().splitlines()
     assert shipped[-1] == "3 out last words" and len(shipped) == 60_001 and beats
@@ -82,7 +87,7 @@ def test_what_is_left_out_is_said(tmp_path):
     with open(logs.log(0, 3, "out"), "w") as file:
         file.write("y" * 99 + "\n")
         file.write(("x" * 99 + "\n") * 80_000 + "last words")
-    Shipping(logs, folder).ship(0, final=True, seconds=-1.0)
+    Shipping(logs, folder, append).ship(0, final=True, seconds=-1.0)
     with open(folder.merged(0)) as file:
         shipped = file.read().splitlines()
     (gap,) = [line for line in shipped if "left out" in line]

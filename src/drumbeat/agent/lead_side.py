@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import selectors
@@ -59,7 +60,7 @@ from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.verdict import END, REQUEUE, next_step
-from drumbeat.runfolder.write import EventLog, replace, replace_json
+from drumbeat.runfolder.write import EventLog, replace_json
 from drumbeat.signals import EXIT_STORAGE
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the 
 _LOOK_EVERY = 1.0  # seconds between two looks at the `stop` file and at who is silent
 _TRIPS = 3  # round trips by which a member's clock is compared with ours
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
+_END = 60.0  # seconds for what is to be written before the summary, and for the summary
 _LEAVE = 120.0  # seconds for all members' files
-_FOLDER_EVERY = 2  # looks between two at the run folder itself
 _BEAT = encode(Beat())
 
 
@@ -95,7 +96,6 @@ class LeadSide:
         self.stop_file.skip()
         self.last_look = 0.0
         self.looks = 0
-        self.missed = 0  # looks at the run folder that found none
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
         self.unsent: Set[int] = set()  # members whose connections were full
@@ -115,7 +115,8 @@ class LeadSide:
         agent, order = self.agent, self.agent.order
         agent.open_folder(self.folder)
         earlier = Run.open(self.folder.path).attempt_ends()
-        self.events = EventLog(self.folder.events, 0)
+        assert agent.child
+        self.events = EventLog(self.folder.events, 0, agent.child.append)
         self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
@@ -152,7 +153,6 @@ class LeadSide:
         if now - self.last_look >= _LOOK_EVERY:  # what takes longer with every member is done once per second
             self._check_silence(now, now - self.last_look - _LOOK_EVERY)
             self._beat_members()
-            self._look_for_folder()
             if self.door and self.door.is_open:
                 self.door.tick(now)
             self._do(self.watching.tick(now))
@@ -274,18 +274,6 @@ class LeadSide:
             if connection.member is not None and now - connection.heard > limit:
                 self._drop(sock, f"its agent has been silent for {limit:g} s")
 
-    def _look_for_folder(self) -> None:
-        """A run folder that was deleted takes no event and no log any more, though open files still seem to."""
-        if self.looks % _FOLDER_EVERY or self.events.muted:
-            return
-        try:
-            os.stat(self.folder.run_json)
-            self.missed = 0
-        except FileNotFoundError as error:
-            self.missed += 1
-            if self.missed > 1:  # not just being replaced
-                raise OSError(error.errno, "the run folder is gone", self.folder.path) from None
-
     def _beat_members(self) -> None:
         """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
         every = max(1, int(self.agent.order.timing.lost_node / 3))
@@ -365,18 +353,32 @@ class LeadSide:
         return message
 
     def _write_end(self) -> None:
+        """By a child: it reads the run's events again, and storage may hang."""
+        agent = self.agent
         try:
-            write_end(self.folder, self.lead)
+            if not agent.flush(_END):
+                raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
+            answer = in_child(self._try_to_write_end, _END, agent.beat)
+            if answer != b"written":
+                raise OSError((answer or b"the run folder does not answer").decode("utf-8", "replace"))
         except OSError as error:
             self.exit_code = self.exit_code or EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")
+
+    def _try_to_write_end(self) -> bytes:
+        try:
+            write_end(self.folder, self.lead)
+            return b"written"
+        except OSError as error:
+            return str(error).encode("utf-8", "replace")
 
     def _record(self, record: Record) -> None:
         lead = self.lead
         self.events.attempt = lead.attempts[-1].number if lead.attempts else lead.first_attempt
         self.events.write(record.kind, record.data)
         if record.kind == "attempt-started":
-            replace(self.folder.peers, json.dumps(self._peers()) + "\n")
+            assert self.agent.child
+            self.agent.child.replace(self.folder.peers, json.dumps(self._peers()) + "\n")
 
     def _deliver(self, member: int, message: Message, data: bytes) -> None:
         if member == 0:
@@ -431,7 +433,7 @@ class LeadSide:
     # -- stopping and going ------------------------------------------------------------------------------------------
 
     def look_for_stop(self, now: float) -> None:
-        for name, why in self.stop_file.look_now_and_then(now):
+        for name, why in self.agent.child.take_stops() if self.agent.child else ():
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 

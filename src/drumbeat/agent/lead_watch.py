@@ -8,6 +8,7 @@ from drumbeat.agent.lead import Act, Lead, Record, Tell
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Beat, Look, Looked, RankEnded
 from drumbeat.record import to_plain
+from drumbeat.runfolder.hang import CODE as HANG
 
 
 class LeadWatching:
@@ -62,7 +63,8 @@ class LeadWatching:
             elif isinstance(action, AskLook):
                 acts.append(self._ask(watcher, action.members))
             elif isinstance(action, (Warn, Stop)):
-                self.lead.suspect(action.finding)
+                if action.finding.code.startswith(HANG):
+                    self.lead.suspect(action.finding)
                 acts.append(Record("finding", {"finding": to_plain(action.finding)}))
                 if isinstance(action, Stop):
                     acts += self.lead.watcher_stop(action.finding, now)

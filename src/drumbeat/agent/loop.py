@@ -10,6 +10,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat import __version__
+from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import storage_finding
 from drumbeat.agent.lead_side import LeadSide
@@ -21,6 +22,7 @@ from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wakeup import Wakeup
 from drumbeat.agent.wire.messages import (
     End,
+    Found,
     Hello,
     Look,
     Message,
@@ -34,12 +36,14 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.agent.world import World, network_of, peers_of
 from drumbeat.facts.model import Facts
+from drumbeat.finding import WARNING, Finding
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
+_LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, where nothing can be written any more
 _NODE_TICK = 0.1  # between two looks at our own node, however often the members of a large job wake us
 
@@ -64,6 +68,8 @@ class Agent:
         self.selector.register(self.wakeup.sock, selectors.EVENT_READ, self._on_signals)
         self.side: Union[LeadSide, MemberSide] = LeadSide(self) if number == 0 else MemberSide(self)
         self.node: Optional[Node] = None
+        self.child: Optional[FolderChild] = None  # from the moment when the run folder is open
+        self.stalled = False  # the run folder's storage does not answer
         self.tasks = Tasks()
         self.facts: Facts
         self.world: Optional[World] = None
@@ -148,8 +154,19 @@ class Agent:
 
     def open_folder(self, folder: RunFolder) -> None:
         node_folder = folder.node(self.number)
+        leads = isinstance(self.side, LeadSide)  # what only one of all agents looks at
+        self.child = FolderChild(self.side.stop_file if leads else None, folder.run_json if leads else "")
+        self.selector.register(self.child.answers, selectors.EVENT_READ, self._pump)
         self.node = Node(
-            self.order, self.number, self.facts, node_folder, self.bundle, self.side.tell, self.tasks, self.beat
+            self.order,
+            self.number,
+            self.facts,
+            node_folder,
+            self.bundle,
+            self.side.tell,
+            self.tasks,
+            self.beat,
+            self.child,
         )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
@@ -187,6 +204,7 @@ class Agent:
     def wait_politely(self) -> None:
         """Between tries to reach somebody: the guard hears from us, and a stop is obeyed, by a signal or by the `stop` file."""
         self.beat()
+        self._pump()
         for number in self.wakeup.stop_signals():
             self.side.tell(StopAsked(number))
         self.side.look_for_stop(time.monotonic())
@@ -209,7 +227,26 @@ class Agent:
             self.last_tick = now
             self.node.tick(now)
         self.side.tick(now)
+        self._pump()
         self.beat()
+
+    def _pump(self) -> None:
+        """Hand on what is to be written to the run folder; say so when its storage does not answer, and when it does again."""
+        if self.child is None:
+            return
+        answers = self.child.answers
+        self.child.pump()
+        if self.child.answers != answers:
+            self.selector.unregister(answers)
+            self.selector.register(self.child.answers, selectors.EVENT_READ, self._pump)
+        stalled = self.child.stalled(time.monotonic())
+        if stalled and not self.stalled:
+            self.complain(f"the run folder has taken nothing for {stalled:.0f} s: its storage hangs; the ranks go on")
+            if self.node:
+                self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
+        elif self.stalled and not stalled:
+            self.complain("the run folder takes writes again")
+        self.stalled = stalled > 0
 
     def _serve(self, ready: List[Tuple[selectors.SelectorKey, int]]) -> None:
         """Whoever has something to say; in a large job not all in one turn, or the rest of the loop would wait too long."""
@@ -282,5 +319,36 @@ class Agent:
         self.tasks.end()
         if self.node:
             self.node.close(time.monotonic() - self.started)
+        self._last_writes()
         self.side.leave()
         return self.exit_code or 0
+
+    def flush(self, seconds: float) -> bool:
+        """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+        while self.child is not None:
+            try:
+                return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, self.beat)
+            except OSError:
+                if not self.storage_until:
+                    raise  # else it is known, and the rest may still be possible
+        return False
+
+    def _last_writes(self) -> None:
+        if self.child is None:
+            return
+        self.flush(_LAST_WRITES)
+        self.selector.unregister(self.child.answers)
+        lost, dropped, self.child = self.child.close(), self.child.dropped, None
+        if lost:
+            self.complain(f"the run folder does not answer: {lost} writes are lost")
+        if dropped:
+            self.complain(f"{dropped:,} bytes of metrics were not written: the run folder's storage did not keep up")
+
+
+def stalled_finding(node: int, host: str, folder: str, seconds: float) -> Finding:
+    return Finding(
+        "folder-stalled", WARNING, f"the run folder has taken nothing from node {node} for {seconds:.0f} s",
+        "its storage hangs or is very slow; the ranks go on, and what is to be written waits",
+        f"look at the file system of {folder} on {host}; --runs puts run folders elsewhere",
+        node=node, host=host,
+    )  # fmt: skip

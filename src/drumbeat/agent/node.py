@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Set
 
+from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.looks.child import Looker
@@ -36,6 +38,7 @@ from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
+from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
 
@@ -44,7 +47,7 @@ _SWEEP = 10.0  # seconds after which a process that was killed and is still ther
 
 
 class Node:
-    """`tell` sends a message to the lead; `beat` is called where something takes its time."""
+    """`tell` sends a message to the lead; `beat` is called where something takes its time; `child` writes the run folder."""
 
     def __init__(
         self,
@@ -56,11 +59,12 @@ class Node:
         tell: Callable[[Message], None],
         tasks: Tasks,
         beat: Callable[[], None],
+        child: FolderChild,
     ) -> None:
         self.order, self.facts, self.folder, self.bundle = order, facts, folder, bundle
-        self.tell, self.tasks, self.beat = tell, tasks, beat
+        self.tell, self.tasks, self.beat, self.child = tell, tasks, beat, child
         os.makedirs(folder.path, exist_ok=True)
-        self.events = EventLog(folder.events, member)
+        self.events = EventLog(folder.events, member, child.append)
         self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
         self.node_rank = member
@@ -76,9 +80,9 @@ class Node:
         shipping: Optional[Shipping] = None
         if is_large(order, order.ranks_per_node or len(facts.gpus) or 1):
             self.logs = NodeFolder(tempfile.mkdtemp(prefix=f"drumbeat-logs-{order.run_id[:40]}-{member}-"), member)
-            shipping = Shipping(self.logs, folder, beat)
+            shipping = Shipping(self.logs, folder, child.append, self._make_room)
         self.local_logs = self.logs.path if shipping else ""
-        self.metrics = NodeMetrics(folder, self.local, shipping)
+        self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.explainer = self._new_explainer()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
@@ -209,7 +213,8 @@ class Node:
         for look in found:
             step, quiet = self.metrics.ranks.last(look.rank, now)
             looks.append(replace(look, host=self.facts.host, node=self.node_rank, step=step, quiet=quiet))
-        replace_json(self.folder.looks(self.attempt), {"t": time.time(), "ranks": looks})
+        shown = to_plain({"t": time.time(), "ranks": looks})
+        self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
         self.tell(Looked(self.attempt, number, tuple(looks)))
 
     # -- starting ----------------------------------------------------------------------------------------------------
@@ -334,6 +339,7 @@ class Node:
         self.active, self.sweep_until = False, None
         self.looker.end()
         try:
+            self.metrics.finish(self.beat)
             self._ship(final=True)
             self.watching.end(time.monotonic())
             for gate in self.gates:
@@ -342,6 +348,13 @@ class Node:
             if not self.events.muted:
                 raise
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
+
+    def _make_room(self) -> None:
+        """Between two pieces of a long log: what waits to be written stays small."""
+        self.beat()
+        self.child.pump()
+        if self.child.full:
+            self.child.flush(1.0, self.beat)
 
     def _ship(self, final: bool = False) -> None:
         if self.events.muted:
@@ -355,8 +368,8 @@ class Node:
     # -- the monitor -------------------------------------------------------------------------------------------------
 
     def _kept(self) -> Set[int]:
-        """The monitor goes on between attempts."""
-        return {self.monitor} if self.monitor else set()
+        """The monitor and the folder's child go on between attempts."""
+        return {self.child.pid, self.monitor} - {0}
 
     def _start_monitor(self) -> int:
         argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order, self.folder.node)

@@ -5,47 +5,56 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from drumbeat import clock
+from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
-from drumbeat.printed.reader import PrintedMetrics
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric
 
+_LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
+_LAST_LOOK = 10.0  # seconds for the last one
 _JUST_NOW = 60.0  # seconds
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
 class NodeMetrics:
-    """`local` is a folder on the node's own disk: ranks make many small writes."""
+    """`local` is a folder on the node's own disk: ranks make many small writes. `child` alone touches the run folder."""
 
-    def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping]) -> None:
-        self.folder, self.shipping = folder, shipping
+    def __init__(self, folder: NodeFolder, local: str, shipping: Optional[Shipping], child: FolderChild) -> None:
+        self.folder, self.shipping, self.child = folder, shipping, child
         self.progress = Progress()
         self.ranks = RankProgress()
         self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
-        self._printed: Optional[PrintedMetrics] = None
+        self._logs = ""  # the folder of what ranks print
+        self._next_look = 0.0
         self._steps_reported = False
 
     def begin_attempt(self, folder: str) -> None:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
         self.progress, self.ranks = Progress(), RankProgress()
-        self._printed = PrintedMetrics(folder)
+        self._logs = folder
+
+    def finish(self, meanwhile: Callable[[], None]) -> None:
+        """The ranks have ended: have the rest of what they printed read, as long as the storage answers."""
+        if self._logs:
+            self.child.read_printed(self._logs, final=True)
+            self.child.flush(_LAST_LOOK, meanwhile)
 
     def ship(self, attempt: int, final: bool = False) -> List[Dict[str, Any]]:
         """Carry on what has come, in few writes; the records that could be used."""
-        if self.shipping and os.path.isdir(self.folder.attempt(attempt)):
+        if self.shipping and self._logs and (final or not self.child.full):  # else it waits on the node's own disk
             self.shipping.ship(attempt, final)
         lines = in_our_time(self._reported.lines(final)) + self._printed_records(final)
         if lines:
-            with open(self.folder.metrics, "a", encoding="utf-8") as file:
-                file.write("".join(line + "\n" for line in lines))
+            data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+            self.child.append_if_room(self.folder.metrics, data)
         records = []
         for line in lines:
             record = decode(line) or {}
@@ -60,9 +69,12 @@ class NodeMetrics:
         return records
 
     def _printed_records(self, final: bool) -> List[str]:
-        if self._printed is None:
-            return []
-        records = self._printed.read(final)
+        """What the child has found since; at the end the caller waits for it before."""
+        now = time.monotonic()
+        if self._logs and not final and now >= self._next_look:
+            self._next_look = now + _LOOK_EVERY
+            self.child.read_printed(self._logs)
+        records = self.child.take_records()
         if self._steps_reported:  # a program that reports its steps itself is not counted twice
             records = [record for record in records if record["kind"] != "step"]
         return [json.dumps({"t": clock.now(), **record}) for record in records]

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from drumbeat import clock
 from drumbeat.record import to_plain
@@ -36,9 +36,13 @@ def replace_json(path: str, value: Any) -> None:
 
 
 class EventLog:
-    """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped."""
+    """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
 
-    def __init__(self, path: str, node: int) -> None:
+    `append(path, data)` does the writing, where that must not block whoever has an event; without it events are written here.
+    """
+
+    def __init__(self, path: str, node: int, append: Optional[Callable[[str, bytes], None]] = None) -> None:
+        self._append = append
         self.path = path
         self.node = node
         self.attempt = 0
@@ -65,7 +69,11 @@ class EventLog:
         if self.muted:
             return event
         text = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
-        os.write(self._fd, text.encode("utf-8", "replace"))  # a host or path may hold bytes that are no text
+        line = text.encode("utf-8", "replace")  # a host or path may hold bytes that are no text
+        if self._append is not None:
+            self._append(self.path, line)
+        else:
+            os.write(self._fd, line)
         return event
 
     def close(self) -> None:

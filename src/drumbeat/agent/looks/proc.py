@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import stacks
 from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
+from drumbeat.agent.watchers.counters import read_counters
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.nvml import open_nvml
@@ -62,6 +63,7 @@ def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gp
     ranks = _find(table, run_id, node, mains, folder)
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
+    carried = _carried()
     for index in range(_ASKS):
         for rank in ranks:
             if rank.sock and not rank.silent:
@@ -70,10 +72,18 @@ def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gp
                 rank.answers += [answer] if answer else []
         time.sleep(max(0.0, begin + _APART * (index + 1) / _ASKS - time.monotonic()))
     seconds = time.monotonic() - begin
+    network = round(max(0, _carried() - carried) / seconds)
     after = {pid: _used(pid) for rank in ranks for pid in rank.pids}
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
-    return [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
+    looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
+    return [replace(look, network=network) for look in looks]
+
+
+def _carried() -> int:
+    """Bytes that this node has sent and received, by whatever leaves it."""
+    counters = read_counters(LiveHost())
+    return sum(sum(pair) for kind in counters.values() for name, pair in kind.items() if name != "lo")
 
 
 def _find(table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int], folder: str) -> List[_Rank]:

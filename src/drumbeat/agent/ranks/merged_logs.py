@@ -5,7 +5,6 @@ Two files per rank would be thousands, and quotas count files. A line of the one
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Callable, Dict, List
 
@@ -23,10 +22,16 @@ def is_large(order: Order, ranks_per_node: int) -> bool:
 
 
 class Shipping:
-    """From `logs`, a node-local folder, to `folder`. `beat` is called between two writes of the last words."""
+    """From `logs`, a node-local folder, to `folder`, by `append(path, data)`. `beat` is called between two pieces at the end."""
 
-    def __init__(self, logs: NodeFolder, folder: NodeFolder, beat: Callable[[], None] = lambda: None) -> None:
-        self.logs, self.folder, self._beat = logs, folder, beat
+    def __init__(
+        self,
+        logs: NodeFolder,
+        folder: NodeFolder,
+        append: Callable[[str, bytes], None],
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.logs, self.folder, self._write, self._beat = logs, folder, append, beat
         self._tails: Dict[str, Tail] = {}
 
     def ship(self, attempt: int, final: bool = False, seconds: float = _LAST_WORDS) -> None:
@@ -66,8 +71,4 @@ class Shipping:
 
     def _append(self, attempt: int, lines: List[str]) -> None:
         if lines:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            with open(
-                os.open(self.folder.merged(attempt), flags, 0o644), "w", encoding="utf-8", errors="replace"
-            ) as file:
-                file.write("".join(lines))
+            self._write(self.folder.merged(attempt), "".join(lines).encode("utf-8", "replace"))

@@ -6,6 +6,7 @@ What lasted long once and went well (a validation, a checkpoint) is learned, wha
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
@@ -22,6 +23,7 @@ _LEARNED = 1.5  # or this many times the longest pause that went well
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
 _NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
+_NUMBERS = re.compile(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step
 
 
@@ -106,6 +108,8 @@ class Hang:
         return [Emit("resumed", {"seconds": round(paused, 1)})] if said else []
 
     def _tick(self, now: float) -> List[Action]:
+        if any(code != 0 for _, code, _, _ in self._ended.values()):
+            return []  # a rank has failed: the attempt ends by that
         if self._waiting is not None:
             whole = len(self._answers) == len(self.members)
             return self._judge(now) if whole or now - self._waiting > _ANSWERS else []
@@ -160,8 +164,9 @@ class Hang:
         same = self._same(looks)
         actions: List[Action] = []
         words = in_words(looks)
-        if words and words != self._last_words and seconds >= _EVERY:
-            self._last_words = words
+        plain = _NUMBERS.sub("", words)  # rates and lines change all the time, and are no news
+        if words and plain != self._last_words and seconds >= _EVERY:
+            self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(looks, Silence(seconds, False, ended=self._ended_well(now), again=same)) if looks else None
         if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):

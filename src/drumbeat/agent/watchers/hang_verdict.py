@@ -15,8 +15,10 @@ from drumbeat.ranges import named_ranks
 
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
 _MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
+_NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
 _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power cap: below it, a busy GPU only waits
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
+_WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
@@ -104,8 +106,11 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         return _held_up(odd, looks, what, silence) if word == WAITS else _finding(word, odd, looks, what, silence)
     odd = _odd_ones(looks, what)
     if odd:
-        return _held_up(odd, looks, what, silence)
-    if len(idle) == len(looks) and (silence.steps or silence.again):
+        working = any(what[look.rank] == BUSY for look in looks if look not in odd)
+        early = working and silence.seconds < _WORKING_PATIENCE
+        return None if early else _held_up(odd, looks, what, silence)
+    quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
+    if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
         return _finding(ALL_IDLE, [], looks, what, silence)
     return None
 

@@ -1,0 +1,101 @@
+"""The process that writes the run folder: in order, nothing lost, and whoever hands it something never waits."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from drumbeat.agent import folder_child
+from drumbeat.agent.folder_child import FolderChild
+from drumbeat.runfolder.stop_file import StopFile, ask_to_stop
+from drumbeat.runfolder.write import EventLog
+from tests.conftest import wait_for
+
+
+@pytest.fixture
+def child():
+    made = []
+
+    def make(*words):
+        made.append(FolderChild(*words))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        os.kill(each.pid, signal.SIGKILL)
+        os.waitpid(each.pid, 0)
+
+
+def test_writes_come_in_order_and_whole(child, tmp_path):
+    one = child()
+    for number in range(6_000):
+        one.append(str(tmp_path / f"{number % 3}"), f"{number} {'x' * 50}\n".encode())
+    one.replace(str(tmp_path / "whole"), "text\n")
+    assert one.flush(60, lambda: None)
+    for index in range(3):
+        lines = (tmp_path / f"{index}").read_text().splitlines()
+        assert [int(line.split()[0]) for line in lines] == list(range(index, 6_000, 3))
+    assert (tmp_path / "whole").read_text() == "text\n"
+
+
+def test_storage_that_hangs_holds_only_the_child(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_child, "STALLED", 0.2)
+    monkeypatch.setattr(folder_child, "FULL", 1 << 20)
+    one = child()
+    os.mkfifo(tmp_path / "hangs")  # opening it blocks until somebody reads
+    one.append(str(tmp_path / "hangs"), b"first\n")
+    begin = time.monotonic()
+    for number in range(4000):
+        one.append_if_room(str(tmp_path / "after"), b"%d %s\n" % (number, b"x" * 1000))
+        one.pump()
+    assert time.monotonic() - begin < 20 and one.full and one.dropped > 1 << 20
+    wait_for(lambda: one.stalled(time.monotonic()) > 0, what="the stall")
+    assert not one.flush(0.3, lambda: None)
+    reader = os.open(tmp_path / "hangs", os.O_RDONLY | os.O_NONBLOCK)
+    assert one.flush(30, lambda: None) and os.read(reader, 100) == b"first\n"
+    os.close(reader)
+    assert one.stalled(time.monotonic()) == 0
+    kept = (tmp_path / "after").read_text().splitlines()
+    assert [int(line.split()[0]) for line in kept] == list(range(len(kept))) and len(kept) > 900
+
+
+def test_an_error_reaches_who_asked(child, tmp_path):
+    one = child()
+    one.append(str(tmp_path / "missing" / "file"), b"x")
+    with pytest.raises(OSError) as raised:
+        one.flush(30, lambda: None)
+    assert raised.value.filename == str(tmp_path / "missing" / "file")
+
+
+def test_one_that_is_killed_is_replaced(child, tmp_path):
+    one = child()
+    os.kill(one.pid, signal.SIGSTOP)
+    one.append(str(tmp_path / "a"), b"1\n")
+    os.kill(one.pid, signal.SIGKILL)
+    os.waitpid(one.pid, 0)
+    assert one.flush(30, lambda: None)
+    assert (tmp_path / "a").read_text() == "1\n"
+
+
+def test_it_reads_what_ranks_print_and_the_stop_file(child, tmp_path):
+    (tmp_path / "rank-0.out").write_text("{'loss': 1.25, 'grad_norm': 2.0, 'learning_rate': 1e-4, 'epoch': 0.1}\n")
+    one = child(StopFile(str(tmp_path / "stop")))
+    one.read_printed(str(tmp_path), final=True)
+    assert one.flush(30, lambda: None)
+    assert [record["loss"] for record in one.take_records()] == [1.25] and not one.take_records()
+    ask_to_stop(str(tmp_path / "stop"), "CANCEL", "a test")
+    wait_for(lambda: one.pump() or one.stops, what="the line")
+    assert one.take_stops() == [("CANCEL", "a test")]
+
+
+def test_events_stay_in_order(child, tmp_path):
+    one = child()
+    log = EventLog(str(tmp_path / "events.jsonl"), 0, one.append)
+    for number in range(100):
+        log.write("resumed", {"seconds": float(number)})
+    assert one.flush(30, lambda: None)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["seq"] for event in events] == list(range(100))
