@@ -3,8 +3,10 @@
 import os
 import sys
 
+import pytest
+
 from drumbeat.agent.ranks.explain import Explainer
-from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.agent.ranks.launchers import End, launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
@@ -21,3 +23,26 @@ def test_a_missing_working_directory_is_named_as_such(tmp_path):
     assert end.exit_code == 127
     assert finding.code == "workdir-missing" and asked.workdir in finding.title
     assert "No such file or directory" in finding.evidence[0].text and "python" not in finding.title
+
+
+@pytest.mark.parametrize(
+    "after,doubted",
+    [
+        (["done"], True),
+        (["W torchrun's table"] * 30, True),
+        (["{'loss': '6.043', 'grad_norm': '1.5', 'learning_rate': '5e-05', 'epoch': '0.1'}"], False),
+        ([f"another try: {number}" for number in range(60)], False),
+    ],
+)
+def test_a_failure_counts_only_if_the_work_did_not_go_on(tmp_path, after, doubted):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("bash", "x.sh"))
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    failed = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "MemoryError: no more"]
+    with open(folder.log(0, 0, "out"), "w", encoding="utf-8") as file:
+        file.write("\n".join([*failed, *after]) + "\n")
+    doubt = Explainer(asked, folder, launcher, 0).doubt(End(0, 0, None, 0.0), False, str(tmp_path))
+    assert (doubt is not None) == doubted
+    if doubt:
+        assert doubt.severity == "warning" and doubt.evidence[0].file == "nodes/0/attempt-0/rank-0.out"

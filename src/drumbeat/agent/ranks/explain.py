@@ -19,6 +19,8 @@ from drumbeat.order import Order
 from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
+_TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
+
 
 class Explainer:
     """For one attempt. `kept` is the log in which a reader of the run folder finds the rank's lines, where they are merged."""
@@ -44,7 +46,7 @@ class Explainer:
 
     def doubt(self, end: End, every_rank: bool, run_folder: str) -> Optional[Finding]:
         """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
-        last echo. None if what its processes wrote shows no failure, or a step after it."""
+        last echo. None if what its processes wrote shows no failure, or if the work went on after it."""
         ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
         paths = [[self.logs.log(self.attempt, rank, stream) for stream in ("out", "err")] for rank in ranks]
         ends = [RankEnd(rank, 0, None, tail(out), tail(err)) for rank, (out, err) in zip(ranks, paths)]
@@ -60,7 +62,8 @@ class Explainer:
             for lines, path in ((written.stderr, err), (written.stdout, out)):
                 place = max((number for number, line in enumerate(lines) if text in line), default=None)
                 if place is not None:
-                    if any(read_line(line) for line in lines[place:]):
+                    after = [line for line in lines[place + 1 :] if line.strip()]
+                    if len(after) > _TABLE or any(read_line(line) for line in after):
                         return None
                     file = os.path.relpath(self.kept or path, run_folder)
                     return replace(found, severity=WARNING, confidence=LIKELY, evidence=(Evidence(text, file),))

@@ -24,7 +24,7 @@ from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.plan.launchers.others import starts_its_own_ranks
 from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
-from drumbeat.plan.rendezvous import rendezvous
+from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.signals import EXIT_USAGE
 
@@ -66,8 +66,8 @@ class Direct:
         if not place:
             return []  # the census sees what a launcher inside does
         folder = os.path.join(place, f"launchers-{attempt}")
-        ports = rendezvous(self.order, peers).ports
-        settings = settings_of(folder, node, peers, ports, self.once, self.driver_tools(attempt, node, bound))
+        later, _ = ports(f"stages/{self.order.identity}", DEFAULT_EPHEMERAL)  # worked out alike on every node
+        settings = settings_of(folder, node, peers, later, self.once, self.driver_tools(attempt, node, bound))
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
 

@@ -1,0 +1,52 @@
+"""Stand-ins for launchers: what all nodes must work out alike, and what is left as it was."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.facts.model import Facts, Identity, Peer, Peers
+from drumbeat.plan.binding import Binding, Slot
+from drumbeat.runfolder.layout import NodeFolder
+from tests.agent.test_lead import order
+
+BOUND = Binding((Slot(0), Slot(1)), 1, "")
+
+
+def prepared(tmp_path, node, **changes):
+    """The variables of one node of a joined run: each knows only its own facts, and has a run id of its own."""
+    folder = NodeFolder(str(tmp_path / "nodes" / str(node)), node)
+    os.makedirs(folder.attempt(0))
+    local = tmp_path / f"local-{node}"
+    local.mkdir()
+    (tmp_path / "x.sh").write_text("torchrun --standalone x.py\n")
+    asked = order(command=("bash", "x.sh"), workdir=str(tmp_path), launcher="once", run_id=f"r{node}", **changes)
+    facts = [Facts(f"h{each}", identity=Identity(job_id="77")) if each == node else Facts("") for each in range(2)]
+    peers = Peers(tuple(Peer(each, f"h{each}", "", facts[each], 0.0, 2) for each in range(2)), "10.0.0.1", 61000)
+    launcher = launcher_of(asked, folder, folder, "bundle.pyz", str(local))
+    return {variable.name: variable.value for variable in launcher.prepare(0, node, peers, BOUND)}
+
+
+def test_all_nodes_meet_at_the_same_ports_in_every_stage(tmp_path):
+    folders = [prepared(tmp_path, node, meeting="77.0")["DRUMBEAT_LAUNCHERS"] for node in range(2)]
+    settings = [json.loads(Path(each, ".settings.json").read_text()) for each in folders]
+    assert settings[0]["ports"] == settings[1]["ports"] and settings[0]["ports"][0] == 61000
+    assert len(set(settings[0]["ports"])) > 4 and os.stat(folders[0]).st_mode & 0o777 == 0o700
+
+
+def test_bash_functions_find_the_stand_in_or_the_real_program(tmp_path):
+    environ = prepared(tmp_path, 0)
+    assert "BASH_FUNC_accelerate-launch%%" not in environ  # no name that a shell in POSIX mode complains about
+    stand_in = os.path.join(environ["DRUMBEAT_LAUNCHERS"], "torchrun")
+    with open(stand_in, "w") as file:
+        file.write("#!/bin/sh\necho stand-in $1\n")
+    real = tmp_path / "bin" / "torchrun"
+    real.parent.mkdir()
+    real.write_text("#!/bin/sh\necho real $1\n")
+    real.chmod(0o755)
+    script = (
+        f"PATH={real.parent}:$PATH; torchrun 1; rm {stand_in}; torchrun 2"  # an activate, and a node without the folder
+    )
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
+    assert done.stdout == "stand-in 1\nreal 2\n", done.stderr
