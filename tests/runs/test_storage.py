@@ -49,7 +49,7 @@ def test_the_run_folder_is_full(drumbeat, tmp_path):
         pytest.skip("mounting a small file system needs root")
     place = tmp_path / "small"
     place.mkdir()
-    script = 'mount -t tmpfs -o size=3m none "$1" && shift && exec "$@"'
+    script = 'mount -t tmpfs -o size=24m none "$1" && shift && exec "$@"'
     prefix = ("unshare", "-m", "sh", "-c", script, "x", str(place))
     fills = SAVES.partition("while True:")[0] + FILLS
     argv = ("run", "--runs", place / "runs", "--nodes", 2, "--stop-grace", "20s", "--", sys.executable, "-c", fills)
