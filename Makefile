@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz faults faults-train versions workloads clean
+.PHONY: demo test check pyz bench corpus fuzz everywhere faults faults-train versions workloads clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,11 @@ faults-train: $(VENV)/.dev
 # Every row of the fault table, for real; writes docs/reliability.md. FAULTS="word ..." chooses rows by name.
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults.table $(FAULTS)
+
+# One job file on this machine, Slurm, ssh hosts and mpirun: the same loss. Needs root; two minutes of two idle cores.
+everywhere: $(VENV)/.dev
+	@sh tests/system-packages.sh
+	DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q --timeout 600 tests/everywhere
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
 versions:

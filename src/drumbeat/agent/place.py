@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import hmac
 import os
-from typing import Mapping
+from typing import Mapping, Tuple
 
 from drumbeat import clock
 from drumbeat.facts.model import Identity
@@ -22,6 +22,8 @@ def placed(order: Order, identity: Identity) -> Order:
         alone = dataclasses.replace(order.resources, array="")
         run_id = f"{order.run_id}-{identity.array_task}"
         order = dataclasses.replace(order, run_id=run_id, folder=folder, resources=alone)
+        if order.sweep:
+            order = dataclasses.replace(order, command=_filled(order, int(identity.array_task)))
     if order.hosts or order.master:
         return order
     hosts = identity.hosts
@@ -32,6 +34,15 @@ def placed(order: Order, identity: Identity) -> Order:
         )
     # The run's clock starts with the job, not in the queue.
     return dataclasses.replace(order, hosts=hosts, master=identity.master or hosts[0], created=clock.now())
+
+
+def _filled(order: Order, task: int) -> Tuple[str, ...]:
+    if task >= len(order.sweep):
+        raise Problem(f"job {task} of an array of {len(order.sweep)}: the scheduler started one too many")
+    words = list(order.command)
+    for name, value in order.sweep[task].items():
+        words = [word.replace("{" + name + "}", value) for word in words]
+    return tuple(words)
 
 
 def own_node(order: Order, identity: Identity) -> int:

@@ -51,6 +51,11 @@ def make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) -
             f"{job.where('code')}: sync sends code to nodes, and this is a task on one of them already",
             "leave it out here; drumbeat submit and drumbeat run outside of a task send it",
         )
+    if job.sweep and place.kind != LOGIN:
+        raise Problem(
+            f"{job.where('sweep')}: a sweep is an array of jobs, and only a scheduler has those",
+            "drumbeat submit hands it to one; without a sweep, write one value into the command",
+        )
     return with_code(_make_order(job, site, place, environ), job.code)
 
 

@@ -96,6 +96,8 @@ class Checker:
             return self._tables(key, _table(key, node, place), path)
         if key.kind == "variables":
             return self._variables(_table(key, node, place), path)
+        if key.kind == "lists":
+            return self._lists(key, _table(key, node, place), path)
         value = _READERS[key.kind](key, node, place)
         check_limits(key, value, place)
         return value
@@ -116,6 +118,16 @@ class Checker:
             name: self.variable(name, node, self._place(table, name, path + "."), f"{path}.{name}")
             for name, node in table.entries.items()
         }
+
+    def _lists(self, key: Key, table: Table, path: str) -> Dict[str, Tuple[str, ...]]:
+        made = {}
+        for name, node in table.entries.items():
+            place = self._place(table, name, path + ".")
+            check_variable_name(name, place)
+            made[name] = _words(key, node, place)
+            if not made[name]:
+                raise Problem(f"{place}: has no values; write [a, b]")
+        return made
 
     def _tables(self, key: Key, table: Table, path: str) -> Dict[str, Any]:
         made = {}

@@ -24,6 +24,7 @@ KINDS = {
     "duration": "a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00",
     "switch": "true or false",
     "variables": "a mapping NAME: value",
+    "lists": "a mapping NAME: [values]",
     "table": "a mapping",
     "tables": "a mapping of mappings",
 }

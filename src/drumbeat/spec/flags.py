@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from argparse import SUPPRESS
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.problem import Problem
-from drumbeat.spec.check import Checker
+from drumbeat.spec.check import Checker, check_variable_name
 from drumbeat.spec.expand import literal
 from drumbeat.spec.fields import Key, default_words, keys_of
 from drumbeat.spec.hostfile import with_hostfile
@@ -46,7 +46,7 @@ def add_job_flags(parser: Any, leave_out: Sequence[str] = ()) -> None:
             options["choices"] = key.allowed
         else:
             options["metavar"] = key.flag
-        if key.kind == "variables":
+        if key.kind in ("variables", "lists"):
             options["action"] = "append"
         action = group.add_argument(f"--{name}", **options)
         action.rare, action.short = name not in _COMMON, _COMMON.get(name)
@@ -70,6 +70,9 @@ def merge(job: Job, args: Any) -> Job:
             continue
         if key.kind == "variables":
             changed[field] = {**getattr(job, field), **_variables(checker, name, given)}
+        elif key.kind == "lists":
+            changed[field] = {**getattr(job, field), **dict(_values(name, each) for each in given)}
+            checker.origins[name] = f"--{name}"
         else:
             text = literal(given) if key.kind in _EXPANDED else given
             changed[field] = checker.value(key, Text(text, quoted=True), f"--{name}", name)
@@ -100,6 +103,14 @@ def _variables(checker: Checker, flag: str, given: List[str]) -> Dict[str, Optio
         node = Text(literal(text), quoted=text != "pass") if equals else Text("pass")
         made[name] = checker.variable(name, node, f"--{flag} {name}", f"{flag}.{name}")
     return made
+
+
+def _values(flag: str, text: str) -> Tuple[str, Tuple[str, ...]]:
+    name, equals, values = text.partition("=")
+    check_variable_name(name, f"--{flag} {text}")
+    if not equals or not values:
+        raise Problem(f"--{flag} {text}: has no values", f"write --{flag} {name}=1e-3,1e-4")
+    return name, tuple(values.split(","))
 
 
 def _help(key: Key, field: str) -> str:

@@ -375,6 +375,15 @@ class Job:
         None,
         flag="TEXT",
     )
+    sweep: Dict[str, Tuple[str, ...]] = key(
+        "lists",
+        "Values to try: one job for each combination, as an array of the scheduler; `{NAME}` in the command is the value. With "
+        "`array: '%2'` two run at a time. As a flag: `--sweep lr=1e-3,1e-4`, repeatable.",
+        "{lr: [1e-3, 1e-4], seed: [1, 2]}",
+        {},
+        flag="NAME=A,B",
+        default_text="none",
+    )
     requeues: int = key(
         "number",
         "How often drumbeat queues the job again: without the node after a node was lost, or when a rank ends with 75 "

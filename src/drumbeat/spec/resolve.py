@@ -30,12 +30,14 @@ from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, flag_of, resources
 from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
+from drumbeat.spec.sweep import combinations, with_array
 from drumbeat.spec.yamlfile import shown
 
 _TUNED = {"batch": "batch", "accumulate": "batch", "hook": "hooks"}  # a place in a command -> what tunes it
 
 
 def resolve(job: Job, site: Site, here: Here) -> Order:
+    job = with_array(job)
     for field, key in keys_of(Job).values():
         check_limits(key, getattr(job, field), job.where(field.replace("_", "-")))
     # Machines that are named are real ones, also on a site that would emulate them.
@@ -115,6 +117,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         expect=_expect(job, site),
         floors=_floors(site),
         brings=job.brings,
+        sweep=combinations(job.sweep),
         checks={
             "preflight": job.checks.preflight,
             "affinity": job.checks.affinity,
@@ -164,7 +167,7 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     for word in job.command:
         if word in ("&&", "||"):
             refuse_shell(word, job.where("command"))
-    open_places = places(job.command)
+    open_places = [name for name in places(job.command) if name not in job.sweep]
     if open_places:
         raise Problem(
             f"{job.where('command')}: {{{open_places[0]}}} stands for a value that is still to be found",

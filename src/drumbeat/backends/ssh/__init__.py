@@ -67,6 +67,12 @@ class Ssh(Backend):
                     f"{where(key)}: hosts reached by ssh have no {key}",
                     {"modules": "load them in setup: module load ..."}.get(key, "leave it out"),
                 )
+        if order.container:
+            raise Problem(
+                f"{where('container')}: containers are not started on ssh hosts",
+                "start it yourself on each host, and drumbeat inside: docs/run.md, several machines without a scheduler; "
+                "or --container none",
+            )
         if order.launcher == "tasks":
             raise Problem(
                 f"{where('launcher')}: tasks are a scheduler's, and there is none",
