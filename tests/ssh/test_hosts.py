@@ -79,7 +79,7 @@ def test_every_host_that_cannot_take_part_is_named_with_its_reason(desk):
     )
     hosts = "oar1,refused,gone,changed,unknown,denied,silent,nowhere"
     try:
-        done = desk("run", "--hosts", hosts, "--runs", desk.own / "runs", "--", "true")
+        done = desk("run", "--hosts", hosts, "--runs", desk.own / "refused", "--", "true")
     finally:
         listener.kill()
         listener.wait()
@@ -94,6 +94,7 @@ def test_every_host_that_cannot_take_part_is_named_with_its_reason(desk):
     assert "timed out" in said["silent"]
     assert "name is not known" in said["nowhere"]
     nobody(desk)
+    assert desk.machines.run(["ls", str(desk.own / "refused")]).stdout == ""  # no folder of a run that never was
 
 
 def test_no_python_there_is_said(desk):

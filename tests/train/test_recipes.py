@@ -30,7 +30,7 @@ def run(name: str, texts: List[str], metrics: str = "") -> Any:
 
 RECIPES: Dict[str, List[str]] = {
     "bert": ["steps=40", "batch=8", "length=32", "validation=16", "lr=3e-3"],
-    "resnet": ["depth=18", "size=32", "classes=4", "steps=8", "batch=16", "validation=32", "lr=0.5", "layout=fsdp"],
+    "resnet": ["depth=18", "size=32", "classes=4", "steps=4", "batch=16", "validation=16", "lr=0.5", "layout=fsdp"],
     "wide_resnet": [
         "depth=10",
         "widening=1",

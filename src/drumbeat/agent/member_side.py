@@ -28,9 +28,8 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.finding import Finding
 from drumbeat.order import Order, dump_order
-from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
+from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.trusted import untrusted
 from drumbeat.runfolder.write import replace
@@ -45,13 +44,6 @@ _WORD = 5.0  # seconds for the last messages, where there are no files to send
 _ANSWER = 10.0  # seconds for the lead to answer a request to stop, before this node obeys it by itself
 _ANSWER_NOW = 3.0  # the same for the second request
 _PAUSED = 2.0  # seconds between two turns after which we were stopped ourselves
-
-
-def _is_of(folder: RunFolder, run_id: str) -> bool:
-    try:
-        return read_run_record(folder.path).run_id == run_id
-    except RecordError:
-        return False
 
 
 def beat_interval(order: Order) -> float:
@@ -257,7 +249,7 @@ class MemberSide:
         agent, theirs = self.agent, RunFolder(message.folder)
         # Joined nodes made orders of their own; the lead's run id is the run's.
         agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
-        self.shared_folder = _is_of(theirs, message.run_id)
+        self.shared_folder = is_folder_of(theirs, message.run_id)
         foreign = untrusted(theirs, agent.number) if self.shared_folder else ""
         if foreign:
             agent.complain(f"the lead's run folder is not used here: {foreign}")

@@ -72,6 +72,14 @@ def _run_record(order: Order, handle: str) -> RunRecord:
     )
 
 
+def forget_run(order: Order, environ: Mapping[str, str]) -> None:
+    """A run of which nothing was started leaves nothing behind."""
+    shutil.rmtree(order.folder, ignore_errors=True)
+    link = os.path.join(index_folder(environ), order.run_id)
+    if os.path.islink(link):
+        os.unlink(link)
+
+
 def index_folder(environ: Mapping[str, str]) -> str:
     """Links to every run this user started here, wherever its folder is: what `drumbeat list` looks through."""
     state = users_folder(environ, "XDG_STATE_HOME", ".local", "state")

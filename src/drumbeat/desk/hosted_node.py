@@ -31,11 +31,12 @@ from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 from drumbeat.processes import become_subreaper, children, die_with_parent, heed_interrupts, start_time, sweep
 from drumbeat.record import RecordError
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.remote import serve
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
 from drumbeat.runfolder.stop_file import WORDS, ask_to_stop
 from drumbeat.runfolder.write import replace, replace_json
 
@@ -93,8 +94,7 @@ def _node(request: Mapping[str, Any]) -> int:
 def _open_folder(order: Order, handle: str, node: int) -> bool:
     """Make the run folder where the desk's own is not seen from here; whether it is."""
     folder = RunFolder(order.folder)
-    there = read_json(folder.run_json)
-    if there is not None and there.get("run_id") == order.run_id:
+    if is_folder_of(folder, order.run_id):
         if node == 0:
             replace(folder.order, dump_order(order))  # it says now where the lead is reached
         return True
@@ -107,8 +107,7 @@ def _open_folder(order: Order, handle: str, node: int) -> bool:
     if node == 0:
         replace(folder.order, dump_order(order))
         replace(folder.stop, "")
-        record = {"schema": SCHEMA, "run_id": order.run_id, "name": order.name, "created": order.created}
-        replace_json(folder.run_json, {**record, "handle": handle})
+        write_run_record(folder, RunRecord(order.run_id, name=order.name, created=order.created, handle=handle))
     return False
 
 

@@ -32,6 +32,7 @@ class Hosts:
         self.signals: List[int] = []
         self.began = time.monotonic()
         self.noticed = False
+        self.started = False
         self.ended: List[str] = []  # hosts whose end was said
 
     def run(self, environ: Mapping[str, str]) -> int:
@@ -41,7 +42,7 @@ class Hosts:
         sessions = Sessions(self.order.hosts, self.folder.bundle, self.order.python, environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)
-            self.sessions = sessions
+            self.sessions, self.started = sessions, True
             for early in self.signals:
                 self._pass_on(early)
             self._follow(sessions)

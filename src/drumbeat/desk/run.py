@@ -8,7 +8,7 @@ import sys
 from typing import Callable, Optional
 
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.desk.create import create_run
+from drumbeat.desk.create import create_run, forget_run
 from drumbeat.desk.fanout import start_in_allocation
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import check_inside, join, order_file
@@ -74,7 +74,12 @@ def _run_on_hosts(
     folder = create_run(order, job_file, cached_bundle(os.environ), os.environ, handle_of(order))
     if on_created:
         on_created(folder)
-    return Hosts(order, folder, fresh_token()).run(os.environ)
+    hosts = Hosts(order, folder, fresh_token())
+    try:
+        return hosts.run(os.environ)
+    finally:
+        if not hosts.started:
+            forget_run(order, os.environ)
 
 
 def _run_here(

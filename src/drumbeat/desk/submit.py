@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from typing import Mapping, Optional, Sequence
 
 from drumbeat import backends
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.containers.image import check_image
-from drumbeat.desk.create import create_run, index_folder
+from drumbeat.desk.create import create_run, forget_run
 from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.place import find_place, to_queue
 from drumbeat.desk.surroundings import check_command
@@ -18,7 +17,6 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.order import SCHEMA, Order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
-from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import write_run_record
 from drumbeat.spec.job import Job
@@ -77,7 +75,7 @@ def submit(
             _write_private(folder.at(name), data)
         handle = backend.submit(request, environ)
     except (Problem, OSError) as error:
-        _forget(folder, order, environ)
+        forget_run(order, environ)
         if isinstance(error, OSError):
             raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
         raise
@@ -90,10 +88,3 @@ def _write_private(path: str, data: bytes) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-
-
-def _forget(folder: RunFolder, order: Order, environ: Mapping[str, str]) -> None:
-    shutil.rmtree(folder.path, ignore_errors=True)
-    link = os.path.join(index_folder(environ), order.run_id)
-    if os.path.islink(link):
-        os.unlink(link)

@@ -50,6 +50,14 @@ def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
         raise RecordError(f"{place}: {error}") from None
 
 
+def is_folder_of(folder: RunFolder, run_id: str) -> bool:
+    """Whether this run's folder can be seen from here."""
+    try:
+        return read_run_record(folder.path).run_id == run_id
+    except RecordError:
+        return False
+
+
 def write_run_record(folder: RunFolder, record: RunRecord) -> None:
     """Replace run.json. What is not known is left out."""
     known = {key: value for key, value in to_plain(record).items() if value not in ("", None, False)}

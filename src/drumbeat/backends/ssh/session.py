@@ -20,6 +20,7 @@ from drumbeat.backends.ssh.loader import MARK
 from drumbeat.problem import Problem
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
+_OTHERS = 10.0  # seconds after the first host that failed: the others may fail as well, and all are named at once
 _MOST_LINE = 256 << 20  # bytes without an end of line: a host that is broken must not fill our memory
 _MOST_COMPLAINT = 64 << 10
 
@@ -181,16 +182,19 @@ class Sessions:
     def wait_for(self, name: str, seconds: float, waiting: Optional[Waiting] = None) -> None:
         """Until every host has replied with `name`; a Problem names each one that did not, with its reason. `waiting` is
         called now and then with the hosts that are still missing."""
-        deadline = time.monotonic() + seconds
+        begin, failed_at = time.monotonic(), 0.0
         while True:
             missing = [session for session in self.all if session.reply(name) is None]
-            failed = [session for session in missing if session.failure() and (session.over or session.reply("error"))]
             if not missing:
                 return
-            if len(failed) == len(missing) or time.monotonic() > deadline:
-                raise _without(missing, seconds)
-            if failed and time.monotonic() < deadline - 5.0:
-                deadline = time.monotonic() + 5.0  # the others may fail as well: all are named at once
+            now = time.monotonic()
+            failed = [session for session in missing if session.failure() and (session.over or session.reply("error"))]
+            pending = [session for session in missing if session not in failed]
+            failed_at = (failed_at or now) if failed else 0.0
+            if now - begin > seconds:
+                raise _without(missing, (), seconds)
+            if failed and (not pending or now - failed_at > _OTHERS):
+                raise _without(failed, pending, seconds)
             if waiting:
                 waiting([session.host for session in missing])
             self.turn(0.2)
@@ -205,7 +209,7 @@ class Sessions:
         while any(session.reply("kept") is None for session in lacking):
             failed = [session for session in lacking if session.failure() and session.reply("kept") is None]
             if failed or time.monotonic() > deadline:
-                raise _without(failed or [each for each in lacking if each.reply("kept") is None], seconds)
+                raise _without(failed or [each for each in lacking if each.reply("kept") is None], (), seconds)
             self.turn(0.2)
 
     def close(self) -> None:
@@ -217,17 +221,20 @@ class Sessions:
             session.kill()
 
 
-def _without(missing: Sequence[Session], seconds: float) -> Problem:
+def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: float) -> Problem:
+    """One Problem about all of them; `pending` are those that were not waited for any longer."""
     problems = []
-    for session in missing:
+    for session in failed:
         silent = Problem(
             f"{session.host}: it has not answered within {seconds:g} s", f"try by hand: ssh {session.host} true"
         )
         problems.append(session.failure() or silent)
+    rest = f"not waited for any longer: {', '.join(session.host for session in pending)}" if pending else ""
     if len(problems) == 1:
-        return Problem(f"{problems[0].what}; nothing was started", problems[0].fix)
+        return Problem(f"{problems[0].what}; nothing was started", "\n  ".join(filter(None, (problems[0].fix, rest))))
     lines = [f"{problem.what}{': ' + problem.fix if problem.fix else ''}" for problem in problems]
-    return Problem("\n  ".join([f"{len(lines)} hosts cannot take part; nothing was started", *lines]))
+    head = f"{len(lines)} hosts cannot take part; nothing was started"
+    return Problem("\n  ".join([head, *lines, *([rest] if rest else [])]))
 
 
 def ask(

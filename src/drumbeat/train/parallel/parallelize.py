@@ -152,7 +152,7 @@ def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
     return pairs
 
 
-# Selective recomputation keeps the results of products and attention (dear to make) and remakes the rest (cheap).
+# Selective recomputation keeps the results of products and attention (expensive) and recomputes the rest (cheap).
 _DEAR = {
     torch.ops.aten.mm.default,
     RING_ATTENTION,
