@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check pyz bench corpus fuzz everywhere faults faults-train versions workloads clean
+.PHONY: demo test check pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,7 @@ faults-train: $(VENV)/.dev
 # Every row of the fault table, for real; writes docs/reliability.md. FAULTS="word ..." chooses rows by name.
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults.table $(FAULTS)
+	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py
 
 # One job file on this machine, Slurm, ssh hosts and mpirun: the same loss. Needs root; two minutes of two idle cores.
 everywhere: $(VENV)/.dev
@@ -84,6 +85,12 @@ versions:
 # Ten command lines as people have them, with the real launchers, on two nodes of two ranks; each once more with a killed rank.
 workloads: $(VENV)/.dev
 	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
+
+# Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.
+KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
+cluster: $(VENV)/.dev
+	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
+	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info

@@ -171,8 +171,8 @@ def measure(nodes: int, gpus: int, seconds: int, step: int, browser: bool) -> No
     print(f"opening the page on this run                {load:.1f} s of processor time")
     print(f"peak memory                                 {max(each['peak'] for each in found):.0f} MiB")
     if in_browser:
-        spent = f"{in_browser['message']:.1f} ms, one chart {in_browser['chart']:.1f} ms"
-        print(f"Chromium: a message                         {spent}")
+        spent = f"{in_browser['message']:.1f} ms, one chart {in_browser['chart']:.1f} ms (95 of 100 take no longer)"
+        print(f"Chromium: to show a message                 {spent}")
 
 
 def _in_browser(path: str, recording: Recording, second: int) -> Dict[str, float]:
@@ -202,11 +202,16 @@ def _in_browser(path: str, recording: Recording, second: int) -> Dict[str, float
             recording.write(second + number)
             time.sleep(1)
         spent = driver.execute_script("return [drumbeat.spent.messages, drumbeat.spent.charts]")
-        return {"message": statistics.median(spent[0]), "chart": statistics.median(spent[1])}
+        return {"message": _late(spent[0][1:]), "chart": _late(spent[1][10:])}  # the first ones also open the charts
     finally:
         driver.quit()
         server.terminate()
         server.wait()
+
+
+def _late(times: List[float]) -> float:
+    """95 of 100 take no longer."""
+    return sorted(times)[int(0.95 * len(times))] if times else float("nan")
 
 
 def main(argv: Optional[List[str]] = None) -> int:

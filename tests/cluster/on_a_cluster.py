@@ -37,7 +37,9 @@ kept = pathlib.Path(os.environ["KEPT"]) / f"step-{os.environ['RANK']}"
 first = int(kept.read_text()) if kept.exists() else 0
 print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at step", first, flush=True)
 for step in range(first, 40):
-    kept.write_text(str(step))
+    new = kept.with_suffix(".new")
+    new.write_text(str(step))
+    new.replace(kept)  # a kill must not leave half of it
     time.sleep(0.5)
 print("done", flush=True)
 """
@@ -109,7 +111,7 @@ class Desk:
 
     def left(self):
         """What carries a run's label in the cluster; pods that are going do not count."""
-        self.cluster.wait(lambda: not self._left(), 60, "everything to be removed")
+        self.cluster.wait(lambda: not self._left(), 240, "everything to be removed")
 
     def _left(self):
         words = ("get", "jobs,services,configmaps,secrets,pods", "-l", "drumbeat/run", "-o", "name")

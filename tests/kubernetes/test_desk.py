@@ -20,7 +20,9 @@ kept = pathlib.Path(os.environ["KEPT"]) / f"step-{os.environ['RANK']}"
 first = int(kept.read_text()) if kept.exists() else 0
 print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at step", first, flush=True)
 for step in range(first, 40):
-    kept.write_text(str(step))
+    new = kept.with_suffix(".new")
+    new.write_text(str(step))
+    new.replace(kept)  # a kill must not leave half of it
     time.sleep(0.1)
 print("done", flush=True)
 """

@@ -28,7 +28,8 @@ _BROUGHT = (
     *(
         f"watch/{name}.py"
         for name in (
-            "__init__", "curve", "families", "head", "model", "node_view", "plain", "session", "text", "textfile",
+            "__init__", "checks", "curve", "families", "head", "model", "node_view", "plain", "session", "slowest", "text",
+            "textfile",
         )
     ),
 )  # fmt: skip

@@ -57,7 +57,12 @@ def _page(session: Session, args: Any) -> int:
     try:
         from drumbeat.watch.web import serve
     except ModuleNotFoundError as error:
-        raise Problem(f"the page needs the package {error.name}", "pip install 'drumbeat[web]'") from None
+        what = (
+            "drumbeat.pyz does not bring the page"
+            if str(error.name).startswith("drumbeat")
+            else f"no {error.name} here"
+        )
+        raise Problem(f"{what}, which needs a few packages", "pip install 'drumbeat[web]'") from None
     return serve(session, args.listen or "127.0.0.1", args.port)
 
 

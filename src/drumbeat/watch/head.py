@@ -7,7 +7,9 @@ from typing import List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
 from drumbeat.finding import Finding
-from drumbeat.watch.model import Check, RunView, Slowest
+from drumbeat.watch.checks import Check
+from drumbeat.watch.model import RunView
+from drumbeat.watch.slowest import Slowest
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Member, Metric, Sample
 from drumbeat.runfolder.summary import Summary
+from drumbeat.watch.checks import Check, check_of
 from drumbeat.watch.curve import Curve, Point, rates
 from drumbeat.watch.node_view import NodeView, RankView
+from drumbeat.watch.slowest import Slowest, slowest_rank
 
 _MOST_MARKS = 200
 _MOST_FINDINGS = 50
@@ -33,32 +35,6 @@ class Mark:
     t: float
     kind: str  # failed, lost, restart, stop, attempt, first step, end, checkpoint, validation, finding
     text: str
-
-
-@dataclass(frozen=True)
-class Check:
-    """What one check says of all nodes."""
-
-    check: str
-    answer: str  # the answer that needs attention first, else the one of most nodes
-    summary: str
-    nodes: int  # that gave this answer
-    judged: int  # nodes that gave any answer
-    confidence: str
-
-
-@dataclass(frozen=True)
-class Slowest:
-    rank: int
-    node: int
-    step_seconds: float
-    median_seconds: float
-    behind: int  # steps behind the rank that is furthest
-
-    @property
-    def spread(self) -> float:
-        """How much longer its steps take than the median rank's: 0.05 is 5 %."""
-        return self.step_seconds / self.median_seconds - 1.0 if self.median_seconds > 0 else 0.0
 
 
 class RunView:
@@ -159,38 +135,10 @@ class RunView:
         return [Point(p.t, 1 / p.mean, 1 / p.high, 1 / p.low, 0.0) for p in self.step_seconds.points() if p.low > 0]
 
     def slowest(self) -> Optional[Slowest]:
-        """The rank that is furthest behind, else the one with the longest steps; None below two ranks with step times."""
-        times: List[float] = []
-        furthest, longest, last = 0, None, None  # the rank with the longest steps, and the one that is furthest behind
-        for rank in self.ranks.values():
-            seconds, step = rank.step_seconds, rank.step or 0
-            if seconds is None:
-                continue
-            times.append(seconds)
-            furthest = max(furthest, step)
-            if longest is None or (seconds, -rank.rank) > (longest.step_seconds, -longest.rank):
-                longest = rank
-            if last is None or (-step, seconds) > (-(last.step or 0), last.step_seconds):
-                last = rank
-        if longest is None or last is None or len(times) < 2:
-            return None
-        times.sort()
-        middle = times[(len(times) - 1) // 2]
-        behind = furthest - (last.step or 0)
-        if behind < 2 or behind * middle < self.skew:  # nodes are read one after the other
-            last, behind = longest, 0
-        return Slowest(last.rank, last.node, last.step_seconds or 0.0, middle, behind)
+        return slowest_rank(self.ranks.values(), self.skew)
 
     def checks(self) -> List[Check]:
-        found = []
-        for name, by_node in self._verdicts.items():
-            answers: Dict[str, List[Verdict]] = {}
-            for verdict in by_node.values():
-                answers.setdefault(verdict.answer, []).append(verdict)
-            worst = max(answers, key=lambda answer: (answer == "mismatch", answer != "unknown", len(answers[answer])))
-            first = answers[worst][0]
-            found.append(Check(name, worst, first.summary, len(answers[worst]), len(by_node), first.confidence))
-        return found
+        return [check_of(name, by_node) for name, by_node in self._verdicts.items()]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
