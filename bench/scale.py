@@ -66,7 +66,7 @@ def order_for(members: int, folder: str) -> Order:
         run_id="scale", name="scale", created=time.time(), command=("sleep", "600"), nodes=members, ranks_per_node=RANKS,
         launcher="ranks", launcher_why="a measurement", workdir="/", folder=folder, site="localhost", backend="local",
         hosts=tuple(f"nid{100000 + number}" for number in range(members)), master="127.0.0.1", muster_ports=(port,),
-        checks={"preflight": "off", "affinity": "off", "transport": "off"},
+        checks={"preflight": "off", "affinity": "off", "transport": "off", "hang": "warn"},
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import select
 import signal
 import time
 from contextlib import contextmanager
-from typing import Callable, Container, Iterable, Iterator, List, Mapping, Optional
+from typing import Callable, Container, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.signals import STOPS
 
@@ -56,6 +56,14 @@ def start_time(pid: int) -> Optional[str]:
     """Clock ticks since boot at which a live process started: with the pid, its name for good. None for a zombie."""
     fields = _stat(str(pid))
     return fields[19].decode() if fields and fields[0] != b"Z" else None
+
+
+def cpu_seconds(pid: int) -> Tuple[bool, float]:
+    """Whether a process could run this moment, and the seconds of a core that it has had."""
+    fields = _stat(str(pid))
+    if not fields:
+        return False, 0.0
+    return fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: str) -> Optional[List[bytes]]:

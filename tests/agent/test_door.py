@@ -87,9 +87,16 @@ def test_who_proves_nothing_in_time_is_sent_away(lead):
     silent = [knock(lead.port) for _ in range(5)]
     while len(lead.door) < 5:
         lead.turn()
-    lead.door.tick(102.9)
+    lead.door.tick(114.9)
     assert len(lead.door) == 5
-    lead.door.tick(103.1)
+    lead.door.tick(115.1)
+    assert len(lead.door) == 0
+    silent += [knock(lead.port) for _ in range(30)]  # of 40 places
+    while len(lead.door) < 30:
+        lead.turn()
+    lead.door.tick(118.0)
+    assert len(lead.door) == 30
+    lead.door.tick(118.2)
     assert len(lead.door) == 0
     for sock in silent:
         while sock.recv(4096):

@@ -170,6 +170,25 @@ def test_a_hang_is_named_once_and_its_end_is_told():
     assert len(world.said()) == 2
 
 
+def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
+    world = World()
+    world.train(20)
+    asleep = look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))
+    world.looks = lambda: [busy(0), busy(1), asleep, busy(3)]
+    began = world.now
+    for step in range(40):
+        world.run(0.5)
+        for rank in (0, 1, 3):
+            world.report(rank, 20 + step)
+    ((at, warned),) = world.said()
+    assert at - began <= 7 and warned.finding.rank == 2
+    assert not any(isinstance(action, Emit) for _, action in world.actions)
+    world.looks = lambda: [busy(rank) for rank in range(4)]
+    world.train(5)
+    (resumed,) = [action for _, action in world.actions if isinstance(action, Emit)]
+    assert resumed.kind == "resumed" and 19 <= resumed.data["seconds"] <= 22
+
+
 def test_stop_is_for_programs_that_report_steps():
     world = World("stop")
     world.train(20)

@@ -390,3 +390,12 @@ def test_a_lost_spare_disturbs_nobody():
     lead.members[2] = Member(2, "h2")
     assert kinds(lead.member_lost(2, "gone", 5.0)) == ["node-lost"] and lead.phase == "running"
     assert [act for act in lead.stop(StopRequest(SIGNAL)) if isinstance(act, Tell)][0].members == (0, 1)
+
+
+def test_a_node_that_ended_before_the_muster_ends_it():
+    lead = lead_of(order())
+    lead.hello(hello(0, lead.order), 0.0, 1.0)
+    acts = lead.waits_in_vain("the agent of node 1 ended with 70 before the nodes had come together")
+    assert acts[-1] == Finish(EXIT_MUSTER) and lead.history[-1].finding.code == "node-lost"
+    running, _ = mustered()
+    assert running.waits_in_vain("too late to matter") == []

@@ -12,6 +12,7 @@ import pytest
 
 from drumbeat.agent.folder_child import NAME
 from drumbeat.desk.foreground import Foreground
+from drumbeat.runfolder.layout import RunFolder
 from tests.conftest import marked, wait_for
 from tests.runfolder.folders import order
 
@@ -211,3 +212,13 @@ def test_an_interrupt_at_any_moment(drumbeat, delay, ignored):
 def _handles(pid, number):
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_the_lead_is_told_once_of_a_node_that_ended_early(tmp_path):
+    desk = Foreground(order(tmp_path), "", [0, 1], "", "")
+    desk.folder = RunFolder(str(tmp_path))
+    for codes in ({}, {1: 0}, {1: 70}, {1: 70}, {0: 1, 1: 70}):
+        desk._tell_lead(codes)
+    assert (tmp_path / "stop").read_text().splitlines() == [
+        "LOST the agent of node 1 ended with 70 before the nodes had come together"
+    ]

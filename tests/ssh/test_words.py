@@ -117,3 +117,25 @@ def test_the_loader_refuses_a_folder_that_others_can_write_to(tmp_path):
     done = subprocess.run([sys.executable, loader], input=f"{digest}\n".encode(), capture_output=True, check=False,
                           env={"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]})  # fmt: skip
     assert MARK.encode() in done.stdout and b"others can write" in done.stdout and done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (("submit", "--site", "ssh", "--", "true"), "1 node, but none are named"),
+        (("run", "--hosts", "a", "--nodes", "3", "--", "true"), "3 nodes, but 1 is named"),
+        (("run", "--hosts", "a,a", "--", "true"), "a is named twice"),
+        (("run", "--hosts", "a,b", "--site", "lumi", "--", "true"), "chosen by Slurm"),
+        (
+            ("run", "--hosts", "a,b", "--container", "x.sif", "--container-runtime", "apptainer", "--", "true"),
+            "containers",
+        ),
+        (("run", "--hostfile", "none", "--", "true"), "none: No such file"),
+    ],
+)
+def test_mistakes_are_one_message(words, said, home, tmp_path, monkeypatch, capsys):
+    from drumbeat.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(list(words)) == 2
+    assert said in capsys.readouterr().err

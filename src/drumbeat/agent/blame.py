@@ -14,7 +14,10 @@ from drumbeat.ranges import named_ranks
 if TYPE_CHECKING:
     from drumbeat.agent.attempt import RankEnd
 
-CONSEQUENCES = frozenset({"peer-lost", "collective-timeout"})
+# Codes of failures that only say that another rank went away or did not come.
+CONSEQUENCES = frozenset((
+    "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
+))  # fmt: skip
 
 
 def is_consequence(end: RankEnd) -> bool:

@@ -12,10 +12,11 @@ import signal
 import time
 from typing import Callable
 
-from drumbeat.processes import become_subreaper, die_with_parent, let_stops_in, sweep
+from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, let_stops_in, sweep
 from drumbeat.signals import STOPS
 
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
+_STARVED = 8  # an agent that only waits for a core may be late by so many deadlines
 
 
 def guard(
@@ -62,6 +63,7 @@ def _run(agent: Callable[[int], int], beat_fd: int) -> int:
 
 def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], hung: Callable[[], None]) -> int:
     last = looked = told = time.monotonic()
+    used = cpu_seconds(child)[1]  # at the last beat
     alive()
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -76,11 +78,17 @@ def _watch(child: int, beats: int, deadline: float, alive: Callable[[], None], h
             told = now
             alive()
         if readable and os.read(beats, 4096):
-            last = time.monotonic()
+            last, used = time.monotonic(), cpu_seconds(child)[1]
         elif readable:  # the pipe's end is closed: the agent is about to be gone
             return os.waitpid(child, 0)[1]
-        elif time.monotonic() - last > deadline:
+        elif time.monotonic() - last > deadline and not _starved(child, used, time.monotonic() - last, deadline):
             warn(f"the agent has not answered for {deadline:g} s; ending it")
             hung()
             os.kill(child, signal.SIGKILL)
             return os.waitpid(child, 0)[1]
+
+
+def _starved(child: int, used: float, silent: float, deadline: float) -> bool:
+    """On an overloaded node an agent is late without being hung: it could run, and has hardly been given a core since."""
+    runnable, now = cpu_seconds(child)
+    return runnable and now - used < deadline / 4 and silent < _STARVED * deadline

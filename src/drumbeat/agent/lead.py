@@ -178,6 +178,13 @@ class Lead:
             acts += self._stop_ranks("a node was lost", signal.SIGTERM, self.order.timing.failure_grace)
         return acts + (self._conclude(now) if self._all_done(attempt) else [])
 
+    def waits_in_vain(self, why: str) -> List[Act]:
+        """A member has ended before it could join, and whoever started it says so."""
+        if self.phase != "muster":
+            return []
+        fix = "look at what that node printed above"
+        return self._end(Outcome(FAILED, EXIT_MUSTER, Finding("node-lost", ERROR, why, "", fix, (Evidence(why),))))
+
     def give_up(self) -> List[Act]:
         """The lead's agent has to end now: the members end with it instead of waiting for orders."""
         if self.phase == "ended":

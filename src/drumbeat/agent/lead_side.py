@@ -434,6 +434,9 @@ class LeadSide:
 
     def look_for_stop(self, now: float) -> None:
         for name, why in self.agent.child.take_stops() if self.agent.child else ():
+            if name == "LOST":
+                self._do(self.lead.waits_in_vain(why))
+                continue
             number = signal.SIGINT if name == "INT" else signal.SIGTERM
             self._do(self.lead.stop(StopRequest(_LINES[name], number, why)))
 

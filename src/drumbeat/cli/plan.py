@@ -138,6 +138,7 @@ def _headline(order: Any) -> List[str]:
     kind = "emulated node" if order.emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
+    ranks = ranks if order.ranks_per_node else "one rank per GPU"
     launcher = f"launcher {order.launcher} ({order.launcher_why})"
     lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
     replaced = replaced_flags(order.command)

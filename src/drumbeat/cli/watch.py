@@ -57,12 +57,9 @@ def _page(session: Session, args: Any) -> int:
     try:
         from drumbeat.watch.web import serve
     except ModuleNotFoundError as error:
-        what = (
-            "drumbeat.pyz does not bring the page"
-            if str(error.name).startswith("drumbeat")
-            else f"no {error.name} here"
-        )
-        raise Problem(f"{what}, which needs a few packages", "pip install 'drumbeat[web]'") from None
+        missing = str(error.name)
+        what = "drumbeat.pyz does not bring the page" if missing.startswith("drumbeat") else f"the page needs {missing}"
+        raise Problem(what, "pip install 'drumbeat[web]'") from None
     return serve(session, args.listen or "127.0.0.1", args.port)
 
 

@@ -62,7 +62,7 @@ class Console:
         self._logs: Dict[int, str] = {}  # node -> where its ranks write, if that is not the run folder
         self._begun = time.monotonic()
         self._connected: Dict[int, str] = {}
-        self._started = False  # the ranks
+        self.started = False  # the ranks
         self._waiting_said = 0.0
         self._environment_said = False
         self._drawn = ""
@@ -115,7 +115,7 @@ class Console:
         name = signal.Signals(number).name
         if number == signal.SIGQUIT:
             self.say("stop", "asked again: ending now")
-        elif self._started:
+        elif self.started:
             self.say(
                 "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
             )
@@ -174,7 +174,7 @@ class Console:
             nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
-            self._started = True
+            self.started = True
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self.say("restart", event.why)
         elif isinstance(event, kinds.Failed) and self.order.restarts:
@@ -202,7 +202,7 @@ class Console:
     def _say_waiting(self) -> None:
         """Who is missing, while the nodes come together."""
         now = time.monotonic()
-        if self._started or self.order.nodes == 1 or now - self._begun < _WAITING_AFTER:
+        if self.started or self.order.nodes == 1 or now - self._begun < _WAITING_AFTER:
             return
         if self._waiting_said and now - self._waiting_said < _WAITING_EVERY:
             return
@@ -223,7 +223,7 @@ class Console:
 
     def _say_environment(self) -> None:
         """One of the variables that were chosen, and where the others are."""
-        if self._environment_said or not self._started or self.follower is None:
+        if self._environment_said or not self.started or self.follower is None:
             return
         run, node = self.follower.run, self.nodes[0]
         environment = run.environment(node)

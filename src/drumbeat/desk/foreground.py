@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from drumbeat import clock
 from drumbeat.agent.on_end import run_on_end
@@ -21,6 +21,7 @@ from drumbeat.processes import become_subreaper, stops_held_back, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.signals import STOPS
 
@@ -51,6 +52,7 @@ class Foreground:
         self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
+        self.told: Set[int] = set()  # nodes whose early end the lead was told of
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
@@ -85,6 +87,7 @@ class Foreground:
                     codes[node] = guard.returncode
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
+            self._tell_lead(codes)
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
                 self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
             self._pause(codes)
@@ -98,6 +101,17 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
+
+    def _tell_lead(self, codes: Mapping[int, int]) -> None:
+        """A node that ended before all had come together: the lead would wait for it until its time is up."""
+        for node, code in codes.items():
+            if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
+                self.told.add(node)
+                why = f"the agent of node {node} ended with {code} before the nodes had come together"
+                try:
+                    ask_to_stop(self.folder.stop, "LOST", why)
+                except OSError:
+                    pass  # the lead says what is wrong with the run folder
 
     def _pause(self, codes: Container[int]) -> None:
         """Until the next look, or until one more agent is gone than those in `codes`."""

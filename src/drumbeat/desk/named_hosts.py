@@ -25,10 +25,10 @@ def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
         )
     hosts = job.hosts or site.hosts
     wanted = job.nodes or (len(hosts) if job.hosts else site.nodes or len(hosts))
-    if wanted > len(hosts):
+    if wanted > len(hosts) or not hosts:
         named = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} named" if hosts else "none are named"
         raise Problem(
-            f"{job.where('nodes')}: {wanted} node{'s' * (wanted > 1)}, but {named}",
+            f"{job.where('nodes') if hosts else job.where('hosts')}: {max(1, wanted)} node{'s' * (wanted > 1)}, but {named}",
             "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
         )
     return hosts[:wanted]

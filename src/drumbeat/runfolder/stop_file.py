@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import List, Tuple
 
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
-# job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now.
-WORDS = ("TERM", "INT", "USR2", "CANCEL")
+# job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now; LOST: a
+# node's agent has ended before all nodes had come, so the lead waits in vain.
+WORDS = ("TERM", "INT", "USR2", "CANCEL", "LOST")
 _LIMIT = 1 << 16
 _LOOK_EVERY = 1.0  # seconds
 

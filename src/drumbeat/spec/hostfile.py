@@ -26,8 +26,10 @@ def with_hostfile(job: Job, environ: Mapping[str, str]) -> Job:
     try:
         with open(path, encoding="utf-8") as file:
             slots = read_hostfile(file.read(_LIMIT), shown_path(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise Problem(f"{job.where('hostfile')}: {error}") from None
+    except OSError as error:
+        raise Problem(f"{job.where('hostfile')}: {shown_path(path)}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Problem(f"{job.where('hostfile')}: {shown_path(path)} is not text") from None
     ranks = job.ranks_per_node
     counts = set(slots.values()) - {0}
     if ranks is None and counts:

@@ -65,6 +65,8 @@ class Hang:
         self._looks = 0  # at this silence
         self._said: Optional[Finding] = None
         self._last_words = ""
+        self._alone: Tuple[int, ...] = ()  # ranks that were named while the others went on
+        self._alone_for = 0.0  # seconds
         self._longest = 0.0  # seconds: the longest pause that went well
         self._quietest = 0.0  # of the silence that lasts
         self._shown: Tuple[Tuple[int, str], ...] = ()  # what the last look showed
@@ -97,15 +99,30 @@ class Hang:
         silence = self._silence(now)
         if silence is not None and not self._stepped:
             self._stepped, self._next_look, self._looks, self._waiting = True, 0.0, 0, None
+        if self._alone:
+            return self._after_alone(now)
         if silence is None or silence >= self._quietest - 0.5:
             self._quietest = max(self._quietest, silence or 0.0)
             return []
         paused, self._quietest = self._quietest, silence
+        if paused <= SHORTEST:
+            return []  # the usual time between two reports
         self._longest = max(self._longest, paused)
+        return self._over(paused)
+
+    def _after_alone(self, now: float) -> List[Action]:
+        """Single ranks were named while the others went on: has one of them reported?"""
+        age, quiet = self._stalest(now)
+        if any(rank in quiet for rank in self._alone):
+            self._alone_for = max(self._alone_for, age)
+            return []
+        self._alone = ()
+        return self._over(self._alone_for)
+
+    def _over(self, seconds: float) -> List[Action]:
         said, self._said, self._looks, self._shown = self._said, None, 0, ()
-        self._waiting = None
-        self._next_look = 0.0
-        return [Emit("resumed", {"seconds": round(paused, 1)})] if said else []
+        self._waiting, self._next_look = None, 0.0
+        return [Emit("resumed", {"seconds": round(seconds, 1)})] if said else []
 
     def _tick(self, now: float) -> List[Action]:
         if any(code != 0 for _, code, _, _ in self._ended.values()):
@@ -156,7 +173,10 @@ class Hang:
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
         silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
-        return self._say(judge(looks, silence))
+        actions = self._say(judge(looks, silence))
+        if actions and one_rank:
+            self._alone, self._alone_for = quiet, stale
+        return actions
 
     def _before_first_step(self, looks: List[RankLook], now: float) -> List[Action]:
         """Say what the ranks do; warn only of what no start-up does: a stopped rank, or all idle twice in a row."""

@@ -16,7 +16,8 @@ from typing import Callable, Dict, List, Set
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.messages import Message, WireError
 
-PROVE_WITHIN = 3.0  # seconds
+PROVE_WITHIN = 3.0  # seconds, where strangers hold more than half of the places
+_UNHURRIED = 15.0  # seconds, where they do not: a node of a large job may be slow to start
 _AT_ONCE = 256  # connections accepted in one turn of the loop: others wait for their turn, too
 _OWN_FILES = 128  # open files that the lead needs besides one per member
 _SPARE_STRANGERS = 1024
@@ -55,7 +56,8 @@ class Door:
         """Send those away who have not proved themselves in time. `now` must be given at least once per second."""
         self._clock = now
         waiting = [(sock, since) for source in self._since.values() for sock, since in source.items()]
-        late = [sock for sock, since in waiting if now - since > PROVE_WITHIN]
+        limit = PROVE_WITHIN if 2 * len(waiting) > self.most else _UNHURRIED
+        late = [sock for sock, since in waiting if now - since > limit]
         for sock in late:
             self._hear(sock)  # its proof may have come while we were busy
             if sock in self._strangers:

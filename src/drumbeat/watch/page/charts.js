@@ -90,25 +90,15 @@ export class Chart {
 export class Painter {
   constructor(charts) {
     this.charts = charts;
-    this.spent = { messages: [], charts: [] }; // milliseconds, the latest ones
     let turn = 0;
     const step = () => {
       const waiting = (_, index) => this.charts[(turn + index) % this.charts.length];
       const next = this.charts.map(waiting).find((chart) => chart.dirty && (chart.seen || chart.box.hidden));
       turn = next ? this.charts.indexOf(next) + 1 : turn;
-      if (next && window.Plotly) {
-        const begin = performance.now();
-        next.draw();
-        this.note("charts", performance.now() - begin);
-      }
+      if (next && window.Plotly) next.draw();
       requestAnimationFrame(step);
     };
     requestAnimationFrame(step);
-  }
-
-  note(what, milliseconds) {
-    this.spent[what].push(milliseconds);
-    if (this.spent[what].length > 200) this.spent[what].shift();
   }
 
   restyle() { for (const chart of this.charts) chart.dirty = true; }

@@ -1,0 +1,41 @@
+"""Whose fault it was, where the failures themselves are only consequences."""
+
+from drumbeat.agent.attempt import RankEnd
+from drumbeat.agent.blame import blame
+from drumbeat.finding import ERROR, WARNING, Finding
+
+
+def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
+    found = Finding(finding, ERROR, finding) if finding else None
+    return RankEnd(rank, rank // 2, None if number else code, number, at, found, by_us, rank // 2)
+
+
+def cause(*ends, suspected=None):
+    found = blame(ends, suspected, lambda member: f"h{member}")
+    return (found.code, found.rank, found.host) if found else None
+
+
+def test_a_failure_of_its_own_is_its_own_cause():
+    assert cause(end(0), end(1, finding="exception"), end(2)) is None
+    assert cause(end(0, 0, finding=None), end(1, 0, finding=None)) is None
+
+
+def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
+    left = end(2, 0, 5.0, None)
+    assert cause(end(0), left, end(3)) == ("early-exit", 2, "h1")
+    assert cause(end(0), end(2, 0, 20.0, None), end(3)) is None  # it ended well after the failure
+
+
+def test_a_time_out_blames_who_did_not_come():
+    ended = end(2, finding="stopped", by_us=True, number=15)
+    assert cause(end(0, finding="gloo-timeout"), end(1, finding="collective-timeout"), ended) == (
+        "rank-absent",
+        2,
+        "h1",
+    )
+    assert cause(end(0, finding="gloo-timeout"), end(1, finding="gloo-timeout")) is None
+
+
+def test_what_a_watcher_saw_comes_first():
+    hang = Finding("hang-asleep", WARNING, "rank 3 is asleep", rank=3, host="h1")
+    assert cause(end(0, finding="gloo-timeout"), end(2, 0, 5.0, None), suspected=hang) == ("hang-asleep", 3, "h1")
