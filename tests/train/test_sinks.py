@@ -41,8 +41,9 @@ def test_json_lines_of_a_whole_run(tmp_path: Path) -> None:
         == 0
     )
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(line["kind"], line["step"]) for line in lines] == [("step", s) for s in (2, 4, 6, 8)] + [("validation", 8)]
-    last = lines[3]
+    steps = [("step", step) for step in (2, 4, 6, 8)]
+    assert [(line["kind"], line["step"]) for line in lines] == [("setup", 0), *steps, ("validation", 8)]
+    last = lines[4]
     phases = {"data_ms", "forward+backward_ms", "optimizer_ms", "other_ms"}
     assert phases < set(last) and last["tokens_per_s"] > 0 and last["grad_norm"] > 0
     assert "mfu" not in last and last["tflops"] > 0, "a CPU has no MFU"
