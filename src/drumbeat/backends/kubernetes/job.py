@@ -76,7 +76,8 @@ class SubmittedJob:
         events = of_run(self.name, self.cluster.list("events")) if waiting else []
         status = judge(self.handle, about.nodes, job, pods, events)
         if status.state == FAILED:
-            pending = "; ".join(reasons_for_pending(self.name, events)[:3])
+            came = {pod.name for pod in pods if pod.exit_code is not None}
+            pending = "; ".join(reasons_for_pending(self.name, events, came)[:3])
             return Status(self.handle, FAILED, "; ".join(filter(None, (status.detail, pending))), status.exit_code)
         return status
 
@@ -160,9 +161,10 @@ class PodFiles:
             return
         try:
             events = of_run(self.job.name, self.job.cluster.list("events"))
+            came = {pod.name for pod in self.job.pods() if pod.exit_code is not None or pod.node == 0}
         except Problem:
             return
-        pending = reasons_for_pending(self.job.name, events)[:3]
+        pending = reasons_for_pending(self.job.name, events, came)[:3]
         if pending:
             failure["cause"] = "; ".join(filter(None, (str(failure.get("cause") or ""), *pending)))
             replace_json(path, {**summary, "failure": failure})

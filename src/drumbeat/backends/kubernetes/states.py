@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
@@ -230,16 +230,16 @@ def _creation_trouble(events: Sequence[Plain]) -> str:
     return ""
 
 
-def reasons_for_pending(name: str, events: Sequence[Plain]) -> List[str]:
-    """The scheduler's last word on each pod of the run, from events that outlive the pods."""
+def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:
+    """The scheduler's last word on each pod of the run that was not in `came` (names of pods), from events that outlive the
+    pods. Once others have given up there is room, so that such a pod may have been placed after all."""
     found: Dict[str, str] = {}
     for event in events:
         pod = str(_at(event, "involvedObject").get("name", ""))
-        if event.get("reason") == "FailedScheduling" and (pod == name or pod.startswith(name + "-")):
+        own = pod == name or pod.startswith(name + "-")
+        if event.get("reason") == "FailedScheduling" and own and pod not in came:
             found[pod] = _short(event.get("message"))
-        elif event.get("reason") == "Scheduled":
-            found.pop(pod, None)
-    return [f"{pod} is pending: {message}" for pod, message in sorted(found.items())]
+    return [f"{pod} was pending: {message}" for pod, message in sorted(found.items())]
 
 
 def of_run(name: str, events: Iterable[Plain]) -> List[Plain]:
