@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
+from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
 from tests.runfolder.folders import events, make_run, metrics
 from tests.watch.recorded import begin, gpu, recorded, sample, steps
@@ -119,3 +121,13 @@ def test_counters_that_begin_anew_give_no_rate(tmp_path):
     for number, bytes_received in enumerate((5_000, 6_000, 10)):
         sample(run, 0, 1000.0 + 5 * number, [gpu(0)], received=bytes_received)
     assert loaded(run).view.nodes[0].received is None
+
+
+def test_what_was_announced_is_marked_once():
+    view = RunView()
+    for t, kind, seconds in ((1.0, "validation", None), (5.0, "validation", 4.0), (6.0, "checkpoint", 1.0)):
+        view.add(Metric(0, 0, 1000.0 + t, kind, step=10, seconds=seconds))
+    assert [(mark.t, mark.text) for mark in view.marks] == [
+        (1001.0, "validation at step 10"),
+        (1006.0, "checkpoint at step 10"),
+    ]

@@ -42,8 +42,7 @@ class RankProgress:
             return
         rank = self._ranks.setdefault(metric.rank, _Rank())
         if metric.kind != "step":
-            figures = (metric.loss, metric.seconds, metric.accuracy, metric.rate, metric.tokens, metric.samples)
-            if all(figure is None for figure in figures) and not metric.more:
+            if metric.announces:
                 rank.phase = metric.kind
             elif rank.phase == metric.kind:
                 rank.phase = ""

@@ -39,6 +39,12 @@ class Metric:
     printed: bool = False  # read from what the script printed
     more: Mapping[str, Any] = field(default_factory=dict)  # what else the script reported: numbers and strings
 
+    @property
+    def announces(self) -> bool:
+        """Says that something other than a step begins: a report without any figure."""
+        figures = (self.loss, self.seconds, self.accuracy, self.rate, self.tokens, self.samples)
+        return self.kind != "step" and all(figure is None for figure in figures) and not self.more
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -65,6 +65,7 @@ class RunView:
         self.changes = 0  # goes up with every record
         self._verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
+        self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
         self._offsets: Dict[int, float] = {}
 
     # -- what comes in -----------------------------------------------------------------------------------------------
@@ -178,10 +179,12 @@ class RunView:
         elif metric.kind in ("validation", "checkpoint"):
             if metric.kind == "validation" and loss is not None:
                 self.validation.add(t, loss)
-            at = f" at step {metric.step}" if metric.step is not None else ""
-            self._mark(t, metric.kind, f"{metric.kind}{at}")
             if self.phase == "training":
                 self.phase = metric.kind
+            if self._announced != (metric.kind, metric.step):  # its beginning was marked
+                at = f" at step {metric.step}" if metric.step is not None else ""
+                self._mark(t, metric.kind, f"{metric.kind}{at}")
+            self._announced = (metric.kind, metric.step) if metric.announces else None
 
     def _sample(self, sample: Sample) -> None:
         t = sample.t + self._offsets.get(sample.node, 0.0)
