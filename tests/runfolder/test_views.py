@@ -193,9 +193,19 @@ def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path
         *(os.path.realpath(run.path) and tmp_path / os.path.relpath(run.path, tmp_path) for run in (fast, slow, trial)),
     )
     shown = drumbeat.here("list").stdout.splitlines()
-    assert max(map(len, shown)) <= 80 and shown[0].split() == ["RUN", "STATE", "STEP", "SPEED", "TIME"]
-    assert shown[1].split()[:5] == [slow.run_id, "running", "49/1000", "4", "samples/s"] and shown[1].endswith(" s")
-    assert shown[2] == fast.run_id and shown[3].split() == ["finished", "-", "1.23M", "tokens/s", "2", "h", "01", "m"]
+    assert max(map(len, shown)) <= 80 and shown[0].split() == ["RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT"]
+    assert shown[1].split() == [slow.run_id, "running", "49/1000", "4", "samples/s", "2", "m", "16", "m"]
+    assert shown[2] == fast.run_id and shown[3].split() == [
+        "finished",
+        "-",
+        "1.23M",
+        "tokens/s",
+        "2",
+        "h",
+        "02",
+        "m",
+        "-",
+    ]
     assert len(shown) == 4 and "trial-1" in drumbeat.here("list", "--all").stdout
     assert find_run(None, os.environ).run_id == slow.run_id and len(all_runs(os.environ).runs) == 3
 

@@ -46,7 +46,7 @@ def test_refused(oar, keys, what, fix):
 @pytest.mark.usefixtures("nothing_queued")
 def test_full_disk_at_the_desk(oar):
     fill = oar.home / "small" / "fill"
-    fill.write_bytes(bytes(int(1.9 * (1 << 20))))
+    fill.write_bytes(bytes(int(5.9 * (1 << 20))))
     done = oar("submit", oar.job("full", command="python3 -V", runs=oar.home / "small"))
     fill.unlink()
     assert done.returncode == 2 and "No space left on device" in done.stderr and "--runs" in done.stderr

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
-_WIDTHS = (9, 11, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
+_WIDTHS = (9, 10, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
 
 
 def add_arguments(parser: Any) -> None:
@@ -138,9 +138,16 @@ def _short(value: float) -> str:
 
 
 def _time(seconds: Optional[float]) -> str:
-    from drumbeat.desk.closing import duration
-
-    return "-" if seconds is None else duration(seconds)
+    """In eight letters: 66 s, 15 m, 2 h 01 m, 3 d 04 h."""
+    if seconds is None:
+        return "-"
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} m"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
 
 
 def _left(state: State) -> str:

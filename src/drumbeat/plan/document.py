@@ -9,7 +9,7 @@ from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD
 from drumbeat.plan.variables import COMPUTED, SETTINGS
 
 _INTRO = """\
-<!-- Made by: python -m drumbeat.plan.document. The words stand in src/drumbeat/plan/variables.py and known.py. -->
+<!-- Made by: python -m drumbeat.plan.document. The words stand in src/drumbeat/plan/variables.py and known_variables.py. -->
 # Environment variables
 
 Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
