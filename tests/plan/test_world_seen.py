@@ -140,3 +140,12 @@ def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     _, (finding,), stop = count.judge()
     assert finding.code == "ranks-never-joined" and not stop
     assert count.judge()[1] == []  # said once
+
+
+def test_ranks_that_have_met_may_start_what_they_like():
+    """A server of its own below each rank; but a launcher in each rank's place has not met at the planned point."""
+    ranks = [replace(row, starts_others=True, joined=True) for row in world()]
+    servers = [Row(rank // 2, 200 + rank, 0, 1, f"127.0.0.1:{29700 + rank}", alone=False) for rank in range(4)]
+    assert judge(ranks + servers, PLAN, False).answer == "as planned"
+    launchers = [replace(row, joined=False) for row in ranks]
+    assert judge(launchers + servers, PLAN, False).answer != "as planned"

@@ -76,3 +76,15 @@ def test_an_archive_writes_nothing_outside(name, link, tmp_path):
     with pytest.raises(Problem):
         code_sync.unpack(buffer.getvalue(), str(tmp_path / "code"))
     assert not (tmp_path / "evil").exists()
+
+
+def test_private_files_stay_private(tmp_path):
+    root, target = tmp_path / "tree", tmp_path / "copy"
+    root.mkdir()
+    subprocess.run(["git", "init", "-q", root], check=True)
+    for name, mode in (("a.py", 0o644), (".env", 0o600)):
+        (root / name).write_text("x = 1\n")
+        (root / name).chmod(mode)
+    code_sync.unpack(code_sync.pack(str(root), str(root / "run-1")).data, str(target))
+    assert [(target / name).stat().st_mode & 0o777 for name in ("a.py", ".env")] == [0o644, 0o600]
+    assert target.stat().st_mode & 0o777 == 0o700

@@ -26,7 +26,8 @@ def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[Li
     """Runs that began more than `seconds` ago and may be removed, the oldest first; and those that are kept, with the reason."""
     removable: List[Old] = []
     kept: List[Tuple[str, str]] = []
-    for run in reversed(all_runs(environ).runs):
+    runs = all_runs(environ).runs
+    for run in reversed(runs):
         if now - run.record.created < seconds:
             continue
         why = why_kept(run)
@@ -34,7 +35,18 @@ def old_runs(environ: Mapping[str, str], seconds: float, now: float) -> Tuple[Li
             kept.append((run.run_id, why))
         else:
             removable.append(Old(run, _size(run.path)))
-    return removable, kept
+    while True:  # a run may lie in the folder of another one
+        going = {old.run.path for old in removable}
+        staying = [os.path.realpath(run.path) for run in runs if run.path not in going]
+        around = [old for old in removable if any(path.startswith(_inside(old)) for path in staying)]
+        if not around:
+            return removable, kept
+        kept += [(old.run.run_id, "a run that is kept lies in it") for old in around]
+        removable = [old for old in removable if old not in around]
+
+
+def _inside(old: Old) -> str:
+    return os.path.realpath(old.run.path) + os.sep
 
 
 def why_kept(run: Run) -> str:

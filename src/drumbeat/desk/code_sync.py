@@ -48,7 +48,9 @@ def with_code(order: Order, kind: str) -> Order:
 
 def pack(root: str, folder: str) -> Packed:
     """`folder`, the run's own, is never part of it."""
-    names = [name for name in _listed(root) if not _within(os.path.join(root, name), os.path.dirname(folder))]
+    names = [name for name in _listed(root) if not _of_a_run(root, name, folder)]
+    if not names:
+        raise Problem(f"{root}: git lists no file that could be sent", "commit or add the code, or use code: shared")
     if len(names) > _MOST_FILES:
         raise Problem(f"{root}: git lists {len(names):,} files; code: sync sends at most {_MOST_FILES:,}", _LESS)
     sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in names}
@@ -76,7 +78,7 @@ _LESS = "name what is not code in .gitignore, or use storage that the nodes shar
 
 def unpack(data: bytes, target: str) -> None:
     """Regular files and links that stay inside; anything else in the archive is refused."""
-    os.makedirs(target, exist_ok=True)
+    os.makedirs(target, mode=0o700, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for entry in archive:
             path = os.path.normpath(os.path.join(target, entry.name))
@@ -105,7 +107,7 @@ def put_into(order: Order) -> None:
             "make the order again",
         )
     folder = RunFolder(order.folder)
-    with open(folder.code_archive, "wb") as file:
+    with open(os.open(folder.code_archive, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(packed.data)
     unpack(packed.data, folder.code_copy)
 
@@ -126,8 +128,18 @@ def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
         return
     with open(path, "rb") as file:
         data = file.read()
-    entry.size, entry.mode = len(data), 0o755 if found.st_mode & 0o100 else 0o644
+    mode = 0o755 if found.st_mode & 0o100 else 0o644
+    entry.size, entry.mode = len(data), mode if found.st_mode & 0o044 else mode & 0o700  # private files stay private
     archive.addfile(entry, io.BytesIO(data))
+
+
+def _of_a_run(root: str, name: str, folder: str) -> bool:
+    """Whether a file belongs to a run folder: this run's own, or one beside it."""
+    path, runs = os.path.join(root, name), os.path.dirname(folder)
+    if _within(path, folder) or (not _within(root, runs) and _within(path, runs)):
+        return True
+    beside = os.path.relpath(path, runs).split(os.sep)[0] if _within(path, runs) else ""
+    return bool(beside) and os.path.isfile(os.path.join(runs, beside, "order.json"))
 
 
 def _listed(root: str) -> List[str]:

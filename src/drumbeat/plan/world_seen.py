@@ -29,6 +29,7 @@ class Row:
     meeting: str = ""  # address:port; with the node where the address is a loopback that nodes do not share
     starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
     alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
+    joined: bool = False  # one of its connections is to its own meeting point
 
     @property
     def world(self) -> Tuple[str, Optional[int]]:
@@ -103,6 +104,12 @@ def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
         all_of_it = [row for row in numbered if row.world == (meeting, planned.world_size)]
         if sorted(row.rank or 0 for row in all_of_it) == list(range(planned.world_size)):
             return all_of_it
+        return leaves
+    # Ranks that have met train themselves, whatever each of them has started besides. A launcher meets elsewhere.
+    connected = [row for row in numbered if row.world_size == planned.world_size and row.joined]
+    one_world = len({row.world for row in connected}) == 1
+    if one_world and sorted(row.rank or 0 for row in connected) == list(range(planned.world_size)):
+        return connected
     return leaves
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Dict, List, Mapping, Sequence, Tuple
-from xml.sax.saxutils import escape
 
 Points = Sequence[Tuple[float, float]]
 
@@ -63,7 +63,9 @@ def ticks(low: float, high: float) -> List[float]:
     """About five round numbers that cover a range."""
     if not high > low:
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
-    raw = (high - low) / 4
+    raw = high / 4 - low / 4
+    if not 1e-300 < raw < 1e300:  # no round number lies between them, or none that can be written
+        return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
     size = next((step * power for step in (1, 2, 2.5, 5) if step * power >= raw), 10 * power)
     first, last = math.floor(low / size), math.ceil(high / size)

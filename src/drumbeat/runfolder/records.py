@@ -111,7 +111,7 @@ def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
             None if get("seconds") is None else _finite(data["seconds"]),
             None if get("accuracy") is None else _measured(data["accuracy"]),
             None if get("rate") is None else _finite(data["rate"]),
-            str(get("unit") or "")[:40],
+            "".join(letter for letter in str(get("unit") or "")[:40] if letter.isprintable()),
             None if get("memory_gib") is None else _finite(data["memory_gib"]),
             get("target_reached") if isinstance(get("target_reached"), bool) else None,
             bool(get("printed")),

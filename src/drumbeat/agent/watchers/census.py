@@ -103,7 +103,7 @@ def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool) -> L
     identities = {pid: _identity(pid) for pid in tree}
     rows = rows_of(node, parents, identities, mains, shared_loopback)
     if rows:
-        return [replace(row, alone=_alone(row.pid, tree, parents, identities)) for row in rows]
+        return [_with_sockets(row, tree, parents, identities) for row in rows]
     joined = [pid for pid in sorted(tree) if port in (_ports(pid) or ())]
     return [Row(node, pid, None, None, f"port {port}") for pid in joined]
 
@@ -230,14 +230,15 @@ def _ports(pid: int) -> Optional[Set[int]]:
     return None if sockets is None else {port for pair in sockets for port in pair}
 
 
-def _alone(
-    pid: int, tree: Set[int], parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]
-) -> Optional[bool]:
-    """Whether neither this process nor one below it with the same identity has a TCP connection; None: it cannot be seen."""
-    identity = identities[pid]
+def _with_sockets(
+    row: Row, tree: Set[int], parents: Mapping[int, int], identities: Mapping[int, Optional[Identity]]
+) -> Row:
+    """`alone` if neither this process nor one below it with the same identity has a TCP connection, `joined` if one has
+    a connection to its meeting point."""
+    identity = identities[row.pid]
     if identity is None or identity.by_mpi:
-        return None
-    found = [_sockets(one) for one in tree if _same_branch(pid, one, parents, identities)]
-    if any(found):
-        return False
-    return None if None in found else True
+        return row
+    found = [_sockets(one) for one in tree if _same_branch(row.pid, one, parents, identities)]
+    joined = any(pair[1] and identity.port in pair for sockets in found for pair in sockets or ())
+    alone = False if any(found) else None if None in found else True
+    return replace(row, alone=alone, joined=joined)

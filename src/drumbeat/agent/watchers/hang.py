@@ -20,6 +20,7 @@ from drumbeat.finding import ERROR, Finding
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports
 _LEARNED = 1.5  # or this many times the longest pause that went well
+_PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
 _NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
@@ -173,7 +174,9 @@ class Hang:
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
         silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
-        actions = self._say(judge(looks, silence))
+        finding = judge(looks, silence)
+        pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
+        actions = self._say(finding, may_stop=not pause)
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale
         return actions
@@ -190,7 +193,7 @@ class Hang:
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(looks, Silence(seconds, False, ended=self._ended_well(now), again=same)) if looks else None
         if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):
-            actions += self._say(finding, never_stop=True)
+            actions += self._say(finding, may_stop=False)
         return actions
 
     def _same(self, looks: List[RankLook]) -> bool:
@@ -203,13 +206,19 @@ class Hang:
         ended = sorted((at, rank, node, host) for rank, (at, code, node, host) in self._ended.items() if code == 0)
         return tuple(Ended(rank, node, host, now - at) for at, rank, node, host in ended)
 
-    def _say(self, finding: Optional[Finding], never_stop: bool = False) -> List[Action]:
-        if finding is None or (self._said and (self._said.code, self._said.rank) == (finding.code, finding.rank)):
+    def _say(self, finding: Optional[Finding], may_stop: bool = True) -> List[Action]:
+        if finding is None:
             return []
-        self._said = finding
-        if self.level == "stop" and not never_stop:
-            return [Stop(replace(finding, severity=ERROR))]
-        return [Warn(finding)]
+        stops = may_stop and self.level == "stop"
+        before = self._said
+        if (
+            before
+            and (before.code, before.rank) == (finding.code, finding.rank)
+            and not (stops and before.severity != ERROR)
+        ):
+            return []
+        self._said = replace(finding, severity=ERROR) if stops else finding
+        return [Stop(self._said)] if stops else [Warn(self._said)]
 
 
 def in_words(looks: List[RankLook]) -> str:
