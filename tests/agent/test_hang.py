@@ -271,3 +271,12 @@ def test_a_slow_rank_is_named_after_a_minute_with_the_likely_reason():
     ((second, finding),) = found
     assert 60 <= second <= 63 and finding.rank == 3
     assert "rank 3 on h1 (node 1, GPU 1) takes 4.0 times as long" in finding.title and "900 MHz" in finding.cause
+
+
+def test_gpus_that_draw_power_work_whatever_the_stack_says():
+    """One rank, whose Python waits in the backward pass while its GPU computes: no hang, however long the step."""
+    stack = ("torch/autograd/graph.py:841 _engine_run_backward", "step.py:129 accumulate")
+    at_work = look(0, gpu=100.0, power=0.97, call="futex", stack=stack)
+    assert judge([at_work], Silence(60.0, again=True)) is None
+    spinning = look(0, gpu=100.0, power=0.2, call="futex", stack=stack)
+    assert judge([spinning], Silence(60.0, again=True)).code == "hang-all-idle"

@@ -20,6 +20,7 @@ from drumbeat.finding import ERROR, Finding
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports
 _LEARNED = 1.5  # or this many times the longest pause that went well
+_UNKNOWN = 30.0  # seconds without a report while nobody knows yet how far apart reports are
 _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer from elsewhere, before that ends a run
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
@@ -91,7 +92,7 @@ class Hang:
 
     def _limit(self) -> float:
         every = [beat.every for _, beat in self._beats.values() if beat.every is not None]
-        usual = max(SHORTEST, TIMES * median(every) if every else 0.0, _LEARNED * self._longest)
+        usual = max(SHORTEST, TIMES * median(every) if every else _UNKNOWN, _LEARNED * self._longest)
         announced = any(beat.phase for _, beat in self._beats.values())
         return max(usual, _ANNOUNCED) if announced else usual
 

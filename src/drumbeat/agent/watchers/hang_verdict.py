@@ -124,7 +124,9 @@ def _class_of(look: RankLook) -> str:
     if look.state == "D" and look.cpu < _BUSY and not works:
         return KERNEL
     pending = in_collective(look)
-    if works or (on_gpu and not pending):
+    if works or (
+        on_gpu and (not pending or look.power is not None)
+    ):  # a collective that waits keeps a GPU busy, at little power
         return BUSY
     if look.cpu >= _BUSY or look.state == "R":
         if pending:
