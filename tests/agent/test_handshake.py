@@ -1,5 +1,6 @@
 """A proof holds for one connection, one role and one port; a sealed message holds once, in its place and direction."""
 
+import contextlib
 import json
 import os
 import selectors
@@ -247,10 +248,10 @@ def test_the_listener_is_as_narrow_as_is_safe():
     assert listening_address("192.0.2.7", emulated=False) == "0.0.0.0"  # not ours: NAT
     assert listening_address("nid0001", emulated=False) == "0.0.0.0"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+        with contextlib.suppress(
+            OSError
+        ):  # a machine without any network has only 0.0.0.0, where one must hear everybody
             probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no address but loopback")
         own = probe.getsockname()[0]
     assert listening_address(own, emulated=False) == own
 

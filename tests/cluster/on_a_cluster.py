@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.bench import Cluster, why_not
+from tests.kubernetes.programs import goes_on
 
 SRC = Path(__file__).parent.parent.parent / "src"
 PROGRAMS = Path(os.environ.get("KUBE_BIN", Path.home() / ".cache/drumbeat-cluster/bin"))
@@ -31,18 +32,7 @@ for step in range(20):
 print(f"rank {rank} of {world} loss {loss.item():.6f}", flush=True)
 dist.destroy_process_group()
 """
-GOES_ON = """
-import os, pathlib, time
-kept = pathlib.Path(os.environ["KEPT"]) / f"step-{os.environ['RANK']}"
-first = int(kept.read_text()) if kept.exists() else 0
-print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at step", first, flush=True)
-for step in range(first, 40):
-    new = kept.with_suffix(".new")
-    new.write_text(str(step))
-    new.replace(kept)  # a kill must not leave half of it
-    time.sleep(0.5)
-print("done", flush=True)
-"""
+GOES_ON = goes_on(0.5)
 
 
 @pytest.fixture(scope="session")

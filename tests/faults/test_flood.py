@@ -41,12 +41,12 @@ class Flood:
 
 
 def own_address():
-    """One by which others would reach this machine."""
+    """One by which others would reach this machine; without any network, another one of its loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing
         except OSError:
-            pytest.skip("this machine has no address but loopback")
+            return "127.0.0.2"
         return probe.getsockname()[0]
 
 

@@ -11,21 +11,11 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.kubernetes import stand_in
+from tests.kubernetes.programs import goes_on
 
 SRC = Path(__file__).parent.parent.parent / "src"
 WHO = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('WORD'), flush=True)\n"
-GOES_ON = """
-import os, pathlib, time
-kept = pathlib.Path(os.environ["KEPT"]) / f"step-{os.environ['RANK']}"
-first = int(kept.read_text()) if kept.exists() else 0
-print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at step", first, flush=True)
-for step in range(first, 40):
-    new = kept.with_suffix(".new")
-    new.write_text(str(step))
-    new.replace(kept)  # a kill must not leave half of it
-    time.sleep(0.1)
-print("done", flush=True)
-"""
+GOES_ON = goes_on(0.1)
 
 
 class Desk:

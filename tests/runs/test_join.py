@@ -12,6 +12,7 @@ import pytest
 
 from drumbeat.runfolder.stop_file import ask_to_stop
 from tests.conftest import wait_for
+from tests.runs.programs import SAVES
 
 PY = sys.executable
 
@@ -226,18 +227,6 @@ def test_a_node_that_waits_for_its_tasks_obeys_a_stop(drumbeat, hosts, by_file):
     text = lead.communicate(timeout=150)[0]
     assert lead.returncode == 128 + signal.SIGTERM and "Traceback" not in text, text
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"
-
-
-SAVES = """
-import os, signal, sys, time
-def save(number, frame):
-    open(f"saved-{os.environ['RANK']}", "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-open(f"up-{os.environ['RANK']}", "w").close()
-while True:
-    time.sleep(0.1)
-"""
 
 
 def test_a_partitioned_node_saves_and_ends(drumbeat, hosts):

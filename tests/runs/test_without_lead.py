@@ -14,18 +14,8 @@ from drumbeat.agent.wire.messages import Beat, Stop, StopAsked
 from tests.conftest import wait_for
 from tests.runfolder.folders import order
 from tests.runs.own_order import start_with_timing
+from tests.runs.programs import SAVES
 from tests.runs.test_nobody_left import assert_all_gone, tree
-
-SAVES = """
-import os, signal, sys, time
-def save(number, frame):
-    open(f"saved-{os.environ['RANK']}", "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-open(f"up-{os.environ['RANK']}", "w").close()
-while True:
-    time.sleep(0.1)
-"""
 
 
 @pytest.mark.parametrize("node", [0, 1])

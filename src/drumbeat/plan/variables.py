@@ -376,7 +376,7 @@ COMPUTED: Tuple[Computed, ...] = (
     Computed(
         "HIP_VISIBLE_DEVICES",
         "the rank's GPU, counted within ROCR_VISIBLE_DEVICES",
-        "AMD with visibility: own, one value a rank",
+        "AMD with visibility: own, one value per rank",
         "HIP hides the others from the rank without taking away the peers its DMA needs, as ROCR would",
         f"HIP environment page; {LUMI}",
     ),

@@ -88,7 +88,7 @@ class Activity(Event):
 class Resumed(Event):
     """Steps come again after a hang was reported."""
 
-    seconds: float  # without a step
+    seconds: float  # since the last step
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Ended:
 class Silence:
     """What the looks are judged against."""
 
-    seconds: float  # without a step
+    seconds: float  # since the last step
     steps: bool = True  # the program reports steps at all
     others_go_on: bool = False  # only some ranks are silent: `quiet`
     quiet: Tuple[int, ...] = ()
