@@ -154,6 +154,11 @@ def test_running_logs_shell_and_cancel(desk):
     desk.cluster.wait(lambda: desk("logs", run["run_id"]).stdout.count("here") == 4, 120, "all ranks")
     shell = desk("shell", run["run_id"], "--node", 1, stdin="hostname\nexit\n")
     assert "-1" in shell.stdout, shell.stdout + shell.stderr
+    there = desk(
+        "shell", run["run_id"], "--node", 1, "--", "sh", "-c", 'hostname; echo "$1"; exit 5', "sh", "two  words"
+    )
+    assert there.returncode == 5 and there.stdout.splitlines()[0].endswith("-1"), there.stdout + there.stderr
+    assert there.stdout.splitlines()[1] == "two  words"
     assert "running" in desk("list").stdout
     done = desk("cancel", run["run_id"])
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr

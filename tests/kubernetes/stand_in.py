@@ -77,6 +77,11 @@ def start_pod(name, node):
     packed = get(f"ConfigMap-{name}-program")["binaryData"]["drumbeat.pyz.gz"]
     with open(os.path.join(folder, "files", "drumbeat.pyz.gz"), "wb") as out:
         out.write(base64.b64decode(packed))
+    for each in os.listdir(FOLDER):
+        if each.startswith(f"Secret-{name}-code-"):
+            for file, text in get(each)["data"].items():
+                with open(os.path.join(folder, "files", file), "wb") as out:
+                    out.write(base64.b64decode(text))
     secret = get(f"Secret-{name}")["stringData"]
     environ = {"PATH": os.environ["PATH"], "HOME": folder, "LANG": "C.UTF-8", "JOB_COMPLETION_INDEX": str(node)}
     for variable in spec["env"]:

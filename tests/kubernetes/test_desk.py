@@ -1,5 +1,6 @@
 """The desk's commands against a stand-in for kubectl whose pods are processes: agents, mirror and restarts are real."""
 
+import hashlib
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.backends.kubernetes.code import PIECE
 from tests.conftest import wait_for
 from tests.kubernetes import stand_in
 from tests.kubernetes.programs import goes_on
@@ -117,6 +119,36 @@ def test_cancel_gives_time_to_save(desk):
     done = desk("cancel", run["run_id"])
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert desk("logs", run["run_id"]).stdout.count("saved") == 2 and desk.objects() == []
+
+
+def test_code_is_sent_with_the_run(desk):
+    """Uncommitted changes and new files too; in several pieces, and each pod unpacks its own."""
+    code = desk.home / "code"
+    (code / "part").mkdir(parents=True)
+    (code / "part" / "who.py").write_text("import os; print('old')\n")
+    (code / "noise.bin").write_bytes(os.urandom(PIECE + 1000))
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(code), *words], check=True)
+    (code / "part" / "who.py").write_text(
+        "import os, new; print(new.WORD, os.environ['RANK'], os.getcwd(), flush=True)\n"
+    )
+    (code / "part" / "new.py").write_text("WORD = 'sent'\n")
+    keys = {"code": "sync", "workdir": code / "part", "command": f"{sys.executable} who.py"}
+    run = desk.submit(desk.job("sync", "", **keys))
+    name = run["handle"].rpartition("/")[2]
+    manifest = (Path(run["folder"]) / "manifest.yaml").read_text()
+    assert f"Secret {name}-code-0 to {name}-code-1: the code of {code}" in manifest
+    followed = desk("logs", "--follow", run["handle"])
+    shown = sorted(line.split() for line in followed.stdout.splitlines())
+    assert [words[1:3] for words in shown] == [["sent", "0"], ["sent", "1"]], followed.stdout + followed.stderr
+    assert all(words[3].endswith("/run/code/part") for words in shown) and shown[0][3] != shown[1][3]
+    order = json.loads((Path(run["folder"]) / "order.json").read_text())
+    archive = Path(run["folder"], "code.tar.gz").read_bytes()
+    assert hashlib.sha256(archive).hexdigest() == order["code_digest"] and order["code_digest"] in manifest
+    assert desk.objects() == []
+    (code / "large.bin").write_bytes(os.urandom(9 << 20))
+    done = desk("submit", desk.job("large", "", **keys))
+    assert done.returncode == 2 and "at most 8 MiB are sent to pods" in done.stderr and "code: image" in done.stderr
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])

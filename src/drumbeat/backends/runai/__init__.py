@@ -72,6 +72,11 @@ class RunAi(Backend):
 
     def render(self, order: Order) -> Request:
         check_pod(order)
+        if order.code == "sync":
+            raise Problem(
+                "code: sync is not sent to pods of Run:ai: a secret that its pods read has no room for it",
+                "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
+            )
         cli, why = client.find_cli(os.environ)
         return render(order, cli, why)
 
