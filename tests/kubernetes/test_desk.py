@@ -156,3 +156,15 @@ def test_a_job_that_is_refused_half_way_leaves_nothing(desk, call):
     done = desk("submit", desk.job("refused", WHO), STAND_IN_REFUSES=str(call))
     assert done.returncode == 2 and "may not create jobs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert desk.objects() == [] and not list(desk.home.glob("runs/*"))
+
+
+def test_a_desk_that_is_killed_while_it_submits_can_be_tidied_up_after(desk):
+    done = desk("submit", desk.job("killed", WHO), STAND_IN_KILLS="2")
+    assert done.returncode == -9 and desk.objects() != []
+    told = desk("status")
+    assert "failed: its desk was killed while it submitted; drumbeat cancel killed-" in told.stdout, told.stderr
+    cancelled = desk("cancel", "killed")
+    assert cancelled.returncode == 0 and desk.objects() == [], cancelled.stderr
+    assert "cancelled" in desk("status").stdout
+    again = desk("cancel", "killed")
+    assert again.returncode == 2 and "is not running here (cancelled)" in again.stderr, again.stderr

@@ -80,6 +80,9 @@ class RunAi(Backend):
         cli, why = client.find_cli(os.environ)
         return render(order, cli, why)
 
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        return f"runai://{order.resources.account}/{object_name(order.run_id)}"
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         order = request.order
         name, cluster = object_name(order.run_id), _cluster(order.resources.account, environ)
@@ -102,7 +105,7 @@ class RunAi(Backend):
         if done.returncode != 0:
             cluster.try_call("delete", "secret", name, "--ignore-not-found")
             raise client.refusal(done, "refuses this job")
-        return f"runai://{order.resources.account}/{name}"
+        return self.handle(order, environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         job = SubmittedJob(handle, environ)
