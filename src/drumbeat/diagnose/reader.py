@@ -129,6 +129,8 @@ class Reader:
     def report(self) -> Report:
         """Everything, at the end."""
         self.communicators.finish()
+        self.elastic.finish()
+        self._finish_tracebacks()
         extra = tuple(compare(self.dumps))
         return make_report(
             self.rules,
@@ -144,6 +146,14 @@ class Reader:
             self.of_a_run,
             self.recorded,
         )
+
+    def _finish_tracebacks(self) -> None:
+        for file, tracebacks in self._tracebacks.items():
+            for rank, raised in tracebacks.unfinished():
+                frame, _, at = raised.frame.rpartition(":")
+                evidence = Evidence(f'File "{frame}", line {at}', file, self._ends.get(file, 1))
+                self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
+        self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
