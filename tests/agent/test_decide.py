@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent import causes
-from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, Member, Outcome, Requeue, Restart, Stop, decide
+from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, Member, Outcome, Requeue, Restart, Stop, decide
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
 
 
@@ -27,7 +27,7 @@ def steps(code, *each, **more):
 # name, history, restarts, spares, can a scheduler start it again, the decision, words of its reason
 ROWS = [
     ("finished", [Outcome(FINISHED, 0)], 3, 0, False, "stop", "finished"),
-    ("stopped", [Outcome(STOPPED, 130)], 3, 0, False, "stop", "stopped"),
+    ("cancelled", [Outcome(CANCELLED, 130)], 3, 0, False, "stop", "cancelled"),
     ("no restart", steps("exception", 5), 0, 0, False, "stop", "no restart"),
     ("first failure", steps("exception", 5), 3, 0, False, "restart", "restart 1 of 3 in 1 s (program)"),
     ("restarts spent", steps("exception", 5, 50, 500), 2, 0, False, "stop", "all 2 restarts are spent"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.decide import FINISHED, STOPPED, TIME_LIMIT, Member
+from drumbeat.agent.decide import CANCELLED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
@@ -354,7 +354,7 @@ def test_a_stop_between_two_attempts_is_obeyed():
     failed_once(lead)
     assert lead.phase == "waiting"
     acts = lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked"))
-    assert finish(acts) == [130] and lead.history[-1].outcome == STOPPED and lead.tick(100.0) == []
+    assert finish(acts) == [130] and lead.history[-1].outcome == CANCELLED and lead.tick(100.0) == []
 
 
 def test_a_node_lost_between_two_attempts_is_replaced_or_ends_the_run():

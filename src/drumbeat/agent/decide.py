@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from drumbeat.agent.causes import CONFIGURATION, HARDWARE, NEVER, PORT, PROGRAM, SAME_WORDS, SCHEDULER, Cause, cause_of
 from drumbeat.finding import CERTAIN, Finding
 
-FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
+FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
 
 _PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
