@@ -21,6 +21,7 @@ from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
+BESIDE = 3  # lines: who writes them is taken to be the same process
 AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
@@ -99,7 +100,7 @@ class _Judge:
         unfinished: List[Finding],
         log: Log,
     ) -> None:
-        self.ranks, self.first, self.extra, self.log = ranks, first, extra, log
+        self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
         self.tiers = Tiers(live, first, extra, log)
         failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)) or extra
         self.unfinished = unfinished
@@ -129,7 +130,7 @@ class _Judge:
         causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
         event, why, sure = earliest(causes, self.first, self.ranks)
         alike = [cause for cause in causes if cause.code == event.code]
-        finding = _with_evidence(self._finding(event), alike)
+        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
         named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
@@ -168,7 +169,8 @@ class _Judge:
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
             return self._without_cause(rest)
         event, why_first, _ = earliest(telling or symptoms, self.first, self.ranks)
-        finding = _with_evidence(self._finding(event), [e for e in symptoms if e.code == event.code])
+        alike = [e for e in symptoms if e.code == event.code]
+        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event)
@@ -227,6 +229,21 @@ class _Judge:
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
         )
+
+    def _with_rank(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
+        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        if finding.rank is not None or finding.host is not None:
+            return finding
+        beside = [
+            other
+            for other in self.live
+            if other.evidence.file == event.evidence.file and abs(other.number - event.number) <= BESIDE
+        ]
+        for events in (alike, beside):
+            found = {rank for rank in map(self.ranks.rank, events) if rank is not None}
+            if found:
+                return replace(finding, rank=found.pop()) if len(found) == 1 else finding
+        return finding
 
     def _place_first(self, finding: Finding) -> Finding:
         """Rank and host as the launcher names them, where the lines themselves name none."""

@@ -44,7 +44,7 @@ class Hang:
             self._next_look = now + _EVERY
         elif saw.kind == "stopping":
             self._running = False
-        elif saw.kind == "beat" and saw.data["member"] in self.members:
+        elif saw.kind == "beat" and self._running and saw.data["member"] in self.members:
             self._beats[saw.data["member"]] = (now, saw.data["beat"])
             return self._on_progress(now)
         elif saw.kind == "exited":

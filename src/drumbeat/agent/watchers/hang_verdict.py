@@ -304,7 +304,9 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
 def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
     stacks = sum(1 for look in looks if look.stack)
     flights = sum(1 for look in looks if look.collectives)
-    return (f"{len(looks)} ranks in /proc, 2 s apart", f"Python stacks of {stacks}", f"flight recorders of {flights}")
+    shown = [f"{len(looks)} ranks in /proc, 2 s apart"]
+    shown += [f"Python stacks of {stacks}"] if stacks else []
+    return (*shown, f"flight recorders of {flights}") if flights else tuple(shown)
 
 
 def _size(count: float) -> str:
