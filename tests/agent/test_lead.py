@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.decide import FAILED, FINISHED, STOPPED, TIME_LIMIT, Member, Outcome, Requeue, Restart, decide
+from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member, Outcome, Requeue, Restart, decide
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
@@ -340,7 +340,7 @@ def members(*lost, count=2, stuck=()):
         ([FAULT, PORT, FAULT], 2, "restart"),
         ([GATE], 3, "stop"),
         ([Outcome(FAILED, 127, FAULT.finding, (0, 1))], 3, "stop"),
-        ([Outcome(STOPPED, 130)], 3, "stop"),
+        ([Outcome(CANCELLED, 130)], 3, "stop"),
     ],
 )
 def test_decide(history, restarts, action):

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.finding import Finding
 
-FINISHED, FAILED, STOPPED, TIME_LIMIT, REQUEUE = "finished", "failed", "stopped", "time-limit", "requeue"
+FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
 
 _FREE_RETRIES = 3

@@ -37,12 +37,13 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     """`events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
     last = lead.history[-1]
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
+    hang = lead.attempts[-1].suspected if lead.attempts else None
     members = [
         Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
         for _, member in sorted(lead.members.items())
     ]
     parts = ledger(lead.order.created, now, events, queued)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts)
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

@@ -21,15 +21,16 @@ _LONG = 60.0  # seconds: a shorter run is not expected to report anything
 _LONGEST = 300  # characters of a line
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: Progress, left: bool = True) -> str:
+    """`left`: say also how long it will take, as far as that is known."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     if progress.last_loss is not None:
         parts.append(f"loss {progress.last_loss:.3f}")
-    rate, left = progress.rate(), progress.seconds_left()
+    rate, rest = progress.rate(), progress.seconds_left()
     if rate:
         parts.append(speed(*rate))
-    if left is not None:
-        parts.append(f"{duration(left)} left")
+    if left and rest is not None:
+        parts.append(f"{duration(rest)} left")
     return "  ".join(parts)
 
 
@@ -54,11 +55,13 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
     before: Lines = []
+    if summary.hang:
+        before = [("hang", summary.hang.title), ("cause", summary.hang.cause), ("fix", summary.hang.fix)]
     if summary.failure:
-        room = MOST_LINES - len(after)
-        before = failure_lines(run, summary.failure, summary.consequences, room, printed)
+        room = MOST_LINES - len(after) - len(before[:1])
+        before = before[:1] + failure_lines(run, summary.failure, summary.consequences, room, printed)
         if summary.outcome == "doubtful":
-            before[0] = ("doubt", before[0][1])
+            before = [("doubt" if label == "failed" else label, text) for label, text in before]
     return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]
 
 

@@ -18,6 +18,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
+from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
@@ -68,6 +69,7 @@ class Console:
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._said_progress = ""
+        self._hangs = self._stops = False  # then nobody knows how long it will take
 
     def begin(self) -> None:
         order = self.order
@@ -110,6 +112,7 @@ class Console:
         self._show_progress(final)
 
     def stopping(self, number: int, grace: float) -> None:
+        self._stops = True
         if not self.leads:
             return
         name = signal.Signals(number).name
@@ -175,6 +178,7 @@ class Console:
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
             self.started = True
+            self._hangs = False
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self.say("restart", event.why)
         elif isinstance(event, kinds.Failed) and self.order.restarts:
@@ -184,10 +188,12 @@ class Console:
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            self.say("waiting", f"no step yet after {duration(event.seconds)}: {event.what}")
+            self.say("waiting", f"no step recognised after {duration(event.seconds)}: {event.what}")
         elif isinstance(event, kinds.Resumed):
+            self._hangs = False
             self.say("resumed", f"steps come again, after {duration(event.seconds)} without one")
         elif isinstance(event, kinds.FindingMade):
+            self._hangs = self._hangs or event.finding.code.startswith(HANG)
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
@@ -261,7 +267,7 @@ class Console:
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
-        line = progress_line(self.progress)
+        line = progress_line(self.progress, left=not (self._hangs or self._stops or final))
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:

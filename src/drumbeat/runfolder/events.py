@@ -107,7 +107,7 @@ class Consequence(Event):
 
 @dataclass(frozen=True)
 class AttemptEnded(Event):
-    outcome: str  # finished, doubtful, failed, stopped, time-limit, requeue
+    outcome: str  # finished, doubtful, failed, cancelled, time-limit, requeue
     exit_code: int
     progress: Optional[Progress] = None  # what its ranks reported, by the lead's clock
 
