@@ -96,5 +96,7 @@ def test_who_waits_is_not_who_failed():
 
 
 def test_an_unknown_warning_beside_a_log_that_merely_ends_is_no_missing_rank():
-    start = "n1:7:15 [1] NCCL INFO ncclCommInitAll comm 0x57 rank 1 nranks 2 cudaDev 1 busId 230 commId 0x4 - Init START"
+    start = (
+        "n1:7:15 [1] NCCL INFO ncclCommInitAll comm 0x57 rank 1 nranks 2 cudaDev 1 busId 230 commId 0x4 - Init START"
+    )
     assert read(f"n1:7:15 [1] a.cc:1 NCCL WARN something odd\n{start}").failure.answer == "unknown"

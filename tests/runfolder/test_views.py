@@ -58,7 +58,7 @@ def test_ranges_and_node_lists():
 def test_a_failure_of_ten_thousand_ranks(tmp_path):
     """One rank fails, a third are ended by us, the others lose their peers, each with a message of its own."""
     run = make_run(tmp_path / "run", nodes=1250)
-    lead = Lead(order(tmp_path / "run", nodes=1250, ranks_per_node=8), lambda world: ("h", 1), 0.0)
+    lead = Lead(order(tmp_path / "run", nodes=1250, ranks_per_node=8), lambda world, first: ("h", 1), 0.0)
     lead.members = {n: Member(n, f"x{n // 8}c{n % 8}s0b{n % 2}n0", "10.0.0.1", 8) for n in range(1250)}
     cause = Finding(
         "exception", ERROR, "RuntimeError: boom " + "long " * 500, "raised at t.py:6", "look at it",

@@ -68,6 +68,11 @@ class Attempt:
         causes = [end for end in failed if not is_consequence(end)]
         return min(causes or failed, key=lambda end: end.at, default=None)
 
+    def member_of(self, finding: Optional[Finding]) -> Optional[int]:
+        """The member on which the cause lies, where the finding names its node."""
+        node = finding.node if finding else None
+        return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
+
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
         total = Progress()
