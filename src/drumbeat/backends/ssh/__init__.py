@@ -39,7 +39,7 @@ from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.write import replace_json
 
-_ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+_ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
 _PREPARED = 60.0  # seconds for the hosts to make their folders
 _STARTED = 30.0  # seconds for the hosts to say that their agents run
 
