@@ -14,6 +14,7 @@ from drumbeat.finding import Finding, Verdict
 from drumbeat.order import Order
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Member, Metric, Sample
 from drumbeat.runfolder.summary import Summary
@@ -63,6 +64,7 @@ class RunView:
         self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
         self.ended_ranks = 0
         self.changes = 0  # goes up with every record
+        self.hangs = False  # a hang was reported and is not over
         self._verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
         self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
@@ -220,6 +222,7 @@ class RunView:
                 self._verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
         elif isinstance(event, kinds.FindingMade):
             self.findings.append(event.finding)
+            self.hangs = self.hangs or event.finding.code.startswith(HANG)
             self._mark(t, "finding", event.finding.title)
         else:
             self._trouble(event, t)
@@ -232,6 +235,8 @@ class RunView:
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+        elif isinstance(event, kinds.Resumed):
+            self.hangs = False
         elif isinstance(event, kinds.Stopping):
             self.phase = "stopping"
             self._mark(t, "stop", event.why)
@@ -257,7 +262,7 @@ class RunView:
 
     def _attempt_started(self, event: kinds.AttemptStarted, t: float) -> None:
         self._go_to(event.attempt)
-        self.world, self.failure = event.world_size, None
+        self.world, self.failure, self.hangs = event.world_size, None, False
         self.phase = "waiting for the first step"
         if event.attempt:
             self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")

@@ -11,9 +11,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.finding import ERROR, Finding
 
@@ -44,13 +45,14 @@ class Hang:
             self._next_look = now + _EVERY
         elif saw.kind == "stopping":
             self._running = False
-        elif saw.kind == "beat" and saw.data["member"] in self.members:
+        elif saw.kind == "beat" and self._running and saw.data["member"] in self.members:
             self._beats[saw.data["member"]] = (now, saw.data["beat"])
             return self._on_progress(now)
         elif saw.kind == "exited":
             self._ended[saw.data["rank"]] = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]
+            self._ras += saw.data.get("ras", [])
         elif saw.kind == "tick" and self._running:
             return self._tick(now)
         return []
@@ -63,6 +65,7 @@ class Hang:
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when answers are awaited
         self._answers: Dict[int, List[RankLook]] = {}
+        self._ras: List[RasNote] = []
         self._next_look = 0.0
         self._looks = 0  # at this silence
         self._said: Optional[Finding] = None
@@ -153,7 +156,7 @@ class Hang:
         )
 
     def _look(self, now: float) -> List[Action]:
-        self._waiting, self._answers = now, {}
+        self._waiting, self._answers, self._ras = now, {}, []
         return [AskLook(tuple(self.members))]
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ class Hang:
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
-        looks = [look for look in looks if look.rank not in self._ended]
+        looks = with_ras([look for look in looks if look.rank not in self._ended], self._ras)
         if stepped is None:
             return self._before_first_step(looks, now)
         stale, quiet = self._stalest(now)

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.world import Network, World
 from drumbeat.facts.model import Gpu
@@ -112,6 +113,7 @@ class Looked:
     attempt: int
     number: int
     looks: Tuple[RankLook, ...] = ()
+    ras: Tuple[RasNote, ...] = ()  # node 0 asks NCCL's RAS, about all nodes
 
 
 @dataclass(frozen=True)
