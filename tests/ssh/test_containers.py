@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,48 @@ def test_a_detached_one_is_cancelled_with_time_to_save(boxes):
 def test_what_only_a_scheduler_starts_is_refused(boxes):
     done = boxes("submit", job(boxes, "pyxis", "", **{"container-runtime": "pyxis"}))
     assert done.returncode == 2 and "pyxis is a scheduler's, and there is none" in done.stderr, done.stderr
+
+
+@pytest.fixture
+def dockers(boxes):
+    """Each host with a daemon of its own, as far as a machine without the right to raise limits can run one."""
+    missing = [program for program in ("docker", "dockerd", "containerd") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install docker.io")
+    base = boxes.machines.base
+    words = f"dockerd --iptables=false --bridge=none --storage-driver=vfs --data-root={base}/own/docker"
+    words += " --exec-opt native.cgroupdriver=cgroupfs"
+    before = set(Path("/sys/fs/cgroup").glob("*/docker"))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    daemons = [boxes.machines.start(words.split(), on=host, **quiet) for host in ("oar1", "oar2")]
+    try:
+        for host in ("oar1", "oar2"):
+            load = ["docker", "load", "-q", "-i", f"{base}/hull.tar"]
+            wait_for(lambda h=host: boxes.machines.run(["docker", "info"], on=h).returncode == 0, 60, "docker's daemon")
+            assert boxes.machines.run(load, on=host).returncode == 0
+        yield boxes
+    finally:
+        for daemon in daemons:
+            daemon.terminate()  # nsenter waits for it, and passes nothing on
+            daemon.wait(30)
+        for host in ("oar1", "oar2"):
+            boxes.machines.run(["sh", "-c", "kill $(cat /run/docker.pid)"], on=host)
+        for parent in set(Path("/sys/fs/cgroup").glob("*/docker")) - before:
+            parent.rmdir()
+
+
+@pytest.mark.skipif(not os.environ.get("DRUMBEAT_EVERYWHERE"), reason="make everywhere")
+def test_two_hosts_in_docker(dockers):
+    site = Path(dockers.shared, "harbour.yaml")
+    options = ["--ulimit=memlock=8388608:8388608"]  # ours asks for no limit, which this machine does not grant
+    inside = {"runtime": "docker", "binds": apptainer.binds(), "options": options}
+    site.write_text(
+        json.dumps({"summary": "two hosts", "backend": "ssh", "hosts": ["oar1", "oar2"], "container": inside})
+    )
+    keys = {"container-runtime": "docker", "site": site, "binds": "[]"}
+    done = dockers("run", job(dockers, "docked", podman.WHO, **keys))
+    assert done.returncode == 0, done.stderr
+    for rank, host in enumerate(("oar1", "oar2")):
+        assert f"in ['/.dockerenv'] rank {rank} of 2 on {host}" in done.stdout, done.stdout + done.stderr
+    for host in ("oar1", "oar2"):
+        assert dockers.machines.run(["docker", "ps", "-aq"], on=host).stdout.strip() == ""
