@@ -23,6 +23,7 @@ class Kubernetes(Backend):
     title = "Kubernetes"
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)

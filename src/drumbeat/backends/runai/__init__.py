@@ -37,6 +37,7 @@ class RunAi(Backend):
     title = "Run:ai"
     default_site = "rcp"
     specific = ("qos",)
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
