@@ -51,6 +51,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("time", ledger_words(summary.ledger, summary.training_share)))
     if summary.failure is None and summary.elapsed > _LONG and not summary.throughput and _no_metrics(run, progress):
         after.append(("metrics", "none recognised; call drumbeat.metrics.report (docs/metrics.md)"))
+    after += [("replaced", words) for words in summary.replaced[-2:]]
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
