@@ -360,7 +360,7 @@ def test_a_stop_between_two_attempts_is_obeyed():
 def test_a_node_lost_between_two_attempts_is_replaced_or_ends_the_run():
     lead, _ = mustered(restarts=3, nodes=2, spares=1)
     failed_once(lead)
-    assert kinds(lead.member_lost(1, "gone", 12.5)) == ["node-lost"]
+    assert kinds(lead.member_lost(1, "gone", 12.5)) == ["node-lost", "decided"]
     assert told(lead.tick(14.0)) == [(0, "prepare"), (0, "start"), (2, "prepare"), (2, "start")]
     lead, _ = mustered(restarts=3)
     failed_once(lead)

@@ -405,6 +405,8 @@ class Lead:
         """A node was lost between two attempts."""
         at, assignment = self.resume
         again = reassign(assignment, self.members)
+        if again == assignment:
+            return []
         if again is not None:
             replaced = replacements(assignment, again, self.members)
             self.resume = (at, again)
