@@ -337,7 +337,7 @@ class Lead:
         if len(self.attempts) == 1:
             acts.append(Record("mustered", {"seconds": round(self.mustered_after, 3), **where}))
         hosts = [self.members[number].host for number in assignment] if replaced else []
-        spares = [number for number, member in self.members.items() if member.fit and number not in assignment]
+        spares = [number for number, member in self.members.items() if member.fit and number not in roles]
         acts.append(Record("attempt-started", {"world_size": sum(ranks), "spares": spares, "hosts": hosts, **where}))
         acts.append(Tell(assignment, Prepare(world)))
         starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
