@@ -28,17 +28,20 @@ def slowest_rank(ranks: Iterable[RankView], skew: float) -> Optional[Slowest]:
     None below two ranks with step times.
     """
     times: List[float] = []
-    furthest, longest, last = 0, None, None  # the rank with the longest steps, and the one that is furthest behind
+    longest: Optional[RankView] = None  # the rank with the longest steps
+    last: Optional[RankView] = None  # the one that is furthest behind
+    furthest, longest_seconds, least, last_seconds = 0, 0.0, 0, 0.0
     for rank in ranks:
         seconds, step = rank.step_seconds, rank.step or 0
         if seconds is None:
             continue
         times.append(seconds)
-        furthest = max(furthest, step)
-        if longest is None or (seconds, -rank.rank) > (longest.step_seconds, -longest.rank):
-            longest = rank
-        if last is None or (-step, seconds) > (-(last.step or 0), last.step_seconds):
-            last = rank
+        if step > furthest:
+            furthest = step
+        if longest is None or seconds > longest_seconds or (seconds == longest_seconds and rank.rank < longest.rank):
+            longest, longest_seconds = rank, seconds
+        if last is None or step < least or (step == least and seconds > last_seconds):
+            last, least, last_seconds = rank, step, seconds
     if longest is None or last is None or len(times) < 2:
         return None
     times.sort()
