@@ -39,3 +39,10 @@ def test_a_time_out_blames_who_did_not_come():
 def test_what_a_watcher_saw_comes_first():
     hang = Finding("hang-asleep", WARNING, "rank 3 is asleep", rank=3, host="h1")
     assert cause(end(0, finding="gloo-timeout"), end(2, 0, 5.0, None), suspected=hang) == ("hang-asleep", 3, "h1")
+
+
+def test_who_lost_a_peer_is_not_only_ended_by_drumbeat():
+    assert end(0, by_us=True, number=15).what == "peer-lost, then ended by drumbeat"
+    assert end(0, by_us=True).what == "peer-lost"
+    assert end(0, finding="stopped", by_us=True, number=15).what == "ended by drumbeat"
+    assert end(0, finding="exception", by_us=True, number=9).what == "ended by drumbeat"

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from drumbeat.agent.decide import REQUEUE, STOPPED, TIME_LIMIT
+from drumbeat.agent.decide import CANCELLED, REQUEUE, TIME_LIMIT
 from drumbeat.agent.lead import Finish, Tell
 from drumbeat.agent.stop_requests import (
     BEGIN,
@@ -78,7 +78,7 @@ def check_end(order):
     asked = [name for name in order if name in ONCE]
     assert asked, "of four, at least two are requests"
     if "cancel" in order:
-        assert code != EXIT_REQUEUE and lead.history[-1].outcome in (STOPPED, TIME_LIMIT)
+        assert code != EXIT_REQUEUE and lead.history[-1].outcome in (CANCELLED, TIME_LIMIT)
     elif "rank 0 says 75" in order:
         assert code == EXIT_REQUEUE and lead.history[-1].outcome == REQUEUE
     else:

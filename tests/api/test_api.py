@@ -90,12 +90,21 @@ def test_submit_waits_follows_and_ends_as_the_job_does(toys):
     assert toys("submit", job, "--wait").returncode == 5
 
 
-def test_after_a_run_that_does_not_exist_and_where_nothing_waits(toys):
+def test_after_a_run_where_the_scheduler_cannot_wait_the_desk_does(toys):
     done = toys("submit", "--after", "nothing", "--", "true")
     assert done.returncode == 2 and "no run nothing" in done.stderr
-    with pytest.raises(Problem, match="starts no job after another"):
-        Ssh().after(["ssh://a/1f"])
-    assert Slurm().after(["slurm://c/12", "slurm://c/13_4"]) == "afterok:12:13_4"
+    environ = {"TOY_AFTER": "no"}  # a scheduler without dependencies
+    first = toys.submit(toys.job("first", "import time; time.sleep(3)", nodes=1))[0]
+    done = toys("submit", "--json", "--after", first, toys.job("second", "pass", nodes=1), **environ)
+    assert done.returncode == 0, done.stderr
+    assert "this waits here for its end" in done.stderr and "has succeeded" in done.stderr
+    assert toys.state(first)["state"] == "finished", "it was submitted only then"
+    bad = toys.submit(toys.job("bad", "raise SystemExit(3)", nodes=1))[0]
+    known = set(os.listdir(toys.queue))
+    done = toys("submit", "--after", bad, toys.job("third", "pass"), **environ)
+    assert done.returncode == 2 and "is failed, so nothing was submitted after it" in done.stderr, done.stderr
+    assert set(os.listdir(toys.queue)) == known
+    assert Ssh().after(["ssh://a/1f"]) == "" and Slurm().after(["slurm://c/12", "slurm://c/13_4"]) == "afterok:12:13_4"
 
 
 def test_the_rank_goes_on_from_a_checkpoint(tmp_path):

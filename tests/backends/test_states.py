@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from drumbeat.agent.decide import CANCELLED, TIME_LIMIT
 from drumbeat.agent.decide import REQUEUE as SAVED
-from drumbeat.agent.decide import STOPPED, TIME_LIMIT
 from drumbeat.agent.requeue import after_end
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest, StopRequests
 from drumbeat.backends.contract import Status, overall, parse_handle
@@ -69,7 +69,7 @@ def test_handles():
     ("asked", "end", "state"),
     [
         # a requeued job that waits is queued, whatever its last start said
-        (("queued", 1), End("stopped", 143, 0), "queued"),
+        (("queued", 1), End("cancelled", 143, 0), "queued"),
         (("queued", 1), End("requeue", 75, 0), "queued"),
         (("queued", 1), End("failed", 1, 0), "queued"),
         (("queued", 0), None, "queued"),
@@ -78,17 +78,17 @@ def test_handles():
         (("running", 1), End("failed", 1, 0), "running"),
         # the run has ended, and the scheduler still clears up
         (("running", 0), End("finished", 0, 0), "finished"),
-        (("running", 0), End("stopped", 143, 0), "cancelled"),
+        (("running", 0), End("cancelled", 143, 0), "cancelled"),
         (("running", 0), End("requeue", 75, 0), "running"),
         # the scheduler's word where a later start left no summary: cancelled in the queue, killed at once
         (("cancelled", 1), End("requeue", 75, 0), "cancelled"),
-        (("failed", 2), End("stopped", 143, 1), "failed"),
+        (("failed", 2), End("cancelled", 143, 1), "failed"),
         # the same start: the summary knows more
         (("cancelled", 0), End("requeue", 75, 0), "cancelled"),
         (("failed", 0), End("failed", 9, 0), "failed"),
         (("finished", 1), End("finished", 0, 1), "finished"),
         # the scheduler has forgotten the job
-        (("unknown", None), End("stopped", 143, 0), "cancelled"),
+        (("unknown", None), End("cancelled", 143, 0), "cancelled"),
         (("unknown", None), None, "unknown"),
         (None, End("finished", 0, 0), "finished"),
     ],
@@ -102,7 +102,7 @@ REQUESTS = {"term": SIGNAL, "usr2": NOTICE, "int": USER, "cancel": CANCEL}
 
 
 @pytest.mark.parametrize("saves", [True, False])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", ["", "a node is lost"])
 def test_every_order_of_requests(saves, lost):
     """TERM, USR2, a Ctrl-C and `drumbeat cancel`, in every order and number: cancelled runs never come back, saved ones
     do, and only what nobody asked for counts against `requeues`."""
@@ -119,7 +119,7 @@ def test_every_order_of_requests(saves, lost):
                 elif order and saves:
                     assert after.step == REQUEUE and not after.counts, order
                 elif order:
-                    assert after.step == END and asked.outcome in (STOPPED, TIME_LIMIT), order
+                    assert after.step == END and asked.outcome in (CANCELLED, TIME_LIMIT), order
                 elif saves or lost:
                     assert after.step == (REQUEUE if so_far < 3 else END) and after.counts == (so_far < 3)
                 else:

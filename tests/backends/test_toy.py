@@ -117,6 +117,8 @@ def test_submit_status_logs_shell_and_cancel(toys):
     wait_for(lambda: "rank 1 of 2" in toys("logs", "1").stdout, 120, "both ranks")
     shell = toys("shell", handle, "--node", "1")
     assert shell.stdout == f"a shell of {handle} on {socket.gethostname()}\n"
+    there = toys("shell", handle, "--node", "1", "--", "sh", "-c", 'echo "$ON  $1"; exit 5', "sh", "two  words")
+    assert (there.returncode, there.stdout) == (5, f"{socket.gethostname()}  two  words\n"), there.stderr
     listed = toys("list")
     assert "running" in listed.stdout and "waits-" in listed.stdout
     done = toys("cancel", handle)

@@ -37,6 +37,8 @@ class Toy(Backend):
         return ["toys break"] if order.resources.account == "careless" else []
 
     def after(self, handles):
+        if os.environ.get("TOY_AFTER") == "no":
+            return ""
         return ":".join(parse_handle(handle).job for handle in handles)
 
     def render(self, order):
@@ -101,7 +103,9 @@ class Toy(Backend):
             elif get(folder, "pid"):
                 os.killpg(int(get(folder, "pid")), signal.SIGTERM)
 
-    def shell(self, handle, host, environ):
+    def shell(self, handle, host, environ, command=()):
+        if command:
+            return ["env", f"ON={host}", *command]
         return ["echo", f"a shell of {handle} on {host}"]
 
     def fan_out(self, order, environ):

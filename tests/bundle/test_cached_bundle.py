@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
+import drumbeat
 from drumbeat.bundle import build
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.kept import remove_old
 from drumbeat.problem import Problem
 
 MINE, OTHER = os.geteuid(), 12345
@@ -120,3 +123,26 @@ def test_without_home_the_user_database_is_asked(planted, tmp_path, monkeypatch)
     with pytest.raises(Problem, match="neither HOME nor the user database"):
         cached_bundle({})
     assert not (tmp_path / ".cache").exists()
+
+
+def test_old_ones_go_and_those_in_use_stay(tmp_path):
+    names = [f"drumbeat-{number:016x}.pyz" for number in range(9)]
+    for age, name in enumerate(names):  # the last one is the newest
+        (tmp_path / name).write_bytes(b"a bundle")
+        os.utime(tmp_path / name, (time.time() - 90000 + age,) * 2)
+    (tmp_path / "notes.txt").write_text("not ours")
+    user = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(os.path.dirname(drumbeat.__file__))!r})\n"
+        f"from drumbeat.bundle.kept import hold; hold({str(tmp_path / names[1])!r}); print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", user], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        os.utime(tmp_path / names[1], (time.time() - 90000 + 1,) * 2)  # long ago: only the lock keeps it
+        os.utime(tmp_path / names[2])  # somebody was given this path just now
+        remove_old(str(tmp_path))
+        assert sorted(os.listdir(tmp_path)) == [names[1], names[2], *names[5:], "notes.txt"]
+        other.communicate("\n")
+    remove_old(str(tmp_path))
+    assert names[1] not in os.listdir(tmp_path), "nobody uses it any more"

@@ -226,7 +226,7 @@ def test_a_node_that_waits_for_its_tasks_obeys_a_stop(drumbeat, hosts, by_file):
         lead.terminate()
     text = lead.communicate(timeout=150)[0]
     assert lead.returncode == 128 + signal.SIGTERM and "Traceback" not in text, text
-    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "cancelled"
 
 
 def test_a_partitioned_node_saves_and_ends(drumbeat, hosts):

@@ -76,7 +76,7 @@ def test_killed_agent_or_guard(drumbeat, tmp_path, victim, node):
     assert process.wait(120) != 0
     assert_all_gone(run_id)
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
-    assert summary["outcome"] in ("failed", "stopped") and summary["exit_code"] != 0
+    assert summary["outcome"] in ("failed", "cancelled") and summary["exit_code"] != 0
     if victim == "agent" and node == 1:
         assert summary["failure"]["code"] == "node-lost" and summary["failure"]["node"] == 1
 
@@ -96,7 +96,7 @@ def test_killed_desk(drumbeat, tmp_path):
     process.wait()
     assert_all_gone(run_id, 12.0)
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
-    assert summary["outcome"] == "stopped" and summary["exit_code"] == 143
+    assert summary["outcome"] == "cancelled" and summary["exit_code"] == 143
     (drumbeat.run_folder() / "summary.json").unlink()
     assert "cancelled" in drumbeat("status", run_id).stdout, "the events say so, too"
 

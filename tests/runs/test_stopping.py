@@ -88,7 +88,7 @@ def test_a_cancelled_run_does_not_ask_to_come_back(drumbeat):
     client.kill()  # the request stands, whether its client lives or not
     assert process.wait(120) == 143
     assert saved(drumbeat) == ["1", "1"]
-    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "stopped"
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "cancelled"
 
 
 def test_nothing_of_an_attempt_lives_on_in_the_next(drumbeat):

@@ -148,7 +148,7 @@ def test_salloc_shell_fans_out_and_ctrl_c_saves(oar):
     (folder,) = Path(oar.home, "runs").glob("salloc-*")
     assert [path.read_text() for path in sorted(folder.glob("nodes/*/attempt-0/*.out"))] == ["ready\nsaved\n"] * 2
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["outcome"] == "stopped"
+    assert summary["outcome"] == "cancelled"
 
 
 def test_interactive_step_is_a_shell_not_a_step(oar):

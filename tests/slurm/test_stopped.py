@@ -53,7 +53,7 @@ def test_drumbeat_cancel_saves_and_ends(cluster, oar):
     assert saved(oar, "cancelled") == ["1", "1"], output(folder)
     job = cluster.wait(number, ["FAILED", "CANCELLED", "COMPLETED"], 40)
     assert job["Restarts"] == "0"
-    assert json.loads((folder / "summary.json").read_text())["outcome"] == "stopped"
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "cancelled"
 
 
 def test_requeued_by_hand_saves_and_comes_back(cluster, oar):

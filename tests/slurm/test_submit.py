@@ -82,7 +82,7 @@ def test_cancel_leaves_nothing(oar):
     nodes = oar.cluster.job(number)["NodeList"]
     done = oar("cancel", number)
     assert done.returncode == 0, done.stderr
-    assert "has ended" in done.stdout and summary(folder)["outcome"] == "stopped"
+    assert "has ended" in done.stdout and summary(folder)["outcome"] == "cancelled"
     assert nodes
     nothing_left(oar, *oar.cluster.out("scontrol", "show", "hostnames", nodes).split())
 

@@ -170,7 +170,7 @@ def test_submit_survives_its_desk_and_is_reached_by_its_handle(desk):
     nobody(desk)
     assert json.loads(desk("status", handle, "--json").stdout)["status"]["state"] == "cancelled"
     assert desk("logs", handle).stdout.count("saved") == 4
-    assert json.loads(desk.read(f"{folder}/summary.json"))["outcome"] == "stopped"
+    assert json.loads(desk.read(f"{folder}/summary.json"))["outcome"] == "cancelled"
 
 
 def test_an_interrupt_before_anything_started(desk):

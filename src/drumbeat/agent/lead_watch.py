@@ -32,7 +32,9 @@ class LeadWatching:
         watcher = self._asking.get(answer.number)
         if watcher is None or not self.lead.is_current(answer.attempt):
             return []
-        return self._one(watcher, Saw("looked", {"member": member, "looks": list(answer.looks)}), now)
+        return self._one(
+            watcher, Saw("looked", {"member": member, "looks": list(answer.looks), "ras": list(answer.ras)}), now
+        )
 
     def tick(self, now: float) -> List[Act]:
         return self._feed(Saw("tick"), now)

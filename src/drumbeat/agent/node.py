@@ -15,6 +15,7 @@ from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.looks.child import Looker
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.node_metrics import NodeMetrics
@@ -208,14 +209,14 @@ class Node:
         if self.active and request.attempt == self.attempt:
             self.looker.start(request.number, self.node_rank, self.ranks.rank_of, time.monotonic())
 
-    def _looked(self, number: int, found: List[RankLook]) -> None:
+    def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []
         for look in found:
             step, quiet = self.metrics.ranks.last(look.rank, now)
             looks.append(replace(look, host=self.facts.host, node=self.node_rank, step=step, quiet=quiet))
-        shown = to_plain({"t": time.time(), "ranks": looks})
+        shown = to_plain({"t": time.time(), "ranks": looks, "ras": notes})
         self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
-        self.tell(Looked(self.attempt, number, tuple(looks)))
+        self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))
 
     # -- starting ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Optional
 
-from drumbeat.agent.decide import STOPPED, TIME_LIMIT
+from drumbeat.agent.decide import CANCELLED, TIME_LIMIT
 from drumbeat.signals import EXIT_TIME_LIMIT
 
 SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler
@@ -44,7 +44,7 @@ class StopRequests:
         """BEGIN for the first request, END_NOW for one that takes the grace away, None for one more way of the same."""
         first = not self.outcome
         if first:
-            self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else STOPPED
+            self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else CANCELLED
             self.number = request.number
         self.cancelled = self.cancelled or request.way == CANCEL
         self._acts += request.way in (USER, CANCEL)

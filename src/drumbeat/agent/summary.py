@@ -23,12 +23,14 @@ def what_follows(folder: RunFolder, lead: Lead) -> Next:
     """After the last attempt, before its end is written."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
-    return after_end(saved, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
+    wanted = lead.requeue.why if lead.requeue else ""
+    return after_end(saved, wanted, bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
 
 
 def write_end(folder: RunFolder, lead: Lead) -> None:
     after = what_follows(folder, lead)
-    write_verdict(folder, lead.history[-1].exit_code, after.step, lead.exclude, after.counts)
+    exclude = lead.requeue.exclude if lead.requeue else ()
+    write_verdict(folder, lead.history[-1].exit_code, after.step, exclude, after.counts)
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 
@@ -37,12 +39,13 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     """`events` are the lead's own; `now` is the wall clock; `queued`: a scheduler started the job."""
     last = lead.history[-1]
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
+    hang = lead.attempts[-1].suspected if lead.attempts else None
     members = [
         Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
         for _, member in sorted(lead.members.items())
     ]
     parts = ledger(lead.order.created, now, events, queued)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts)
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

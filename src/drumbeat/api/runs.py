@@ -93,7 +93,8 @@ def submit(
     after: Sequence[RunLike] = (),
     **kwargs: Any,
 ) -> Submitted:
-    """A job; or a function, with its arguments, which every rank of `job` calls. `after`: runs that must succeed first."""
+    """A job; or a function, with its arguments, which every rank of `job` calls. `after`: runs that must succeed first;
+    where the scheduler knows no dependencies, this call waits for their end."""
     if not callable(what):
         if args or kwargs or job is not None:
             raise Problem(
@@ -107,7 +108,7 @@ def submit(
 def _submitted(
     order: Order, path: Optional[str], after: Sequence[RunLike], files: Optional[Dict[str, bytes]] = None
 ) -> Submitted:
-    order = desk.order_after(order, [_handle(each) for each in after])
+    order = desk.order_after(order, [_found(each).run for each in after], lambda text: None)
     handle = desk.submit(order, path, os.environ, files)
     return Submitted(handle, order.folder)
 
@@ -136,10 +137,6 @@ def _found(run: RunLike) -> Submitted:
         return run
     found = find_run(run, os.environ)
     return Submitted(found.record.handle, found.path)
-
-
-def _handle(run: RunLike) -> str:
-    return _found(run).handle
 
 
 def _with_status(whole: State, status: Any) -> State:

@@ -147,10 +147,9 @@ class Backend:
     # -- the job -----------------------------------------------------------------------------------------------------
 
     def after(self, handles: Sequence[str]) -> str:
-        """What `dependency` says for a job that starts only when these jobs have succeeded."""
-        raise self.unable(
-            "starts no job after another", "wait for the first: drumbeat submit --wait, then submit the second"
-        )
+        """What `dependency` says for a job that starts only when these jobs of the same scheduler have succeeded. Empty: it
+        has no such thing, and the desk waits."""
+        return ""
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Send it; the handle of what is now queued. The run folder is there, with order.json and drumbeat.pyz; what is
@@ -165,8 +164,9 @@ class Backend:
         """End a job, queued or running, for good."""
         raise self.unable("cannot cancel jobs")
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
-        """The command that opens a shell on a node of a running job."""
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
+        """The command line that opens a shell on a node of a running job, or that runs `command` there and ends with its
+        exit code."""
         raise self.unable("opens no shell on a node", f"ssh {host}, where that is allowed")
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:

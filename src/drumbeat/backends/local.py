@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
 from drumbeat.problem import Problem
@@ -43,7 +43,7 @@ class Local(Backend):
         except ProcessLookupError:
             raise Problem("it is not running any more") from None
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         where, _ = _process(handle)
         raise self.unable("needs no shell of ours", f"the run's processes are on {where}: any shell there will do")
 

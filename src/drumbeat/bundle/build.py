@@ -14,6 +14,7 @@ import zipfile
 from typing import Dict, Mapping, Optional
 
 import drumbeat
+from drumbeat.bundle.kept import hold, remove_old
 from drumbeat.home import home_folder
 from drumbeat.packaged import parse_yaml
 from drumbeat.private_folder import make_private, unsafe
@@ -129,6 +130,8 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
             _keep(path, _sealed(_zipped({**sources, **_twins(sources), **_byte_code(sources)})))
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None
+        remove_old(os.path.dirname(path))
+    hold(path)
     return path
 
 

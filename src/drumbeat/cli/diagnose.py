@@ -6,8 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from drumbeat.cli.options import add_json
 from drumbeat.problem import Problem
@@ -40,9 +39,8 @@ def run(args: argparse.Namespace) -> int:
     for source in sources.files:
         _read(reader, source, progress)
     progress.end()
-    if sources.run:
-        reader.of_a_run = True
-        _recorded(reader, sources.run)
+    if len(sources.runs) == 1:
+        _add_record(reader, sources.runs[0])
     report = reader.report()
     if args.json:
         from drumbeat.record import to_json
@@ -89,38 +87,23 @@ def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
         reader.pasted.extend(read_dumps(file.read(MAX_BYTES), source.name))
 
 
-def _recorded(reader: Reader, run: Run) -> None:
-    """What the run's own events say: the lead's finding, and which rank ended first, by the lead's clock."""
+def _add_record(reader: Reader, run: Run) -> None:
+    """What the run itself recorded: its end, what its checks found, and which rank ended first, by the lead's clock."""
     from drumbeat.desk.closing import near
+    from drumbeat.desk.recorded import recorded_end, with_paths
     from drumbeat.diagnose.elastic import FirstFailure
-    from drumbeat.finding import ERROR, Evidence
-    from drumbeat.runfolder import events as kinds
-    from drumbeat.runfolder.hang import hang_of
+    from drumbeat.finding import Evidence
 
-    first: Optional[kinds.RankExited] = None
-    failed: Optional[kinds.Failed] = None
-    for event in run.events():
-        if isinstance(event, kinds.AttemptStarted):
-            first = failed = None
-        elif isinstance(event, kinds.Failed):
-            failed = failed or event
-        elif isinstance(event, kinds.RankExited) and event.failed:
-            first = first or event
-    if failed is not None:
-        evidence = tuple(
-            replace(each, file=near(os.path.join(run.path, each.file))) if each.file else each
-            for each in failed.finding.evidence
-        )
-        reader.recorded.append(replace(failed.finding, evidence=evidence))
-    hang = hang_of(run.run_events())
-    if failed is None and hang is not None:
-        reader.recorded.append(replace(hang.finding, severity=ERROR))
+    reader.of_a_run = True
+    reader.recorded = with_paths(run, recorded_end(run))
     facts = [run.facts(node) for node in run.nodes()]
     reader.communicators.no_gpus = bool(facts) and all(each is not None and not each.gpus for each in facts)
+    hosts = {member.node: member.host for member in run.members()}
+    first = next((end for end in run.ranks().ended if end.failed), None)
     if first is not None and reader.elastic.first is None:
-        text = f"rank {first.rank} ended first: exit code {first.exit_code}, signal {first.signal}"
-        where = Evidence(text, near(os.path.join(run.path, "nodes", str(first.node), "events.jsonl")))
-        reader.elastic.first = FirstFailure(first.rank, first.host, first.exit_code, where, "drumbeat")
+        where = Evidence(f"rank {first.rank} {first.words}", near(run.folder.node(first.node).events))
+        host = hosts.get(first.node, "")
+        reader.elastic.first = FirstFailure(first.rank, host, first.exit_code, where, "drumbeat")
 
 
 def _rules(as_json: bool) -> int:

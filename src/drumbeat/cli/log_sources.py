@@ -42,7 +42,7 @@ class Source:
 class Sources:
     files: List[Source] = field(default_factory=list)
     skipped: int = 0  # binary or not for us
-    run: Optional[Run] = None  # where a run folder was given
+    runs: List[Run] = field(default_factory=list)  # whose folders were given
 
 
 def find(paths: List[str]) -> Sources:
@@ -57,7 +57,7 @@ def find(paths: List[str]) -> Sources:
             found.files.append(Source(path, path))
         else:
             _run_folder(_run_named(path), found)
-    if not found.files:
+    if not found.files and not found.runs:
         raise Problem(
             f"{', '.join(paths)}: nothing to read there", "give the files themselves if they have unusual names"
         )
@@ -104,7 +104,7 @@ def _run_folder(path: str, found: Sources) -> None:
         run = Run.open(path)
     except RecordError as error:
         raise Problem(str(error), "use the drumbeat that wrote it, or give its log files one by one") from None
-    found.run = run
+    found.runs.append(run)
     hosts = {member.node: member.host for member in run.members()}
     for log in run.logs():
         file = os.path.join(path, log.name)

@@ -1,4 +1,4 @@
-"""drumbeat shell: a shell on a node of a running job."""
+"""drumbeat shell: a shell, or one command, on a node of a running job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from drumbeat.cli.options import add_run
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
+    parser.usage = (
+        "%(prog)s [RUN] [--node K] [-- COMMAND ...]\n\n"
+        "Without a COMMAND a shell opens. With one, it runs there without a terminal, and its exit code is ours."
+    )
+    parser.set_defaults(takes_command=True, after=[])
 
 
 def run(args: Any) -> int:
@@ -27,7 +32,7 @@ def run(args: Any) -> int:
     if args.node not in hosts:
         known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"
         raise Problem(f"{found.run_id} has no node {args.node}", known)
-    argv = backend.shell(handle, hosts[args.node], os.environ)
+    argv = backend.shell(handle, hosts[args.node], os.environ, args.after)
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:

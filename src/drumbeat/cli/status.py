@@ -14,8 +14,6 @@ from drumbeat.cli.options import add_json, add_run
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
 
-_SAME = {"cancelled": "stopped"}  # details that say no more than the state
-
 
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
@@ -44,7 +42,7 @@ def run(args: Any) -> int:
         ("run", found.run_id),
         (
             "state",
-            told.state + (f": {told.detail}" if told.detail not in ("", told.state, _SAME.get(told.state)) else ""),
+            told.state + (f": {told.detail}" if told.detail not in ("", told.state) else ""),
         ),
     ]
     if state.summary:
@@ -79,7 +77,7 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.progress.step is not None:
-        lines.append(("progress", progress_line(state.progress)))
+        lines.append(("progress", progress_line(state.progress, left=not state.hang)))
     if state.gpus:
         lines.append(("GPUs", state.gpus.words))
     ended = state.ranks.ended

@@ -20,7 +20,7 @@ def add_arguments(parser: Any) -> None:
         dest="after_runs",
         default=[],
         metavar="RUN",
-        help="start only when this run has succeeded; repeatable",
+        help="start only when this run has succeeded (where the scheduler cannot wait for that, submit does); repeatable",
     )
     add_json(parser)
 
@@ -41,7 +41,7 @@ def run(args: Any) -> int:
         order, job_file = queued_order(load_job(args.job, args), os.environ), args.job
     for note in backends.get(order.backend).notes(order):
         print(f"{'warning':<9} {note}", file=sys.stderr)
-    order = order_after(order, [find_run(each, os.environ).record.handle for each in args.after_runs])
+    order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
     handle = submit(order, job_file, os.environ)
     if args.json:
         print(
@@ -58,6 +58,12 @@ def run(args: Any) -> int:
     if not args.json:
         print(f"{'follow':<9} drumbeat logs --follow {order.run_id}", file=sys.stderr)
     return 0
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(f"{'after':<9} {text}", file=sys.stderr, flush=True)
 
 
 def _wait(folder: str, show: bool) -> int:

@@ -18,6 +18,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
+from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
@@ -41,6 +42,8 @@ _COLOURS = {
     "lost": 31,
     "warning": 33,
     "restart": 33,
+    "requeue": 33,
+    "excluded": 33,
     "stop": 33,
     "waiting": 33,
     "end": 1,
@@ -63,11 +66,13 @@ class Console:
         self._begun = time.monotonic()
         self._connected: Dict[int, str] = {}
         self.started = False  # the ranks
+        self._between = False  # the next attempt waits
         self._waiting_said = 0.0
         self._environment_said = False
         self._drawn = ""
         self._last_progress = time.monotonic()
         self._said_progress = ""
+        self._hangs = self._stops = False  # then nobody knows how long it will take
 
     def begin(self) -> None:
         order = self.order
@@ -77,7 +82,8 @@ class Console:
         ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         name = self.joined or order.run_id
-        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
+        spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
+        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{spares}{where} (site {order.site})")
         self.say("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})")
         replaced = replaced_flags(order.command)
         if replaced:
@@ -110,11 +116,14 @@ class Console:
         self._show_progress(final)
 
     def stopping(self, number: int, grace: float) -> None:
+        self._stops = True
         if not self.leads:
             return
         name = signal.Signals(number).name
         if number == signal.SIGQUIT:
             self.say("stop", "asked again: ending now")
+        elif self._between:
+            self.say("stop", f"{name}: ending; no rank runs between two attempts")
         elif self.started:
             self.say(
                 "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
@@ -149,8 +158,8 @@ class Console:
         self.follower = Follower(run, self.nodes, what, from_end=from_end)
         for node, logs in self._logs.items():
             self.follower.read_logs_from(node, logs)
-        others = [node for node in range(self.order.nodes) if node not in self.nodes]
-        if self.leads and others and self.order.nodes <= _ALL_NODES:
+        others = [node for node in range(self.order.members) if node not in self.nodes]
+        if self.leads and others and self.order.members <= _ALL_NODES:
             self._others = Follower(run, others, (METRICS,), from_end=from_end)
 
     def _show(self, records: Sequence[Record]) -> None:
@@ -171,23 +180,31 @@ class Console:
             self._connected[event.peer] = event.peer_host
         elif isinstance(event, kinds.Mustered):
             size = f"{event.master_addr}:{event.master_port}"
-            nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
+            here = len(self._connected) if self.order.spares else self.order.nodes
+            nodes = f"{here} of {count(self.order.members, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
-            self.started = True
+            self.started, self._between, self._hangs = True, False, False
         elif isinstance(event, kinds.Decided) and event.action == "restart":
+            self._between = event.wait > 0
             self.say("restart", event.why)
-        elif isinstance(event, kinds.Failed) and self.order.restarts:
+        elif isinstance(event, kinds.Decided) and event.cause and (self.order.restarts or event.action == "requeue"):
+            self.say(event.action, event.why)
+        elif isinstance(event, kinds.Excluded):
+            self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
+        elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
             self.say("failed", event.finding.title)
         elif isinstance(event, kinds.NodeLost):
             self.say("lost", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
-            self.say("waiting", f"no step yet after {duration(event.seconds)}: {event.what}")
+            self.say("waiting", f"no step recognised after {duration(event.seconds)}: {event.what}")
         elif isinstance(event, kinds.Resumed):
+            self._hangs = False
             self.say("resumed", f"steps come again, after {duration(event.seconds)} without one")
         elif isinstance(event, kinds.FindingMade):
+            self._hangs = self._hangs or event.finding.code.startswith(HANG)
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
@@ -202,22 +219,22 @@ class Console:
     def _say_waiting(self) -> None:
         """Who is missing, while the nodes come together."""
         now = time.monotonic()
-        if self.started or self.order.nodes == 1 or now - self._begun < _WAITING_AFTER:
+        if self.started or self.order.members == 1 or now - self._begun < _WAITING_AFTER:
             return
         if self._waiting_said and now - self._waiting_said < _WAITING_EVERY:
             return
         self._waiting_said = now
-        missing = [node for node in range(self.order.nodes) if node not in self._connected]
+        missing = [node for node in range(self.order.members) if node not in self._connected]
         if not missing:
             return
         hosts = self.order.hosts
         names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing[:4]]
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        here = self.order.nodes - len(missing)
+        here = self.order.members - len(missing)
         left = max(0.0, self.order.timing.muster - (now - self._begun))
         self.say(
             "waiting",
-            f"{here} of {count(self.order.nodes, 'node')} connected; still missing: node {', '.join(names)}{more}; "
+            f"{here} of {count(self.order.members, 'node')} connected; still missing: node {', '.join(names)}{more}; "
             f"giving up in {duration(left)}",
         )
 
@@ -261,7 +278,7 @@ class Console:
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
-        line = progress_line(self.progress)
+        line = progress_line(self.progress, left=not (self._hangs or self._stops or final))
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:

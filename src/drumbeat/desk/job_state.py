@@ -17,7 +17,8 @@ from drumbeat.runfolder.summary import Summary
 _ENDS = {
     "finished": FINISHED,
     "doubtful": FINISHED,
-    "stopped": CANCELLED,
+    "cancelled": CANCELLED,
+    "stopped": CANCELLED,  # as 0.1.0 wrote it
     "requeue": CANCELLED,
 }  # every other outcome is a failure
 
@@ -51,7 +52,7 @@ def array_tasks(text: str) -> List[int]:
 
 def may_come_back(end: Optional[End], requeued: bool) -> bool:
     """Whether the scheduler must be asked. `requeued`: the lead's verdict says that the job is queued again."""
-    return end is None or requeued or end.outcome in ("stopped", "requeue")
+    return end is None or requeued or end.outcome in ("cancelled", "stopped", "requeue")
 
 
 def settled(handle: str, asked: Optional[Status], end: Optional[End], requeued: bool = False) -> Status:

@@ -7,6 +7,7 @@ import signal
 
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, group, summarize
@@ -28,8 +29,9 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     affected = group((end.rank, end.words) for end in run.ranks().ended if end.failed)
     progress = run.progress()
     queued = os.path.exists(run.folder.script)
-    parts = ledger(order.created, now, run.run_events(), queued, progress)
-    return summarize(order, attempts, run.members(), affected, progress, parts)
+    events = run.run_events()
+    parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
+    return summarize(order, attempts, run.members(), affected, progress, parts, hang.finding if hang else None)
 
 
 def _hung(why: str) -> Finding:

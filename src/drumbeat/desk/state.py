@@ -14,6 +14,7 @@ from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.desk.leftovers import leftovers
+from drumbeat.desk.recorded import recorded_end
 from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
@@ -68,6 +69,8 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     progress = summary.progress if summary else run.progress()
     seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
     failure = summary.failure if summary else None
+    if summary is None and not goes_on:
+        failure = recorded_end(run).cause
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()

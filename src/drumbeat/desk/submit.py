@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Mapping, Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
 from drumbeat import backends
+from drumbeat.backends.contract import FINISHED
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.containers.image import check_image
 from drumbeat.desk.create import create_run, forget_run
 from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.place import find_place, to_queue
+from drumbeat.desk.state import state_of
 from drumbeat.desk.surroundings import check_command
+from drumbeat.desk.waiting import exit_code, wait_for_end
 from drumbeat.facts.host import LiveHost
 from drumbeat.order import SCHEMA, Order, load_order
 from drumbeat.problem import Problem
@@ -44,14 +47,34 @@ def saved_order(path: str) -> Order:
     return order
 
 
-def order_after(order: Order, handles: Sequence[str]) -> Order:
-    """The same, to be started only when the jobs with these handles have succeeded."""
-    if not handles:
+def order_after(order: Order, runs: Sequence[Run], say: Callable[[str], None]) -> Order:
+    """The same, to be started only when these runs have succeeded. A scheduler that knows dependencies between its own jobs
+    sees to that; otherwise this waits, and a run that did not succeed is a Problem. `say` is told what is waited for."""
+    if not runs:
         return order
-    text = backends.get(order.backend).after(handles)
+    backend = backends.get(order.backend)
+    handles = [run.record.handle for run in runs]
+    text = backend.after(handles) if all(backends.of_handle(handle) is backend for handle in handles) else ""
+    if not text:
+        for run in runs:
+            _wait_for_success(run, say)
+        return order
     specific = order.resources.specific
     joined = ",".join(part for part in (specific.get("dependency", ""), text) if part)
     return replace(order, resources=replace(order.resources, specific={**specific, "dependency": joined}))
+
+
+def _wait_for_success(run: Run, say: Callable[[str], None]) -> None:
+    state = state_of(run)
+    if state.goes_on:
+        now = f"{run.run_id} is {state.status.state}"
+        say(f"{now}; this waits here for its end, and submits then (Ctrl-C: nothing is submitted)")
+        state = wait_for_end(lambda: state_of(run))
+    code = exit_code(state)
+    if state.status.state != FINISHED or code:
+        ended = f"ended with {code}" if state.status.state == FINISHED else f"is {state.status.state}"
+        raise Problem(f"{run.run_id} {ended}, so nothing was submitted after it", f"drumbeat status {run.run_id}")
+    say(f"{run.run_id} has succeeded")
 
 
 def submit(

@@ -9,6 +9,13 @@ from typing import Dict, Optional
 from drumbeat.finding import Evidence
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+# The same fields where copying has put several of them on one line.
+_INLINE = (
+    ("time", re.compile(r"\btime\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)")),
+    ("host", re.compile(r"\bhost\s*: (\S+)")),
+    ("rank", re.compile(r"\brank\s*:?\s*(\d+) \(local[ _]rank")),
+    ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
+)
 _MAX_LINES = 16
 
 
@@ -34,18 +41,32 @@ class ElasticSummary:
         self._evidence = Evidence("")
 
     def feed(self, text: str, file: str, number: int) -> None:
-        if "Root Cause (first observed failure)" in text:
+        start = text.find("Root Cause (first observed failure)")
+        if start >= 0:
             self.open, self._fields = _MAX_LINES, {}
             self._evidence = Evidence(text.strip()[:200], file, number)
+            self._inline(text[start:])
             return
         if not self.open:
             return
         self.open -= 1
         match = _FIELD.match(text)
+        self._inline(text)
         if match:
             self._fields[match[1]] = match[2].strip()
         if match and match[1] == "traceback" or text.startswith("====") or not self.open:
             self._close()
+
+    def finish(self) -> None:
+        """The log ends within the table: what it holds so far counts."""
+        if self.open:
+            self._close()
+
+    def _inline(self, text: str) -> None:
+        for name, pattern in _INLINE:
+            match = pattern.search(text)
+            if match:
+                self._fields.setdefault(name, match[1])
 
     def _close(self) -> None:
         self.open = 0

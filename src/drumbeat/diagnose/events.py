@@ -20,7 +20,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 # Launchers name the process that they speak about.
 _REPORTED = re.compile(
     r"srun: error: (?P<host>[\w.-]+): task (?P<task>\d+): "
-    r"|process rank (?P<process>\d+) with PID \d+ on node (?P<node>\S+)"
+    r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
     r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"

@@ -7,9 +7,9 @@ their place in the log. Files without times cannot be put in order, and then not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
-from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.communicators import Communicators, Process
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 
@@ -28,8 +28,9 @@ class RankOf:
         for process in state.processes.values():
             largest = max((member.nranks for member in process.members), default=0)
             world = [member for member in process.members if member.nranks == largest and member.rank >= 0]
-            if len({member.rank for member in world}) == 1:
-                processes[(process.host, process.pid)] = world[0].rank
+            own = {member.rank for member in world} or _own_ends(process)
+            if len(own) == 1:
+                processes[(process.host, process.pid)] = own.pop()
             for member in world:
                 if member.device is not None:
                     devices[(process.host, process.pid, member.device)] = member.rank
@@ -46,6 +47,15 @@ class RankOf:
         if event.device is None:
             return event.rank
         return self.devices.get((host, pid, event.device), event.rank)
+
+
+def _own_ends(process: Process) -> Set[int]:
+    """The ranks from which a process connects, where no line names its communicator."""
+    return {
+        receiver if side == "receive" else sender
+        for member in process.members
+        for sender, receiver, side, *_ in member.edges
+    }
 
 
 def place(event: Event) -> int:

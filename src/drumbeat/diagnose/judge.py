@@ -21,6 +21,8 @@ from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
+BESIDE = 3  # lines: who writes them is taken to be the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
 AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
@@ -99,9 +101,10 @@ class _Judge:
         unfinished: List[Finding],
         log: Log,
     ) -> None:
-        self.ranks, self.first, self.extra, self.log = ranks, first, extra, log
+        self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
         self.tiers = Tiers(live, first, extra, log)
-        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)) or extra
+        raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
         self.unfinished = unfinished
         if failed:
             self.extra = [*extra, *unfinished]
@@ -121,6 +124,8 @@ class _Judge:
             return self._of_symptoms(rest)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
+        if self.first is not None and self.first.exit_code:
+            return self._reported_only(rest, self.first)
         if not self.log.of_a_run:
             return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
         return rest
@@ -129,10 +134,11 @@ class _Judge:
         causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
         event, why, sure = earliest(causes, self.first, self.ranks)
         alike = [cause for cause in causes if cause.code == event.code]
-        finding = _with_evidence(self._finding(event), alike)
+        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
-        named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
+        sure_words = any(cause.match and cause.match.rule.confidence == CERTAIN for cause in alike)
+        named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
@@ -168,7 +174,8 @@ class _Judge:
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
             return self._without_cause(rest)
         event, why_first, _ = earliest(telling or symptoms, self.first, self.ranks)
-        finding = _with_evidence(self._finding(event), [e for e in symptoms if e.code == event.code])
+        alike = [e for e in symptoms if e.code == event.code]
+        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event)
@@ -213,7 +220,7 @@ class _Judge:
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self._place_first(_with_evidence(self._finding(event), lost)),
+                finding=self._place_first(self._with_rank(_with_evidence(self._finding(event), lost), event, lost)),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
@@ -227,6 +234,32 @@ class _Judge:
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
         )
+
+    def _with_rank(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
+        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        if finding.rank is not None or finding.host is not None:
+            return finding
+        beside = [
+            other
+            for other in self.live
+            if other.evidence.file == event.evidence.file
+            and abs(other.number - event.number) <= BESIDE
+            and other.code in OF_THE_SAME
+        ]
+        for events in (alike, beside):
+            found = {rank for rank in map(self.ranks.rank, events) if rank is not None}
+            if found:
+                return replace(finding, rank=found.pop()) if len(found) == 1 else finding
+        return finding
+
+    def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
+        """The launcher's own table is all there is: it says who failed and not why."""
+        title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
+        finding = Finding(
+            "child-failed", ERROR, title, evidence=(first.evidence,), host=first.host or None, rank=first.rank
+        )
+        why = "nothing here names a cause; the log of that rank is not here, or says nothing"
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
 
     def _place_first(self, finding: Finding) -> Finding:
         """Rank and host as the launcher names them, where the lines themselves name none."""

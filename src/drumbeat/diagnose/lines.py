@@ -32,6 +32,7 @@ _BRACKET = _patterns(
     r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
     r"\[(?P<time>" + _DATE + r")\] ?",
+    r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
     r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
@@ -98,7 +99,10 @@ _GLOG_LEVEL = re.compile(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\S{1,40} - (?:WARNING|WARN|INFO|DEBUG) - ")
-_LEVEL_LETTER = {"INFO": "I", "DEBUG": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
+_LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
+_LEVEL_LETTER.update(
+    {"INFO": "I", "DEBUG": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
+)
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")

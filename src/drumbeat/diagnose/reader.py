@@ -20,12 +20,13 @@ from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.observations import Init
 from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Prefilter
+from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
 from drumbeat.diagnose.tracebacks import BARE, HEADER, IGNORED, NAMES, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Evidence, Finding
+from drumbeat.finding import Evidence
 
 _INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
@@ -53,7 +54,7 @@ class Reader:
         self.elastic = ElasticSummary()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
-        self.recorded: List[Finding] = []  # exit information recorded by the launcher
+        self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
         own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *IGNORED, *NAMES, *GOOD_ENDS)
@@ -128,7 +129,9 @@ class Reader:
     def report(self) -> Report:
         """Everything, at the end."""
         self.communicators.finish()
-        extra = (*self.recorded, *compare(self.dumps))
+        self.elastic.finish()
+        self._finish_tracebacks()
+        extra = tuple(compare(self.dumps))
         return make_report(
             self.rules,
             self.lines,
@@ -141,7 +144,16 @@ class Reader:
             self._good_ends,
             tuple(self.pasted),
             self.of_a_run,
+            self.recorded,
         )
+
+    def _finish_tracebacks(self) -> None:
+        for file, tracebacks in self._tracebacks.items():
+            for rank, raised in tracebacks.unfinished():
+                frame, _, at = raised.frame.rpartition(":")
+                evidence = Evidence(f'File "{frame}", line {at}', file, self._ends.get(file, 1))
+                self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
+        self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)

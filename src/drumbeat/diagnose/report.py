@@ -13,6 +13,7 @@ from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.failure import Failure, Log
 from drumbeat.diagnose.judge import judge
+from drumbeat.diagnose.recorded import Recorded, with_record
 from drumbeat.diagnose.rulebook import Match, Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
@@ -44,6 +45,7 @@ def make_report(
     good_ends: Optional[Mapping[str, int]] = None,
     pasted: Tuple[Dump, ...] = (),
     of_a_run: bool = True,
+    recorded: Optional[Recorded] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -55,7 +57,7 @@ def make_report(
         good_ends or {},
         events.places,
         transport.missing_ranks(state),
-        elastic.several_runs,
+        elastic.several_runs and recorded is None,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(
@@ -67,6 +69,8 @@ def make_report(
         unfinished,
         log,
     )
+    if recorded is not None:
+        failed = with_record(failed, recorded)
     settings = (*environment.differences(state), *missing.lone_worlds(state))
     return Report(lines, verdict, failed, settings, state.dropped, pasted)
 

@@ -92,7 +92,7 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
         if len(transport.pairs) > MAX_LIST:
             _put("", f"and {len(transport.pairs) - MAX_LIST} more pairs (--json has all)", lines, width)
     if len(transport.communicators) > 1:
-        groups = [f"{c.count} of {c.nranks} ranks: {c.path.words}" for c in transport.communicators[:MAX_LIST]]
+        groups = [f"{c.count} x {c.nranks} ranks: {c.path.words}" for c in transport.communicators[:MAX_LIST]]
         _put("groups", "; ".join(groups), lines, width)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Dict, List, Optional, Tuple
 
 from drumbeat.diagnose.lines import Line
 
 HEADER = "Traceback (most recent call last)"
-EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+EXCEPTION = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
+)
 BARE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure))(?:: (?P<message>.+))?$"
 )
@@ -98,6 +100,17 @@ class Tracebacks:
         """Is this line the source text that Python shows below a frame?"""
         state = self._open.get(line.rank)
         return bool(state and state.source_next and line.text.startswith("    " + " " * state.indent))
+
+    def unfinished(self) -> List[Tuple[Optional[int], Raised]]:
+        """Tracebacks whose last line, the exception itself, never came, with the rank of each."""
+        return [
+            (
+                rank,
+                Raised("a traceback that is cut off before its exception", state.frame, state.own_frame, state.lines),
+            )
+            for rank, state in self._open.items()
+            if state.frame and not state.ignored
+        ]
 
     def feed(self, line: Line) -> Optional[Raised]:
         """The exception, when this line ends a traceback."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 from drumbeat.diagnose.lines import Line
 from drumbeat.finding import ERROR, Evidence, Finding
@@ -35,6 +35,7 @@ class Timeouts:
     def __init__(self) -> None:
         self.groups: Dict[str, Dict[int, Timeout]] = {}  # process group -> rank -> its timeout
         self.enqueued: Dict[str, Dict[int, int]] = {}  # process group -> rank -> last collective it called
+        self._several: Set[str] = set()  # names under which lines of several process groups stand
         self._count = 0
 
     def feed(self, line: Line, evidence: Evidence) -> None:
@@ -57,11 +58,15 @@ class Timeouts:
         self._count += 1
         numel = int(work[3]) if work[3] else None
         timeout = Timeout(rank, int(work[1]), work[2], numel, evidence)
-        self.groups.setdefault(group, {}).setdefault(rank, timeout)
+        known = self.groups.setdefault(group, {}).setdefault(rank, timeout)
+        if not group and known.sequence != timeout.sequence:
+            self._several.add(group)  # one rank waits in one collective of a group: these are of different groups
 
     def findings(self, nranks: Optional[int]) -> List[Finding]:
         found = []
         for group, timeouts in sorted(self.groups.items()):
+            if group in self._several:  # each group counts for itself; nothing can be compared
+                continue
             finding = _judge(timeouts, nranks, self.enqueued.get(group, {}))
             if finding:
                 found.append(finding)

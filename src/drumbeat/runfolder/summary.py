@@ -32,9 +32,7 @@ _LONGEST_HOSTS = 8000
 @dataclass(frozen=True)
 class AttemptEnd:
     attempt: int
-    outcome: (
-        str  # finished, doubtful, failed, stopped, time-limit, requeue; cut off: its node, or the whole job, was killed
-    )
+    outcome: str  # finished, doubtful, failed, cancelled, time-limit, requeue; cut off: its node, or the whole job, was killed
     exit_code: Optional[int]
     finding: Optional[Finding] = None
 
@@ -68,6 +66,7 @@ class Summary:
     attempts: Tuple[AttemptEnd, ...] = ()
     start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
+    hang: Optional[Finding] = None  # the hang that had been reported and was not over when the run ended
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
     throughput: Optional[Throughput] = None
@@ -88,8 +87,10 @@ def summarize(
     affected: Sequence[Affected],
     progress: Progress,
     parts: Mapping[str, float],
+    hang: Optional[Finding] = None,
 ) -> Summary:
-    """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger."""
+    """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
+    reported and was not over."""
     last = attempts[-1]
     rate = progress.rate()
     return Summary(
@@ -105,6 +106,7 @@ def summarize(
         target_reached=progress.target_reached,
         attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
         failure=shortened(last.finding) if last.finding else None,
+        hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
         consequences=tuple(affected) if last.finding else (),
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,

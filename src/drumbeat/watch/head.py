@@ -88,7 +88,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         rate_unit=rate[1] if rate else "",
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=step_seconds,
-        seconds_left=progress.seconds_left() if standing.goes_on else None,
+        seconds_left=progress.seconds_left() if standing.goes_on and not view.hangs else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,
         nodes_here=sum(1 for node in nodes if node.joined and not node.lost),

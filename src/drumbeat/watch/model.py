@@ -15,6 +15,7 @@ from drumbeat.order import Order
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
 from drumbeat.runfolder.summary import Summary
@@ -63,6 +64,7 @@ class RunView:
         self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
         self.ended_ranks = 0
         self.changes = 0  # goes up with every record
+        self.hangs = False  # a hang was reported and is not over
         self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
         self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
         self._verdicts: Dict[str, Dict[int, Verdict]] = {}
@@ -238,6 +240,7 @@ class RunView:
                 self._verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
         elif isinstance(event, kinds.FindingMade):
             self.findings.append(event.finding)
+            self.hangs = self.hangs or event.finding.code.startswith(HANG)
             self._mark(t, "finding", event.finding.title)
         else:
             self._trouble(event, t)
@@ -250,6 +253,8 @@ class RunView:
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+        elif isinstance(event, kinds.Resumed):
+            self.hangs = False
         elif isinstance(event, kinds.Stopping):
             self.phase = "stopping"
             self._mark(t, "stop", event.why)
@@ -275,7 +280,7 @@ class RunView:
 
     def _attempt_started(self, event: kinds.AttemptStarted, t: float) -> None:
         self._go_to(event.attempt)
-        self.world, self.failure = event.world_size, None
+        self.world, self.failure, self.hangs = event.world_size, None, False
         self.phase = "waiting for the first step"
         if event.attempt:
             self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")

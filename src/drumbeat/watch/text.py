@@ -49,7 +49,7 @@ LABELS = {"affinity": "placement", "transport": "network", "traffic": "traffic"}
 
 def _title(head: Head) -> str:
     words = head.phase if head.phase == head.state else f"{head.state}, {head.phase}"
-    if head.detail and head.detail not in (head.state, head.phase, "stopped"):
+    if head.detail and head.detail not in (head.state, head.phase):
         words += f": {head.detail}"
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
@@ -58,7 +58,7 @@ def _title(head: Head) -> str:
 
 def _progress(head: Head) -> str:
     if head.step is None:
-        return "no step yet"
+        return "no step recognised"
     parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps:
         parts[0] += f" ({100 * head.step / head.steps:.0f} %)"

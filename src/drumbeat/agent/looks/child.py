@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any, Callable, List, Mapping, Sequence
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.looks.proc import read_ranks
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.facts.model import Gpu
 from drumbeat.processes import die_with_parent
@@ -20,10 +21,10 @@ DEADLINE = 9.0  # seconds for one look
 
 
 class Looker:
-    """`done` gets the looks, none where the child failed or took too long."""
+    """`done` gets the looks and what NCCL's RAS says, nothing where the child failed or took too long."""
 
     def __init__(
-        self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook]], None]
+        self, run_id: str, folder: str, gpus: Sequence[Gpu], done: Callable[[int, List[RankLook], List[RasNote]], None]
     ) -> None:
         self.run_id, self.folder, self.done = run_id, folder, done
         self.gpus = [gpu for gpu in gpus if not gpu.integrated]
@@ -46,8 +47,8 @@ class Looker:
                 os.close(read_fd)
                 die_with_parent(agent)
                 signal.pthread_sigmask(signal.SIG_SETMASK, [])
-                looks = read_ranks(self.run_id, node, mains, self.folder, self.gpus)
-                data = json.dumps(to_plain(looks)).encode()
+                looks, notes = read_ranks(self.run_id, node, mains, self.folder, self.gpus)
+                data = json.dumps({"looks": to_plain(looks), "ras": to_plain(notes)}).encode()
                 while data:
                     data = data[os.write(write_fd, data) :]
                 code = 0
@@ -70,10 +71,10 @@ class Looker:
         except BlockingIOError:
             over = now >= self._until
         if over:
-            numbers, looks = self._numbers, _parse(self._answer)
+            numbers, (looks, notes) = self._numbers, _parse(self._answer)
             self.end()
             for number in numbers:
-                self.done(number, looks)
+                self.done(number, looks, notes)
 
     def end(self) -> None:
         """The agent's loop reaps the child."""
@@ -86,9 +87,10 @@ class Looker:
             self._child, self._numbers = 0, []
 
 
-def _parse(answer: bytes) -> List[RankLook]:
+def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
     try:
         plain: Any = json.loads(answer)
-        return [from_plain(RankLook, each) for each in plain]
-    except (ValueError, TypeError, RecordError):
-        return []
+        looks = [from_plain(RankLook, each) for each in plain["looks"]]
+        return looks, [from_plain(RasNote, each) for each in plain["ras"]]
+    except (ValueError, TypeError, KeyError, RecordError):
+        return [], []

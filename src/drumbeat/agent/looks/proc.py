@@ -8,11 +8,14 @@ import platform
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import stacks
+from drumbeat.agent.looks import ras
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
 from drumbeat.agent.watchers.counters import read_counters
@@ -26,6 +29,7 @@ _ASKS = 10  # times that a rank is asked for its stack, over that time
 _SPOTS = 3  # instructions at which an empty loop is found, at most
 _ANSWER = 0.5  # seconds for a rank to answer
 _DUMP = 3.0  # seconds for py-spy
+_RAS_WAIT = 1.5  # seconds more than the look takes
 _MOST_FRAMES = 12
 _TICKS = os.sysconf("SC_CLK_TCK")
 _COMPILERS = frozenset((
@@ -57,10 +61,13 @@ class _Rank:
     silent: bool = False  # it did not answer
 
 
-def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gpus: Sequence[Gpu]) -> List[RankLook]:
+def read_ranks(
+    run_id: str, node: int, mains: Mapping[int, int], folder: str, gpus: Sequence[Gpu]
+) -> Tuple[List[RankLook], List[RasNote]]:
     """`mains`: processes that were started for the ranks, pid -> rank; `folder`: where ranks answer questions."""
     table = read_processes(signal.SIGTERM)
     ranks = _find(table, run_id, node, mains, folder)
+    asked = _AskRas(ranks) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
     carried = _carried()
@@ -77,7 +84,26 @@ def read_ranks(run_id: str, node: int, mains: Mapping[int, int], folder: str, gp
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
     looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
-    return [replace(look, network=network) for look in looks]
+    return [replace(look, network=network) for look in looks], asked.notes() if asked else []
+
+
+class _AskRas(threading.Thread):
+    """Asks while the ranks are looked at: a service that does not answer costs little time beside that."""
+
+    def __init__(self, ranks: Sequence[_Rank]) -> None:
+        super().__init__(daemon=True)
+        addresses = (ras.address_of(_environ(rank.main)) for rank in ranks)
+        self.addresses = list(dict.fromkeys(each for each in addresses if each))[:2]
+        self.found: List[RasNote] = []
+        self.start()
+
+    def run(self) -> None:
+        for address in self.addresses:
+            self.found += ras.notes(ras.ask(address) or "")
+
+    def notes(self) -> List[RasNote]:
+        self.join(_RAS_WAIT)
+        return list(self.found)
 
 
 def _carried() -> int:

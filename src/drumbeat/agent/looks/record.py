@@ -43,3 +43,7 @@ class RankLook:
     power: Optional[float] = None  # share of the GPU's cap
     clock: Optional[float] = None  # MHz
     device: Optional[int] = None  # index of that GPU
+    ras: str = ""  # what NCCL's RAS says of it
+    behind: Optional[bool] = (
+        None  # by RAS: it has launched fewer collectives than others of its communicator; False: more
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import replace
 from typing import Optional
@@ -19,6 +20,7 @@ from drumbeat.order import Order
 from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
+_STREAM = re.compile(r"std(?:err|out) of (?:process|rank) \d+:")  # as diagnose names what it was given
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 
 
@@ -42,7 +44,9 @@ class Explainer:
         if any(each.text in line for each in found.evidence for line in printed):
             log = out
         file = os.path.relpath(self.kept or log, run_folder)
-        return replace(found, evidence=tuple(replace(each, file=each.file or file) for each in found.evidence))
+        seen = tuple(f"the last lines of {file}" if _STREAM.match(each) else each for each in found.seen)
+        evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
+        return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
 
     def doubt(self, end: End, every_rank: bool, run_folder: str) -> Optional[Finding]:
         """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a

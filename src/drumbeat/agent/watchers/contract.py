@@ -21,7 +21,7 @@ class Saw:
     exit_code, signal), `tick` (time passed), `ended` (no rank is left).
 
     On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,
-    exit_code, by_us), `looked` (member, looks: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
+    exit_code, by_us), `looked` (member, looks, ras: an answer to this watcher's last `AskLook`), `stopping` (the ranks are being
     ended), `tick`.
     """
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Action, AskLook, Emit, Saw, Stop, Warn
-from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of
+from drumbeat.agent.watchers.hang_verdict import Ended, Silence, doing, judge, say_of, with_ras
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.finding import ERROR, Finding
 
@@ -44,13 +45,14 @@ class Hang:
             self._next_look = now + _EVERY
         elif saw.kind == "stopping":
             self._running = False
-        elif saw.kind == "beat" and saw.data["member"] in self.members:
-            self._beats[saw.data["member"]] = (now, saw.data["beat"])
+        elif saw.kind == "beat" and self._running and saw.data["member"] in self.members:
+            self._take_beat(saw.data["member"], saw.data["beat"], now)
             return self._on_progress(now)
         elif saw.kind == "exited":
             self._ended[saw.data["rank"]] = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]
+            self._ras += saw.data.get("ras", [])
         elif saw.kind == "tick" and self._running:
             return self._tick(now)
         return []
@@ -59,10 +61,13 @@ class Hang:
         self._running = False
         self._began = 0.0
         self._beats: Dict[int, Tuple[float, Beat]] = {}
+        self._reported: Optional[float] = None  # when any rank last reported anything
+        self._reporter: Optional[int] = None  # the member that said so
         self._ended: Dict[int, Tuple[float, Optional[int], int, str]] = {}
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when answers are awaited
         self._answers: Dict[int, List[RankLook]] = {}
+        self._ras: List[RasNote] = []
         self._next_look = 0.0
         self._looks = 0  # at this silence
         self._said: Optional[Finding] = None
@@ -75,10 +80,19 @@ class Hang:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
+    def _take_beat(self, member: int, beat: Beat, now: float) -> None:
+        """All members are looked at only when the latest report turns out to be older than thought: beats of a large job come
+        hundreds of times per second."""
+        self._beats[member] = (now, beat)
+        if beat.silent is not None and (self._reported is None or now - beat.silent >= self._reported):
+            self._reported, self._reporter = now - beat.silent, member
+        elif member == self._reporter:
+            reports = [(at - one.silent, number) for number, (at, one) in self._beats.items() if one.silent is not None]
+            self._reported, self._reporter = max(reports, default=(None, None))
+
     def _silence(self, now: float) -> Optional[float]:
         """Seconds since any rank reported anything; None before the first step."""
-        found = [beat.silent + now - at for at, beat in self._beats.values() if beat.silent is not None]
-        return min(found, default=None)
+        return None if self._reported is None else now - self._reported
 
     def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
         """The longest silence of single ranks, and whose it is."""
@@ -153,7 +167,7 @@ class Hang:
         )
 
     def _look(self, now: float) -> List[Action]:
-        self._waiting, self._answers = now, {}
+        self._waiting, self._answers, self._ras = now, {}, []
         return [AskLook(tuple(self.members))]
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
@@ -165,7 +179,7 @@ class Hang:
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
-        looks = [look for look in looks if look.rank not in self._ended]
+        looks = with_ras([look for look in looks if look.rank not in self._ended], self._ras)
         if stepped is None:
             return self._before_first_step(looks, now)
         stale, quiet = self._stalest(now)

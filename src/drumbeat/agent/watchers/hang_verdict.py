@@ -6,9 +6,10 @@ A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.agent.looks.ras import AHEAD, BEHIND, RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
 from drumbeat.ranges import named_ranks
@@ -146,11 +147,11 @@ def in_collective(look: RankLook) -> bool:
     for frame in look.stack[:8]:
         if "distributed/" in frame or frame.rsplit(" ", 1)[-1] in _WAITING_FUNCTIONS:
             return True
-    return not look.stack and any(not each.over for each in look.collectives)
+    return not look.stack and (look.behind is False or any(not each.over for each in look.collectives))
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
-    """Where torch's flight recorders part: ranks behind the others, or different calls under one number."""
+    """Where torch's flight recorders, or NCCL's counts, part: ranks behind the others, or different calls under one number."""
     groups: Dict[str, Dict[int, Collective]] = {}
     for look in looks:
         for each in look.collectives:
@@ -167,7 +168,22 @@ def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
         if not behind and len(names) > 1:
             common = names.most_common(1)[0][0]
             return DESYNC, [look for look in looks if last[look.rank].operation != common]
-    return None
+    late = [look for look in looks if look.behind]
+    return (WAITS, late) if late and len(late) < len(looks) else None
+
+
+def with_ras(looks: Sequence[RankLook], notes: Sequence[RasNote]) -> List[RankLook]:
+    """The looks, with what NCCL's RAS says of their processes. A note that fits no look, or several, is left out."""
+    found = {look.rank: look for look in looks}
+    for note in notes:
+        same = [look for look in looks if look.pid == note.pid]
+        same = [look for look in same if look.rank == note.rank] or same
+        if len(same) == 1:
+            look = found[same[0].rank]
+            behind = {BEHIND: True, AHEAD: False}.get(note.what, look.behind)
+            words = f"{look.ras}; {note.text}" if look.ras else note.text
+            found[look.rank] = replace(look, ras=words[:400], behind=look.behind or behind)
+    return [found[look.rank] for look in looks]
 
 
 def _odd_ones(looks: Sequence[RankLook], what: Mapping[int, str]) -> List[RankLook]:
@@ -295,6 +311,7 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
             f"{each.operation} {each.number} {'over' if each.over else 'not over'}" for each in look.collectives[:2]
         )
         calls = f"; last collective: {last}" if last else ""
+        calls += f"; NCCL's RAS: {look.ras}" if look.ras else ""
         found.append(
             Evidence(f"rank {look.rank} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
         )
@@ -304,7 +321,11 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
 def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
     stacks = sum(1 for look in looks if look.stack)
     flights = sum(1 for look in looks if look.collectives)
-    return (f"{len(looks)} ranks in /proc, 2 s apart", f"Python stacks of {stacks}", f"flight recorders of {flights}")
+    shown = [f"{len(looks)} ranks in /proc, 2 s apart"]
+    shown += [f"Python stacks of {stacks}"] if stacks else []
+    shown += [f"flight recorders of {flights}"] if flights else []
+    named = sum(1 for look in looks if look.ras)
+    return (*shown, f"NCCL's RAS, which names {named}") if named else tuple(shown)
 
 
 def _size(count: float) -> str:

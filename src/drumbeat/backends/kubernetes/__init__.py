@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, List, Mapping, Optional
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from drumbeat.backends.contract import Backend, Request, Status
 from drumbeat.backends.kubernetes import choice
@@ -70,8 +70,8 @@ class Kubernetes(Backend):
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         SubmittedJob(handle, environ).cancel()
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
-        return SubmittedJob(handle, environ).shell(host)
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
+        return SubmittedJob(handle, environ).shell(host, command)
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Mirror]:
         return None if is_complete(folder) else PodFiles(folder, SubmittedJob(handle, environ)).mirror()

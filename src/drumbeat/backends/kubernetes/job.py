@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Status
 from drumbeat.backends.kubernetes.client import decoded, problem_of, read_handle
@@ -81,12 +81,14 @@ class SubmittedJob:
             return Status(self.handle, FAILED, "; ".join(filter(None, (status.detail, pending))), status.exit_code)
         return status
 
-    def shell(self, host: str) -> List[str]:
+    def shell(self, host: str, command: Sequence[str] = ()) -> List[str]:
         about = self.about()
         pod = next((pod for pod in self.pods() if host in (pod.host, pod.name)), None)
         if about is None or pod is None or not pod.ready:
             words = f": {pod.told}" if pod and pod.words else ""
             raise Problem(f"the pod of {host} does not run{words}", "drumbeat status shows how the job stands")
+        if command:
+            return self.cluster.argv("exec", "-i", pod.name, "-c", about.container, "--", *command)
         shell = "command -v bash >/dev/null && exec bash; exec sh"
         return self.cluster.argv("exec", "-it", pod.name, "-c", about.container, "--", "sh", "-c", shell)
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import subprocess
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Backend, Request, Status, parse_handle
@@ -106,8 +106,10 @@ class RunAi(Backend):
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         SubmittedJob(handle, environ).remove()
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         job = SubmittedJob(handle, environ)
+        if command:
+            return job.argv(job.cli.execute, "--pod", host, "--stdin", "--", *command)
         return job.argv(job.cli.shell, "--pod", host)  # a pod's host name is its own
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Mirror]:

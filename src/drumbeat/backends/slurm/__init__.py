@@ -88,8 +88,8 @@ class Slurm(Backend):
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
         client.cancel(handle, environ)
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
-        return client.shell_argv(handle, host, environ)
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
+        return client.shell_argv(handle, host, environ, command)
 
     def fan_out(self, order: Order, environ: Mapping[str, str]) -> Launch:
         folder = RunFolder(order.folder)

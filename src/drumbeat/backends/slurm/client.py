@@ -122,7 +122,8 @@ def _advice(text: str) -> str:
     return "drumbeat plan --render JOB.yaml shows what was requested"
 
 
-def shell_argv(handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+def shell_argv(handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
     """A step of its own beside the one that trains; without --overlap it would wait for that one's end."""
     where = [f"--jobid={job_number(handle)}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
-    return ["srun", *where, "--overlap", "--cpu-bind=none", "--pty", environ.get("SHELL") or "/bin/bash"]
+    what = ["--quiet", *command] if command else ["--pty", environ.get("SHELL") or "/bin/bash"]
+    return ["srun", *where, "--overlap", "--cpu-bind=none", *what]

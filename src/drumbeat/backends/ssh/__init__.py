@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import secrets
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+import shlex
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import (
     CANCELLED,
@@ -37,7 +38,7 @@ from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.write import replace_json
 
-_ENDS = {"finished": FINISHED, "stopped": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
+_ENDS = {"finished": FINISHED, "cancelled": CANCELLED, "requeue": CANCELLED}  # every other outcome is a failure
 _PREPARED = 60.0  # seconds for the hosts to make their folders
 _STARTED = 30.0  # seconds for the hosts to say that their agents run
 
@@ -118,10 +119,11 @@ class Ssh(Backend):
         if not said.get("alive"):
             raise Problem(f"it is not running any more on {_host(handle)}")
 
-    def shell(self, handle: str, host: str, environ: Mapping[str, str]) -> List[str]:
+    def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         """By the name under which the host was reached, not by what it calls itself."""
-        hosts = _remembered(handle, environ).get("hosts", {})
-        return ["ssh", "-t", "--", hosts.get(host, host)]
+        name = _remembered(handle, environ).get("hosts", {}).get(host, host)
+        connection.check_host(name, handle)
+        return ["ssh", "--", name, shlex.join(command)] if command else ["ssh", "-t", "--", name]
 
     def run_files(self, folder: str, handle: str, environ: Mapping[str, str]) -> Optional[Files]:
         """Each host is asked for what its node wrote, the lead for all the rest."""

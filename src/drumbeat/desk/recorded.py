@@ -1,0 +1,77 @@
+"""What a run folder says of its run's end, in one place for all who show it: the summary, else the lead's events."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Dict, Iterable, Optional, Tuple
+
+from drumbeat.desk.closing import near
+from drumbeat.diagnose.recorded import Recorded
+from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.record import RecordError
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import hang_of
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary
+
+_MOST_NOTES = 6
+
+
+def recorded_end(run: Run) -> Recorded:
+    """Evidence names files relative to the run folder."""
+    events = run.run_events()
+    notes, summary = _warnings(events), _summary(run)
+    if summary is not None:
+        cause = _cause(summary.failure, summary.hang)
+        return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes)
+    failed: Optional[Finding] = None
+    outcome, code = "", None
+    for event in events:
+        if isinstance(event, (kinds.RunStarted, kinds.AttemptStarted)):
+            failed, outcome, code = None, "", None
+        elif isinstance(event, kinds.Failed):
+            failed = failed or event.finding
+        elif isinstance(event, kinds.RunEnded):
+            outcome, code = event.outcome, event.exit_code
+    hang = hang_of(events)
+    return Recorded(near(run.folder.events), outcome, code, _cause(failed, hang.finding if hang else None), notes)
+
+
+def with_paths(run: Run, recorded: Recorded) -> Recorded:
+    """Evidence names files as they can be pasted in the current folder."""
+
+    def near_by(finding: Finding) -> Finding:
+        evidence = (
+            replace(each, file=near(os.path.join(run.path, each.file))) if each.file else each
+            for each in finding.evidence
+        )
+        return replace(finding, evidence=tuple(evidence))
+
+    cause = near_by(recorded.cause) if recorded.cause else None
+    return replace(recorded, cause=cause, notes=tuple(near_by(note) for note in recorded.notes))
+
+
+def _summary(run: Run) -> Optional[Summary]:
+    try:
+        return run.summary()
+    except RecordError:
+        return None
+
+
+def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
+    return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
+    """What the checks of the last attempt warned of, the last word of each."""
+    found: Dict[str, Finding] = {}
+    for event in events:
+        if isinstance(event, kinds.AttemptStarted):
+            found = {}
+        elif isinstance(event, kinds.FindingMade) and event.finding.severity in (WARNING, ERROR):
+            found[event.finding.code] = event.finding
+        elif isinstance(event, kinds.Resumed):
+            found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
+    return tuple(found.values())[:_MOST_NOTES]

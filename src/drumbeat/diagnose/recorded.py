@@ -1,0 +1,97 @@
+"""A run's own record beside its logs: drumbeat watched the run and knows more than the lines that are left of it.
+
+What was seen while the run was there (which rank ended first, a hang, who cancelled it) is the answer; the logs add lines
+and consequences. They answer only where the record names no cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Optional, Tuple
+
+from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.rulebook import CAUSE, rulebook
+from drumbeat.finding import CERTAIN, INFO, Finding
+
+WHY = "recorded by drumbeat while the run was there"
+# Codes that say how a rank ended, or that it lost another one, but not why.
+_NO_CAUSE = frozenset((
+    "unknown", "exit-code", "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck",
+    "watchdog-teardown",
+))  # fmt: skip
+_ENDS = {
+    "cancelled": ("cancelled", "the run was cancelled", "a person or the scheduler asked it to stop"),
+    "time-limit": ("time-limit", "the run reached its time limit", "it was asked to stop before it had finished"),
+    "requeue": ("preempted", "the run was stopped; its ranks have saved", "start it again to go on"),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run folder says of the run's end."""
+
+    source: str  # the file that says so, as it can be pasted
+    outcome: str = ""  # as in summary.json; '': nothing says that it has ended
+    exit_code: Optional[int] = None
+    cause: Optional[Finding] = None  # why it failed, or why it hung when it was ended
+    notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of
+
+
+def with_record(failure: Failure, recorded: Recorded) -> Failure:
+    """The answer of the logs, corrected by what the run itself recorded."""
+    known = {finding.code for finding in (failure.finding, recorded.cause) if finding}
+    notes = failure.notes + tuple(note for note in recorded.notes if note.code not in known)
+    failure = replace(failure, notes=notes)
+    if recorded.outcome == "finished" and recorded.cause is None:
+        return _finished(failure, recorded)
+    own, end = recorded.cause, _end(recorded)
+    if own is None:
+        return failure if end is None else _answer(failure, end, recorded)
+    if own.code in _NO_CAUSE and _names_cause(failure):
+        return failure
+    answer = _answer(failure, own, recorded)
+    return answer if end is None else replace(answer, consequences=(*answer.consequences, end))
+
+
+def _end(recorded: Recorded) -> Optional[Finding]:
+    """An end that is no failure of the program, as a finding."""
+    if recorded.outcome not in _ENDS:
+        return None
+    code, title, cause = _ENDS[recorded.outcome]
+    return Finding(code, INFO, f"{title} (exit code {recorded.exit_code})", cause, seen=(recorded.source,))
+
+
+def _finished(failure: Failure, recorded: Recorded) -> Failure:
+    """All ranks ended with 0: whatever the logs hold did not end the run."""
+    said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
+    survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
+    return Failure(NO_FAILURE, CERTAIN, notes=survived + failure.notes, rules=failure.rules, seen=(recorded.source,))
+
+
+def _names_cause(failure: Failure) -> bool:
+    if failure.finding is None or failure.answer in (NO_FAILURE, NOT_KNOWN) or failure.answer in _NO_CAUSE:
+        return False
+    rule = next((rule for rule in rulebook().rules if rule.id == failure.rule), None)
+    return rule is None or rule.role == CAUSE
+
+
+def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
+    """`own` is the answer; the logs' evidence for the same thing is kept, since it has line numbers."""
+    found = failure.finding if failure.answer not in (NO_FAILURE, NOT_KNOWN) else None
+    same = found is not None and found.code == own.code and (found.rank == own.rank or found.rank is None)
+    if found is not None and same:
+        lines, seen = found.evidence, failure.seen
+    else:
+        lines, seen = own.evidence, own.seen
+    seen = tuple(dict.fromkeys((*seen, recorded.source)))
+    answer = replace(
+        failure, answer=own.code, confidence=own.confidence, why_first=WHY, seen=seen,
+        finding=replace(own, evidence=lines, seen=seen, unseen=failure.unseen),
+    )  # fmt: skip
+    others = tuple(other for other in failure.others if other.code != own.code)
+    if found is None or same:
+        return replace(answer, others=others)
+    answer = replace(answer, rule="", source="", others=others)
+    if _names_cause(failure):
+        return replace(answer, others=(found, *others))
+    return replace(answer, consequences=(replace(found, severity=INFO), *failure.consequences))

@@ -1,0 +1,113 @@
+"""`diagnose RUN` knows at least what the run's own summary, hang verdict and checks know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from drumbeat.diagnose.reader import Reader
+from drumbeat.diagnose.recorded import Recorded
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
+
+LOST = "ConnectionResetError: Connection closed by peer"
+HANG = Finding(
+    "hang-asleep", ERROR, "no step for 9 s: rank 2 is asleep", "it sleeps", "look", (Evidence("rank 2: asleep"),),
+    rank=2, confidence=LIKELY, seen=("4 ranks in /proc",),
+)  # fmt: skip
+
+
+def read(recorded, **logs):
+    reader = Reader()
+    reader.recorded = recorded
+    for name, lines in logs.items():
+        rank = int(name[1:])
+        reader.name_file(f"rank-{rank}.err", rank, "h1")
+        reader.feed_lines(f"rank-{rank}.err", 1, [line.encode() for line in lines])
+    return reader.report().failure
+
+
+def traceback(last):
+    return ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    f()", last]
+
+
+def test_a_hang_is_repeated_after_the_run_was_cancelled():
+    failure = read(Recorded("summary.json", "cancelled", 130, HANG), r3=traceback(LOST))
+    assert (failure.answer, failure.finding.rank, failure.confidence) == ("hang-asleep", 2, LIKELY)
+    assert [each.code for each in failure.consequences] == ["peer-lost", "cancelled"]
+    assert failure.seen == ("4 ranks in /proc", "summary.json")
+
+
+def test_a_cancelled_run_did_not_fail():
+    failure = read(Recorded("summary.json", "cancelled", 130), r3=traceback(LOST))
+    assert (failure.answer, failure.confidence, failure.finding.rank) == ("cancelled", CERTAIN, None)
+
+
+def test_the_records_certainty_and_rank_stand_and_the_logs_add_their_lines():
+    own = Finding("exception", ERROR, "ValueError: a bug", rank=2, seen=("the last lines of rank-2.err",))
+    failure = read(
+        Recorded("summary.json", "failed", 1, own), r1=traceback("KeyError: 'x'"), r2=traceback("ValueError: a bug")
+    )
+    assert (failure.answer, failure.finding.rank, failure.confidence) == ("exception", 2, CERTAIN)
+    quiet = read(Recorded("summary.json", "failed", 1, own))
+    assert (quiet.answer, quiet.confidence, quiet.seen[-1]) == ("exception", CERTAIN, "summary.json")
+
+
+def test_a_record_without_a_cause_leaves_the_answer_to_the_logs():
+    own = Finding("exit-code", ERROR, "exit code 1", rank=2, confidence="unknown")
+    failure = read(Recorded("summary.json", "failed", 1, own), r2=traceback("ValueError: a bug"))
+    assert (failure.answer, failure.finding.rank) == ("exception", 2)
+
+
+def test_what_a_finished_run_survived_is_a_note():
+    failure = read(Recorded("summary.json", "finished", 0), r2=traceback("ValueError: a bug"))
+    assert (failure.answer, failure.confidence) == ("none", CERTAIN)
+    assert [note.code for note in failure.notes] == ["exception"]
+
+
+def test_what_the_checks_warned_of_is_a_note():
+    census = Finding("separate-worlds", WARNING, "2 worlds of 1 rank", seen=("2 processes",))
+    failure = read(Recorded("summary.json", "failed", 1, HANG, (census, HANG)))
+    assert [note.code for note in failure.notes] == ["separate-worlds"]
+
+
+def test_one_run_is_one_run_however_many_torchruns_ended_on_its_host():
+    table = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-03-29_22:03:{}",
+        "  host      : vm",
+        "  rank      : 2 (local_rank: 0)",
+        "  exitcode  : 1 (pid: 7)",
+        "  traceback : To enable traceback see: x",
+    ]
+    own = Finding("exception", ERROR, "ValueError: a bug", rank=2, seen=("x",))
+    logs = {f"r{rank}": [line.format(10 + rank) for line in table] for rank in (0, 2)}
+    failure = read(Recorded("summary.json", "failed", 1, own), **logs)
+    assert failure.confidence == CERTAIN and not any("several" in each for each in failure.unseen)
+
+
+@pytest.mark.parametrize("with_summary", [True, False])
+def test_a_run_folder_is_read_before_its_logs(tmp_path, monkeypatch, capsys, with_summary):
+    from drumbeat.cli import main
+
+    folder = tmp_path / "r1"
+    logs = folder / "nodes/1/attempt-0"
+    logs.mkdir(parents=True)
+    (folder / "run.json").write_text('{"run_id": "r1", "schema": "1.0"}')
+    (logs / "rank-3.err").write_text("\n".join(traceback(LOST)) + "\n")
+    plain = {"code": "hang-asleep", "severity": "warning", "title": "no step for 9 s: rank 2 is asleep", "rank": 2,
+             "confidence": "likely"}  # fmt: skip
+    head = {"t": 1.0, "mono": 1.0, "host": "vm", "node": 0}
+    events = [{"kind": "attempt-started", "attempt": 0, "world_size": 4}, {"kind": "finding", "finding": plain}]
+    lines = [json.dumps({**head, "seq": number, **event}) for number, event in enumerate(events)]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    if with_summary:
+        summary = {"run_id": "r1", "outcome": "cancelled", "exit_code": 130, "seconds": 9.0, "nodes": 2, "hang": plain}
+        (folder / "summary.json").write_text(json.dumps({**summary, "schema": "1.0"}))
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "r1", "--json"]) == 0
+    failure = json.loads(capsys.readouterr().out)["failure"]
+    assert (failure["answer"], failure["finding"]["rank"], failure["confidence"]) == ("hang-asleep", 2, "likely")
+    assert main(["status", str(folder)]) == 0
+    assert "rank 2 is asleep" in capsys.readouterr().out
