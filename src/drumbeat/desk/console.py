@@ -173,7 +173,8 @@ class Console:
         if isinstance(event, kinds.NodeJoined):
             self._connected[event.peer] = event.peer_host
         elif isinstance(event, kinds.Mustered):
-            size = f"{event.master_addr}:{event.master_port}"
+            host = f"[{event.master_addr}]" if ":" in event.master_addr else event.master_addr
+            size = f"{host}:{event.master_port}"
             nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
