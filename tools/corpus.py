@@ -27,10 +27,10 @@ sys.path.insert(0, os.path.join(ROOT, "src"))
 from drumbeat.cli.log_sources import Source, lines  # noqa: E402
 from drumbeat.diagnose.reader import Reader  # noqa: E402
 
-TARGETS = {"transport": 0.98, "class": 0.96, "rank": 0.90}
+TARGETS = {"transport": 0.98, "class": 0.96, "rank": 0.90, "no rank": 0.90}
 MOST_FALSE_ALARMS = 0.02
 LEAST_CERTAIN = {"transport": 0.70, "class": 0.50}
-JUDGED = ("transport", "gdr", "version", "nranks", "class", "rank", "healthy")
+JUDGED = ("transport", "gdr", "version", "nranks", "class", "rank", "no rank", "healthy")
 
 # The expert's classes of failure -> our codes.
 CLASSES = {
@@ -95,12 +95,10 @@ WORDS = (
     (r"Cuda failure|CUDA error|HIP failure", {"cuda-failure"}),
 )
 
-# The rank that failed first, as the log itself shows it (read by us, in the open part only).
-FIRST_RANK = {
-    "a028_corigpu_ib_err12_2.4.8.log": 10,
-    "b004_sigsegv_all_ranks_childfailed.log": 0,
-    "b014_ib_err12_then_timelimit.out": 10,
-}
+# The rank that failed first, as the log itself shows it (read by us), by the log's id: a number, several where more than
+# one is right, null where a failed log names none.
+with open(os.path.join(ROOT, "tools", "first_ranks.json"), encoding="utf-8") as ranks:
+    FIRST_RANK = json.load(ranks)
 
 
 # Where the log itself shows otherwise than its label (read by us).
@@ -206,9 +204,14 @@ def judge(name, truth, report):
     elif codes:
         right = said not in ("none", "unknown") if codes == {"ANY"} else said in codes
         result["class"] = (right, certain, said, "/".join(sorted(codes)))
-    if name in FIRST_RANK:
+    key = name.split("_")[0]
+    if key in FIRST_RANK:
         rank = failure.finding.rank if failure.finding else None
-        result["rank"] = (rank == FIRST_RANK[name], certain, rank, FIRST_RANK[name])
+        true = FIRST_RANK[key]
+        if true is None:
+            result["no rank"] = (rank is None, False, rank, true)
+        else:
+            result["rank"] = (rank in (true if isinstance(true, list) else [true]), False, rank, true)
     return result
 
 
@@ -267,7 +270,7 @@ def share(counter, field):
 
 def summary(total):
     good = True
-    for field in ("transport", "class", "rank", "gdr", "version", "nranks"):
+    for field in ("transport", "class", "rank", "no rank", "gdr", "version", "nranks"):
         right, judged = total[field, "right"], total[field, "judged"]
         certain, wrong = total[field, "right and certain"], total[field, "wrong and certain"]
         target = TARGETS.get(field)
@@ -275,7 +278,7 @@ def summary(total):
         enough = enough and (field not in LEAST_CERTAIN or certain >= LEAST_CERTAIN[field] * right)
         wish = f" (at least {target:.0%})" if target else ""
         wish += f", {certain} of them certain" if field in LEAST_CERTAIN else ""
-        wish += f", {wrong} wrong and certain" if target else ""
+        wish += f", {wrong} wrong and certain" if field in LEAST_CERTAIN else ""
         print(f"  {field}: {right}/{judged} = {right / max(judged, 1):.1%}{wish}")
         good = good and enough and not (target and wrong)
     alarms = total["healthy", "judged"] - total["healthy", "right"]

@@ -153,6 +153,8 @@ class Order:
     wrap: Optional[Wrap] = None
     trace: bool = False
     restarts: int = 0
+    spares: int = 0  # nodes beyond `nodes` that take the place of lost or bad ones
+    queued: bool = False  # made for a scheduler's queue: it can start the run again
     fewest_nodes: Optional[int] = None  # with so many a restart may go on after a node was lost; none: with all
     on_end: Tuple[str, ...] = ()  # run once by the lead, or by the desk if the lead was killed, when the run has ended
     textfile: str = ""  # folder of node-exporter's textfile collector, for the lead; empty: none
@@ -207,12 +209,28 @@ class Order:
         )
 
     @property
+    def members(self) -> int:
+        """Machines that take part: one per node, and the spares."""
+        return self.nodes + self.spares
+
+    @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
     def terms(self) -> Dict[str, Any]:
         """What all nodes must agree on. Run id, folders and times may differ where each node made its own order."""
-        shared = ("command", "nodes", "ranks_per_node", "launcher", "gpus", "setup", "wrap", "restarts", "time_limit")
+        shared = (
+            "command",
+            "nodes",
+            "ranks_per_node",
+            "launcher",
+            "gpus",
+            "setup",
+            "wrap",
+            "restarts",
+            "spares",
+            "time_limit",
+        )
         terms = {key: to_plain(getattr(self, key)) for key in shared}
         return {**terms, "command": list(self.agreed_command or self.command)}
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member, Outcome, Requeue, Restart, decide
+from drumbeat.agent.decide import CANCELLED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Finish, Lead, Record, Tell
 from drumbeat.agent.lead_side import Connection, LeadSide
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
@@ -37,14 +37,14 @@ def hello(member, order, **changes):
 
 def lead_of(asked):
     ports = iter(range(61000, 62000))
-    return Lead(asked, lambda world: ("127.0.0.1", next(ports)), started=0.0)
+    return Lead(asked, lambda world, first: ("127.0.0.1", next(ports)), started=0.0)
 
 
 def mustered(offsets=(0.0, 0.0, 0.0), **changes):
     asked = order(**changes)
     lead = lead_of(asked)
     acts = []
-    for member in range(asked.nodes):
+    for member in range(asked.members):
         assert lead.refuse(hello(member, asked)) == ""
         acts += lead.hello(hello(member, asked), offsets[member % 3], 1.0)
     return lead, acts
@@ -239,6 +239,8 @@ def test_restart_gets_a_new_port_and_its_own_number():
     lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
     lead.tick(11.0)
     acts = done(lead, 0, 12.0)
+    assert kinds(acts)[-1] == "decided" and lead.phase == "waiting" and lead.tick(12.5) == []
+    acts = lead.tick(13.1)
     prepare, start = (act.message for act in acts if isinstance(act, Tell))
     assert start == Start(1, 0) and prepare.world.master_port == 61001
     assert lead.phase == "running"
@@ -304,6 +306,7 @@ def test_messages_of_an_earlier_attempt_are_passed_over():
     lead.rank_ended(0, ended(0, 1, finding="exception"), 10.0)
     lead.tick(11.0)
     done(lead, 0, 12.0)
+    lead.tick(13.0)
     assert lead.rank_ended(0, ended(1, 9, attempt=0), 13.0) == [] and lead.attempts[-1].ends == []
     assert lead.member_done(0, Done(0), 13.0) == []
 
@@ -316,73 +319,6 @@ def test_ranks_that_go_on_without_the_others_are_named():
     (record,) = lead.tick(130.0)
     assert record.data["finding"]["title"] == "3 of 4 ranks ended 120 s ago; rank 2 still runs"
     assert lead.tick(200.0) == []  # said once
-
-
-FAULT = Outcome(FAILED, 1, Finding("exception", ERROR, "x"), (0, 1))
-PORT = Outcome(FAILED, 1, Finding("port-in-use", ERROR, "x"), (0, 1))
-GATE = Outcome(FAILED, 1, Finding("transport-mismatch", ERROR, "x"), (0, 1))
-
-
-def members(*lost, count=2, stuck=()):
-    return {number: Member(number, f"h{number}", lost=number in lost, stuck=number in stuck) for number in range(count)}
-
-
-@pytest.mark.parametrize(
-    "history,restarts,action",
-    [
-        ([Outcome(FINISHED, 0)], 3, "stop"),
-        ([FAULT], 0, "stop"),
-        ([FAULT], 1, "restart"),
-        ([FAULT, FAULT], 1, "stop"),
-        ([PORT], 0, "restart"),
-        ([PORT, PORT, PORT, PORT], 0, "stop"),
-        ([FAULT, PORT, FAULT], 1, "stop"),
-        ([FAULT, PORT, FAULT], 2, "restart"),
-        ([GATE], 3, "stop"),
-        ([Outcome(FAILED, 127, FAULT.finding, (0, 1))], 3, "stop"),
-        ([Outcome(CANCELLED, 130)], 3, "stop"),
-    ],
-)
-def test_decide(history, restarts, action):
-    assert decide(history, members(), restarts).action == action
-
-
-@pytest.mark.parametrize(
-    "line,action",
-    [
-        (
-            "failed to listen on any local network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE",
-            "restart",
-        ),
-        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart"),
-        ("OSError: [Errno 98] Address already in use", "restart"),
-        (
-            "failed to listen on any local network address. port: 12355, useIpv6: false, code: -98, name: EADDRINUSE",
-            "stop",
-        ),
-        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop"),
-    ],
-)
-def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
-    finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
-    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000)], members(), 0).action == action
-
-
-def test_a_range_of_nodes_goes_on_with_fewer():
-    assert decide([FAULT], members(1), 1, 1) == Restart("restart 1 of 1, with 1 of 2 nodes", (0,))
-    assert decide([FAULT], members(1), 0, 1).action == "requeue"  # no restart is left
-    assert decide([FAULT], members(1), 1, 2).action == "requeue"  # the range does not reach so far down
-    assert decide([FAULT], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
-
-
-def test_decide_by_members():
-    assert decide([FAULT], members(1), 3) == Requeue("a node is lost, and this job cannot run with fewer", ("h1",))
-    assert decide([FAULT], members(stuck=(1,)), 3).action == "stop"
-    assert decide([FAULT], members(), 3) == Restart("restart 1 of 3", (0, 1))
-    replaced = decide([FAULT], members(0, count=4), 3)
-    assert isinstance(replaced, Restart) and replaced.assignment == (2, 1), (
-        "who has a role keeps it, a spare takes the other"
-    )
 
 
 def test_a_lost_spare_disturbs_nobody():
@@ -399,3 +335,76 @@ def test_a_node_that_ended_before_the_muster_ends_it():
     assert acts[-1] == Finish(EXIT_MUSTER) and lead.history[-1].finding.code == "node-lost"
     running, _ = mustered()
     assert running.waits_in_vain("too late to matter") == []
+
+
+def failed_once(lead, now=10.0, finding="exception", member=0, rank=0):
+    """One attempt that fails; what the lead does when all members are done."""
+    number = lead.attempts[-1].number
+    assert lead.phase == "running"
+    finding = Finding(finding, ERROR, finding, node=lead.node_rank(member), rank=rank)
+    lead.rank_ended(member, RankEnded(number, rank, 1, None, now, False, finding), now)
+    acts = list(lead.tick(now + 1))
+    for each in lead.attempts[-1].assignment:
+        acts += lead.member_done(each, Done(number), now + 2)
+    return acts
+
+
+def test_a_stop_between_two_attempts_is_obeyed():
+    lead, _ = mustered(restarts=3)
+    failed_once(lead)
+    assert lead.phase == "waiting"
+    acts = lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked"))
+    assert finish(acts) == [130] and lead.history[-1].outcome == CANCELLED and lead.tick(100.0) == []
+
+
+def test_a_node_lost_between_two_attempts_is_replaced_or_ends_the_run():
+    lead, _ = mustered(restarts=3, nodes=2, spares=1)
+    failed_once(lead)
+    assert kinds(lead.member_lost(1, "gone", 12.5)) == ["node-lost"]
+    assert told(lead.tick(14.0)) == [(0, "prepare"), (0, "start"), (2, "prepare"), (2, "start")]
+    lead, _ = mustered(restarts=3)
+    failed_once(lead)
+    acts = lead.member_lost(1, "gone", 12.5)
+    assert finish(acts) == [1] and lead.requeue.exclude == ("h1",)
+
+
+def test_a_spare_has_no_role_until_it_takes_one():
+    lead, acts = mustered(spares=1)
+    assert told(acts) == [(0, "prepare"), (0, "start"), (1, "prepare"), (1, "start")]
+    lead.member_lost(1, "gone", 10.0)
+    acts = done(lead, 0, 11.0)
+    assert told(acts) == [(0, "prepare"), (0, "start"), (2, "prepare"), (2, "start")]
+    (world,) = [act.message.world for act in acts if isinstance(act, Tell) and isinstance(act.message, Prepare)]
+    assert world.replaced == ((1, "h2"),) and world.ranks == ((2, 2),)
+    (why,) = [act.data["why"] for act in acts if isinstance(act, Record) and act.kind == "decided"]
+    assert why == "h2 takes the place of h1 (node 1); 0 spares left"
+
+
+def test_a_bad_gpu_is_excluded_even_on_the_lead_s_node():
+    lead, _ = mustered(spares=1)
+    acts = failed_once(lead, finding="gpu-lost")
+    assert kinds(acts)[-3:] == ["decided", "excluded", "attempt-started"]
+    assert lead.attempts[-1].assignment == (2, 1) and lead.members[0].bad == "gpu-lost"
+
+
+def test_a_failed_preflight_costs_a_spare_first():
+    broken = Finding("memlock-low", ERROR, "too little")
+    asked = order(spares=1)
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked), 0.0, 1.0)
+    assert kinds(lead.hello(hello(1, asked, findings=(broken,)), 0.0, 1.0)) == ["node-joined", "finding", "excluded"]
+    lead.hello(hello(2, asked), 0.0, 1.0)
+    assert lead.attempts[-1].assignment == (0, 2)
+    lead = lead_of(asked)
+    lead.hello(hello(0, asked, findings=(broken,)), 0.0, 1.0)
+    assert finish(lead.hello(hello(1, asked, findings=(broken,)), 0.0, 1.0)) == [EXIT_PREFLIGHT]
+
+
+def test_a_job_with_spares_starts_without_the_missing():
+    asked = order(spares=1)
+    lead = lead_of(asked)
+    for member in (0, 2):
+        lead.hello(hello(member, asked), 0.0, 1.0)
+    assert lead.phase == "muster" and lead.attempts == []
+    lead.tick(61.0)
+    assert lead.attempts[-1].assignment == (0, 2)

@@ -102,7 +102,7 @@ REQUESTS = {"term": SIGNAL, "usr2": NOTICE, "int": USER, "cancel": CANCEL}
 
 
 @pytest.mark.parametrize("saves", [True, False])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", ["", "a node is lost"])
 def test_every_order_of_requests(saves, lost):
     """TERM, USR2, a Ctrl-C and `drumbeat cancel`, in every order and number: cancelled runs never come back, saved ones
     do, and only what nobody asked for counts against `requeues`."""

@@ -81,3 +81,22 @@ def test_sequence_numbers_of_different_groups_are_not_compared():
 def test_what_more_than_one_thing_can_lead_to(text, answer, confidence):
     failure = read(text).failure
     assert (failure.answer, failure.confidence) == (answer, confidence)
+
+
+def test_torchruns_table_alone_says_who_and_not_why():
+    table = "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 9)\n"
+    failure = read("train.py FAILED\n" + table).failure
+    assert (failure.answer, failure.confidence, failure.finding.rank) == ("unknown", "unknown", 3)
+
+
+def test_who_waits_is_not_who_failed():
+    waiter = "[rank12]:[E906 03:02:35.1 P.cpp:683] [Rank 12] Watchdog caught collective operation timeout: Work"
+    finding = read(f"checkpoint write: [Errno 28] No space left on device\n{waiter}").failure.finding
+    assert (finding.code, finding.rank) == ("disk-full", None)
+
+
+def test_an_unknown_warning_beside_a_log_that_merely_ends_is_no_missing_rank():
+    start = (
+        "n1:7:15 [1] NCCL INFO ncclCommInitAll comm 0x57 rank 1 nranks 2 cudaDev 1 busId 230 commId 0x4 - Init START"
+    )
+    assert read(f"n1:7:15 [1] a.cc:1 NCCL WARN something odd\n{start}").failure.answer == "unknown"

@@ -52,6 +52,7 @@ class Attempt:
     started: float
     port: int
     assignment: Assignment
+    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
@@ -62,11 +63,19 @@ class Attempt:
 
     world: Optional[WorldCount] = None
 
+    def __post_init__(self) -> None:
+        self.roles = {number: node for node, number in enumerate(self.assignment)}
+
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
         failed = [end for end in self.ends if end.failed and not end.by_us]
         causes = [end for end in failed if not is_consequence(end)]
         return min(causes or failed, key=lambda end: end.at, default=None)
+
+    def member_of(self, finding: Optional[Finding]) -> Optional[int]:
+        """The member on which the cause lies, where the finding names its node."""
+        node = finding.node if finding else None
+        return self.assignment[node] if node is not None and 0 <= node < len(self.assignment) else None
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""

@@ -1,22 +1,18 @@
-"""What to do after an attempt: one pure function, called by the lead alone."""
+"""What to do after an attempt: one pure function, called by the lead alone. The rules per cause are in causes.py."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.finding import Finding
+from drumbeat.agent.causes import CONFIGURATION, HARDWARE, NEVER, PORT, PROGRAM, SAME_WORDS, SCHEDULER, Cause, cause_of
+from drumbeat.finding import CERTAIN, Finding
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
 
-_FREE_RETRIES = 3
 _PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
-# What checks of a running job stop it for.
-_SAME_AGAIN = (
-    "transport-mismatch", "wrong-interface", "rdma-not-used", "separate-worlds", "ranks-repeated", "launcher-refused",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,17 @@ class Member:
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
     lost: bool = False
     stuck: bool = False  # processes of an attempt could not be ended there
+    bad: str = ""  # why no attempt may run there any more; empty: it may
     name: str = ""  # as the scheduler calls the machine, where that is known
+
+    @property
+    def fit(self) -> bool:
+        return not (self.lost or self.stuck or self.bad)
+
+    @property
+    def machine(self) -> str:
+        """What to call it towards the scheduler."""
+        return self.name or self.host
 
 
 Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
@@ -45,6 +51,20 @@ class Outcome:
     finding: Optional[Finding] = None
     assignment: Assignment = ()
     port: int = 0  # where its ranks met; 0: they did not
+    member: Optional[int] = None  # on which it failed first; none: not known
+    step: Optional[int] = None  # the last one reported; none: none was
+    t: float = 0.0  # when it ended, on the lead's monotonic clock
+
+    @property
+    def cause(self) -> Cause:
+        if self.finding is not None and self.finding.code == "port-in-use" and not self._was_our_port():
+            return PROGRAM  # a port that the program chose itself would be taken again
+        return cause_of(self.finding, self.exit_code)
+
+    def _was_our_port(self) -> bool:
+        assert self.finding
+        named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
+        return not named or not self.port or self.port in named
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,8 @@ class Stop:
 class Restart:
     why: str
     assignment: Assignment
+    wait: float = 0.0  # seconds until then
+    excluded: Mapping[int, str] = field(default_factory=dict)  # members that no attempt uses any more, and why
     action: str = "restart"
 
 
@@ -73,50 +95,38 @@ Decision = Union[Stop, Restart, Requeue]
 
 
 def decide(
-    history: Sequence[Outcome], members: Mapping[int, Member], restarts: int, fewest: Optional[int] = None
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    restarts: int,
+    fewest: Optional[int] = None,
+    can_requeue: bool = False,
 ) -> Decision:
-    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on."""
+    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on.
+    `can_requeue`: a scheduler can start the run again on other nodes."""
     last = history[-1]
     if last.outcome != FAILED:
         return Stop(f"the attempt ended: {last.outcome}")
-    assignment = reassign(last.assignment, members)
-    fewer = tuple(number for number in last.assignment if _fit(members[number]))
-    spent = sum(1 for outcome in history if not _is_free(outcome))
-    if (
-        assignment is None
-        and fewest
-        and len(fewer) >= fewest
-        and fewer[:1] == last.assignment[:1]
-        and spent <= restarts
-    ):
-        return Restart(f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes", fewer)
-    if assignment is None:
-        lost = [members[number] for number in last.assignment if members[number].lost]
-        if lost:
-            return Requeue(
-                "a node is lost, and this job cannot run with fewer",
-                tuple(member.name or member.host for member in lost),
-            )
-        return Stop("processes of the last attempt could not be ended, and would disturb the next")
-    if _is_free(last):
-        if sum(map(_is_free, history)) <= _FREE_RETRIES:
-            return Restart("the rendezvous port was taken meanwhile; another one costs no restart", assignment)
-        return Stop(f"{_FREE_RETRIES} other rendezvous ports were taken too")
-    if last.finding and last.finding.code in _SAME_AGAIN:
-        return Stop(f"{last.finding.code}: another start would run the same way")
-    if last.exit_code in (126, 127):
-        return Stop("the command cannot be started; starting it again would not help")
-    if spent <= restarts:
-        return Restart(f"restart {spent} of {restarts}", assignment)
-    return Stop(f"all {restarts} restarts are spent" if restarts else "the job asks for no restart")
+    cause = last.cause
+    if cause is CONFIGURATION:
+        what = last.finding.code if last.finding else f"exit code {last.exit_code}"
+        return Stop(f"{what}: {cause.why}")
+    if _is_repeated(history):
+        return Stop(_same_again(last))
+    if cause is SCHEDULER and can_requeue and last.finding and last.finding.confidence == CERTAIN:
+        return Requeue(f"{last.finding.title}: this costs no restart", ())
+    excluded = _newly_bad(history, members)
+    unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
+    if not unfit:
+        return _again(history, last.assignment, restarts)
+    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue)
 
 
 def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
-    """Who keeps a role keeps its node rank; one that is lost or stuck is replaced by a member without a role."""
-    spares = [member.number for member in members.values() if member.number not in before and _fit(member)]
+    """Who keeps a role keeps its node rank; one that is unfit is replaced by a member without a role."""
+    spares = [member.number for member in members.values() if member.number not in before and member.fit]
     assignment = []
     for number in before:
-        if not _fit(members[number]):
+        if not members[number].fit:
             if not spares:
                 return None
             number = spares.pop(0)
@@ -124,13 +134,135 @@ def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assi
     return tuple(assignment)
 
 
-def _fit(member: Member) -> bool:
-    return not member.lost and not member.stuck
+def replacements(before: Assignment, after: Assignment, members: Mapping[int, Member]) -> List[str]:
+    """Who takes whose place, in words."""
+    if len(before) != len(after):
+        return []
+    pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
+    return [
+        f"{members[new].machine} takes the place of {members[old].machine} (node {node})" for node, old, new in pairs
+    ]
 
 
-def _is_free(outcome: Outcome) -> bool:
-    """Our own port was taken. One that the program chose itself would be taken again."""
-    if outcome.outcome != FAILED or outcome.finding is None or outcome.finding.code != "port-in-use":
+# -- the same members again ----------------------------------------------------------------------------------------------
+
+
+def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) -> Decision:
+    last = history[-1]
+    cause, in_a_row = last.cause, _in_a_row(history)
+    if cause.free:
+        if cause.most is None or in_a_row <= cause.most:
+            return Restart("the rendezvous port was taken meanwhile; another one costs no restart", assignment)
+        return Stop(f"{cause.most} other rendezvous ports were taken too")
+    if not restarts:
+        return Stop("the job asks for no restart")
+    if cause.most is not None and in_a_row > cause.most:
+        times = "once" if cause.most == 1 else f"{cause.most} times"
+        return Stop(f"{cause.name} again, though it was started again {times}: {cause.hint}")
+    spent = _spent(history)
+    if spent > restarts:
+        return Stop(f"all {restarts} restarts are spent")
+    limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
+    wait = cause.delay(in_a_row)
+    return Restart(f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else ""), assignment, wait)
+
+
+def _in_a_row(history: Sequence[Outcome]) -> int:
+    """How many attempts at the end of the history ended for the same cause."""
+    cause, count = history[-1].cause, 0
+    for outcome in reversed(history):
+        if outcome.cause is not cause:
+            break
+        count += 1
+    return count
+
+
+def _spent(history: Sequence[Outcome]) -> int:
+    """Attempts that cost a restart. Neither a taken port nor a role that went to a spare does."""
+    followers: List[Optional[Outcome]] = [*history[1:], None]
+    return sum(
+        1
+        for outcome, following in zip(history, followers)
+        if not outcome.cause.free and not (following and _was_replaced(outcome, following))
+    )
+
+
+def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
+    same_size = len(outcome.assignment) == len(following.assignment)
+    return same_size and outcome.assignment != following.assignment
+
+
+def _is_repeated(history: Sequence[Outcome]) -> bool:
+    """The same failure at the same step has happened before: another start would only repeat it."""
+    last = history[-1]
+    return last.cause.repeats != NEVER and any(_same(last, earlier) for earlier in history[:-1])
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    if one.finding is None or other.finding is None or one.finding.code != other.finding.code:
         return False
-    named = {int(port) for each in outcome.finding.evidence for port in _PORT.findall(each.text)}
-    return not named or not outcome.port or outcome.port in named
+    if one.step is not None and other.step is not None:
+        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # steps are reported a little late
+    both_without = one.step is None and other.step is None
+    return both_without and one.cause.repeats == SAME_WORDS and one.finding.title == other.finding.title
+
+
+def _same_again(last: Outcome) -> str:
+    assert last.finding
+    where = f"at step {last.step}" if last.step is not None else "before the first step"
+    return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
+
+
+# -- other members -------------------------------------------------------------------------------------------------------
+
+
+def _newly_bad(history: Sequence[Outcome], members: Mapping[int, Member]) -> Dict[int, str]:
+    """The member that must not be used again after the last attempt, and why; at most one."""
+    last = history[-1]
+    number = last.member
+    if number is None or number not in members or not members[number].fit:
+        return {}
+    what = last.finding.title if last.finding else f"exit code {last.exit_code}"
+    if last.cause.breaks_member:
+        return {number: what}
+    costly = [outcome for outcome in history if outcome.cause is not PORT]
+    before = costly[-2] if len(costly) > 1 and costly[-1] is last else None
+    if last.cause.suspects_member and before and before.member == number and before.cause.suspects_member:
+        return {number: f"failed first twice in a row, and nothing else says why: {what}"}
+    return {}
+
+
+def _elsewhere(
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    excluded: Mapping[int, str],
+    unfit: Sequence[int],
+    restarts: int,
+    fewest: Optional[int],
+    can_requeue: bool,
+) -> Decision:
+    """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
+    last = history[-1]
+    known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
+    assignment = reassign(last.assignment, known)
+    if assignment is not None:
+        left = sum(1 for member in known.values() if member.fit and member.number not in assignment)
+        why = "; ".join(replacements(last.assignment, assignment, known))
+        return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
+    fewer = tuple(number for number in last.assignment if known[number].fit)
+    spent = _spent(history)
+    if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
+        why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
+        return Restart(why, fewer, 0.0, excluded)
+    machines = tuple(members[number].machine for number in unfit)
+    if any(members[number].lost for number in unfit):
+        return Requeue("a node is lost, and the job has no spare left", machines)
+    if can_requeue:
+        return Requeue(f"{', '.join(machines)} must not be used again, and no spare is left", machines)
+    if any(not members[number].fit for number in unfit):
+        return Stop("processes of the last attempt could not be ended, and would disturb the next")
+    number = unfit[0]
+    earlier = [outcome for outcome in history[:-1] if outcome.member == number and outcome.cause is HARDWARE]
+    if earlier and last.cause is HARDWARE:
+        return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and no spare is left")
+    return _again(history, last.assignment, restarts)

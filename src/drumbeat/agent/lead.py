@@ -25,14 +25,15 @@ from drumbeat.agent.decide import (
     Requeue,
     Restart,
     decide,
+    reassign,
 )
+from drumbeat.agent.lead_findings import guard_lost_finding, left_behind_finding, lost_finding, stuck_finding
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
-from drumbeat.finding import ERROR, WARNING, Evidence, Finding
+from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.plan.world_seen import Planned
-from drumbeat.ranges import ranges
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
@@ -64,20 +65,22 @@ Act = Union[Tell, Record, Finish]
 
 @dataclass
 class Lead:
-    """`pick_port` chooses where the ranks meet: it gets the world without it, and answers with address and port."""
+    """`pick_port` chooses where the ranks meet: it gets the world without it and the member that is node 0, and answers with
+    address and port."""
 
     order: Order
-    pick_port: Callable[[World], Tuple[str, int]]
+    pick_port: Callable[[World, int], Tuple[str, int]]
     started: float
     members: Dict[int, Member] = field(default_factory=dict)
     common: Common = field(default_factory=Common)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
-    phase: str = "muster"  # muster, running, stopping, ended
+    phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
+    resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
-    exclude: Tuple[str, ...] = ()  # hosts without which the scheduler should start the run again
+    requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     mustered_after: float = 0.0
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
@@ -120,11 +123,19 @@ class Lead:
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in hello.findings]
         broken = next((finding for finding in hello.findings if finding.severity == ERROR), None)
         if broken and self.order.checks.get("preflight", "stop") == "stop":
-            return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
-        if len(self.members) == self.order.nodes:
-            self.mustered_after = now - self.started
-            acts += self._start(tuple(range(self.order.nodes)), now)
+            self.members[number] = replace(member, bad=broken.title)
+            if sum(1 for each in self.members.values() if each.bad) > self.order.spares:
+                return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
+            acts.append(Record("excluded", {"peer": number, "peer_host": member.host, "why": broken.title}))
+        if len(self.members) == self.order.members:
+            acts += self._begin(now)
         return acts
+
+    def _begin(self, now: float) -> List[Act]:
+        """The first attempt, with the first members that are fit: the others are spares."""
+        self.mustered_after = now - self.started
+        fit = tuple(number for number, member in sorted(self.members.items()) if member.fit)
+        return self._start(fit[: self.order.nodes], now)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -169,6 +180,8 @@ class Lead:
             del self.members[number]
             return acts
         self.members[number] = replace(member, lost=True)
+        if self.phase == "waiting":
+            return acts + self._plan_again()
         attempt = self.attempts[-1]
         if number not in attempt.assignment:
             return acts  # it had no role
@@ -194,7 +207,7 @@ class Lead:
     def storage_lost(self, finding: Finding) -> List[Act]:
         """Nothing can be recorded any more: the ranks save and end, and no further attempt begins."""
         self.without_storage = True
-        if self.phase == "muster":
+        if self.phase in ("muster", "waiting"):
             return self._end(Outcome(FAILED, EXIT_STORAGE, finding))
         if self.phase != "running":
             return []
@@ -239,7 +252,7 @@ class Lead:
         if self.phase == "ended":
             return []
         step = self.requests.on(request)
-        if self.phase == "muster":
+        if self.phase in ("muster", "waiting"):
             return self._end(Outcome(self.requests.outcome, self.requests.exit_code))
         if step == END_NOW:
             return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
@@ -252,10 +265,12 @@ class Lead:
     def tick(self, now: float) -> List[Act]:
         timing, limit = self.order.timing, self.order.time_limit
         elapsed = now - self.started
-        if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running"):
+        if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.phase == "muster":
-            return self._tick_muster(elapsed)
+            return self._tick_muster(elapsed, now)
+        if self.phase == "waiting" and now >= self.resume[0]:
+            return self._start(self.resume[1], now)
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
@@ -278,7 +293,9 @@ class Lead:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _tick_muster(self, elapsed: float) -> List[Act]:
+    def _tick_muster(self, elapsed: float, now: float) -> List[Act]:
+        if muster.is_enough(self.order, self.members, elapsed):
+            return self._begin(now)
         if elapsed > self.order.timing.muster:
             return self._end(Outcome(FAILED, EXIT_MUSTER, muster.timed_out(self.order, self.members)))
         if elapsed < self.next_notice:
@@ -291,14 +308,14 @@ class Lead:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
 
     def node_rank(self, member: int) -> int:
-        assignment = self.attempts[-1].assignment
-        return assignment.index(member) if member in assignment else member
+        return self.attempts[-1].roles.get(member, member)
 
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
         ranks = [self.members[number].ranks for number in assignment]
         roles = {number: node for node, number in enumerate(assignment)}
-        world = make_world(ranks, self.common, roles, ("", 0))
-        address, port = self.pick_port(world)
+        replaced = tuple((node, self.members[number].host) for node, number in enumerate(assignment) if node != number)
+        world = make_world(ranks, self.common, roles, ("", 0), replaced)
+        address, port = self.pick_port(world, assignment[0])
         world = replace(world, master_addr=address, master_port=port)
         attempt = Attempt(self.first_attempt + len(self.attempts), now, port, assignment)
         self.attempts.append(attempt)
@@ -307,7 +324,9 @@ class Lead:
         where = {"master_addr": address, "master_port": port}
         if len(self.attempts) == 1:
             acts.append(Record("mustered", {"seconds": round(self.mustered_after, 3), **where}))
-        acts.append(Record("attempt-started", {"world_size": sum(ranks), **where}))
+        hosts = [self.members[number].host for number in assignment] if replaced else []
+        spares = sum(1 for member in self.members.values() if member.fit and member.number not in assignment)
+        acts.append(Record("attempt-started", {"world_size": sum(ranks), "spares": spares, "hosts": hosts, **where}))
         acts.append(Tell(assignment, Prepare(world)))
         starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
         return [*acts, *starts[1:], starts[0]]  # the lead's own ranks last: starting them takes its time
@@ -328,24 +347,57 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        outcome = replace(self._outcome(attempt), assignment=attempt.assignment, port=attempt.port)
+        progress = attempt.progress(self.clock_offsets())
+        outcome = replace(
+            self._outcome(attempt), assignment=attempt.assignment, port=attempt.port, step=progress.step, t=now
+        )
+        outcome = replace(outcome, member=attempt.member_of(outcome.finding))
         self.history.append(outcome)
         acts: List[Act] = []
         if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-        progress = attempt.progress(self.clock_offsets())
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
         if self.without_storage:
             return acts + self._end(outcome, concluded=True)
-        decision = decide(self.history, self.members, self.order.restarts, self.order.fewest_nodes)
-        acts.append(Record("decided", {"action": decision.action, "why": decision.why}))
+        order = self.order
+        can_requeue = order.queued and order.resources.requeues > 0
+        decision = decide(self.history, self.members, order.restarts, order.fewest_nodes, can_requeue)
+        decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": outcome.cause.name}
+        if outcome.outcome != FAILED:
+            decided["cause"] = ""
         if isinstance(decision, Restart):
-            return acts + self._start(decision.assignment, now)
+            decided["wait"] = decision.wait
+            acts.append(Record("decided", decided))
+            return acts + self._restart(decision, now)
         if isinstance(decision, Requeue):
-            self.exclude = decision.exclude
+            self.requeue = decision
+        acts.append(Record("decided", decided))
         return acts + self._end(outcome, concluded=True)
+
+    def _restart(self, decision: Restart, now: float) -> List[Act]:
+        acts: List[Act] = []
+        for number, why in decision.excluded.items():
+            self.members[number] = replace(self.members[number], bad=why)
+            acts.append(Record("excluded", {"peer": number, "peer_host": self.members[number].host, "why": why}))
+        if not decision.wait:
+            return acts + self._start(decision.assignment, now)
+        self.phase = "waiting"
+        self.resume = (now + decision.wait, decision.assignment)
+        return acts
+
+    def _plan_again(self) -> List[Act]:
+        """A node was lost between two attempts."""
+        at, assignment = self.resume
+        again = reassign(assignment, self.members)
+        if again is not None:
+            self.resume = (at, again)
+            return []
+        lost = tuple(self.members[number].machine for number in assignment if self.members[number].lost)
+        self.requeue = Requeue("a node was lost before the next attempt, and the job has no spare left", lost)
+        decided = Record("decided", {"action": self.requeue.action, "why": self.requeue.why})
+        return [decided, *self._end(self.history[-1], concluded=True)]
 
     def _outcome(self, attempt: Attempt) -> Outcome:
         if self.requests.outcome:
@@ -381,46 +433,3 @@ class Lead:
                 acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]
-
-
-def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
-    ended = {end.rank for end in attempt.ends}
-    left = ranges(number for number in range(total) if number not in ended)
-    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
-    return Finding(
-        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
-        + ("s" if total - len(ended) == 1 else ""),
-        "they ended with 0; one that waits for them in a collective waits until its timeout",
-        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
-    )  # fmt: skip
-
-
-def lost_finding(node: int, host: str, why: str) -> Finding:
-    return Finding(
-        "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
-        (Evidence(why),), node=node, host=host,
-    )  # fmt: skip
-
-
-def storage_finding(why: str, node: int, host: str) -> Finding:
-    return Finding(
-        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
-        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
-    )  # fmt: skip
-
-
-def guard_lost_finding() -> Finding:
-    return Finding(
-        "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
-        "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
-        "look at the machine's kernel log for 'Out of memory'; start the run again",
-    )  # fmt: skip
-
-
-def stuck_finding(node: int, host: str, what: str) -> Finding:
-    return Finding(
-        "process-stuck", ERROR, f"a process on node {node} ({host}) cannot be ended",
-        "it waits in the kernel, for a driver or a file system, and no signal reaches it there",
-        f"look at {host}'s kernel log (dmesg); the node may need a restart: tell the support desk, and exclude it",
-        (Evidence(what),), node=node, host=host,
-    )  # fmt: skip

@@ -130,8 +130,8 @@ class LeadSide:
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
-        if order.nodes > 1:
-            most = most_strangers(order.nodes, raise_open_files())
+        if order.members > 1:
+            most = most_strangers(order.members, raise_open_files())
             listener = listen(listening_address(order.master, order.emulated), order.muster_ports)
             self.door = Door(listener, agent.token, most, agent.selector, self._admit, self._another_token)
             self.door.tick(time.monotonic())
@@ -416,10 +416,21 @@ class LeadSide:
             for node, number in enumerate(attempt.assignment)
             for member in [self.lead.members[number]]
         ]  # fmt: skip
-        return {"nodes": nodes, "master_addr": self.master_addr, "master_port": attempt.port, "schema": "1.0"}
+        spares = [
+            {"member": number, "host": member.host}
+            for number, member in sorted(self.lead.members.items())
+            if member.fit and number not in attempt.assignment
+        ]
+        return {
+            "nodes": nodes,
+            "spares": spares,
+            "master_addr": self.master_addr,
+            "master_port": attempt.port,
+            "schema": "1.0",
+        }
 
-    def _pick_port(self, world: World) -> Tuple[str, int]:
-        """Where the ranks meet: as planned, on the first of its ports that is free now."""
+    def _pick_port(self, world: World, first: int) -> Tuple[str, int]:
+        """Where the ranks meet: on the machine of node 0, as planned; on the first port that is free where that is ours."""
         agent = self.agent
         peers = peers_of(world, agent.order, 0, self.master_addr, agent.facts)
         planned = rendezvous(agent.order, peers)
@@ -428,7 +439,10 @@ class LeadSide:
         if exported.isdigit() and not self.lead.attempts:
             return self.master_addr, int(exported)  # the user's own choice wins, until it turns out to be taken
         used = {attempt.port for attempt in self.lead.attempts}
-        return self.master_addr, free_port(self.master_addr, [port for port in planned.ports if port not in used])
+        ports = [port for port in planned.ports if port not in used] or list(planned.ports)
+        if first and not agent.order.emulated:
+            return self.lead.members[first].address, ports[0]  # a spare is node 0: only it could tell which are free
+        return self.master_addr, free_port(self.master_addr, ports)
 
     # -- stopping and going ------------------------------------------------------------------------------------------
 

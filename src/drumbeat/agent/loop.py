@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 from drumbeat import __version__
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead import storage_finding
+from drumbeat.agent.lead_findings import storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.node import Node

@@ -12,6 +12,8 @@ from drumbeat.hostlist import fold
 from drumbeat.order import Order
 from drumbeat.ranges import ranges
 
+SPARES_AFTER = 60.0  # seconds after which a job with spares starts without those who have not come
+
 
 def refusal(order: Order, members: Mapping[int, Member], hello: Hello) -> str:
     """Why this member may not join; '' if it may."""
@@ -19,8 +21,8 @@ def refusal(order: Order, members: Mapping[int, Member], hello: Hello) -> str:
     differing = _differing(order, hello)
     if hello.run != order.identity:
         return f"{host} belongs to another run than {order.run_id}{': ' + differing if differing else ''}"
-    if number is None or not 0 <= number < order.nodes:
-        return f"node rank {number} is not one of 0 to {order.nodes - 1}: --nodes or NNODES is wrong somewhere"
+    if number is None or not 0 <= number < order.members:
+        return f"node rank {number} is not one of 0 to {order.members - 1}: --nodes or NNODES is wrong somewhere"
     if number in members:
         return f"node rank {number} is taken by {members[number].host}, and {host} claims it too: give each its own"
     return f"{host} was asked for another job than the lead: {differing}" if differing else ""
@@ -43,11 +45,17 @@ def refused(hello: Hello, why: str) -> Finding:
 
 def missing(order: Order, members: Mapping[int, Member]) -> str:
     """The nodes that have not come yet, by host name where the order knows it."""
-    absent = [number for number in range(order.nodes) if number not in members]
-    if len(order.hosts) == order.nodes and not order.emulated:
+    absent = [number for number in range(order.members) if number not in members]
+    if len(order.hosts) == order.members and not order.emulated:
         return fold([order.hosts[number] for number in absent])
     text = ranges(absent)
     return f"node {text}" if text.isdigit() else f"nodes {text}"
+
+
+def is_enough(order: Order, members: Mapping[int, Member], elapsed: float) -> bool:
+    """A job with spares does not wait long for those it can do without."""
+    fit = sum(1 for member in members.values() if member.fit)
+    return bool(order.spares) and fit >= order.nodes and elapsed > min(SPARES_AFTER, order.timing.muster / 2)
 
 
 def timed_out(order: Order, members: Mapping[int, Member]) -> Finding:
@@ -64,4 +72,4 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-__all__ = ["FIRST_NOTICE", "NOTICE_EVERY", "missing", "refusal", "refused", "timed_out"]
+__all__ = ["FIRST_NOTICE", "NOTICE_EVERY", "is_enough", "missing", "refusal", "refused", "timed_out"]

@@ -15,9 +15,10 @@ class Next:
 
 
 def after_end(
-    saved: bool, lost_nodes: int, asked_to_stop: bool, cancelled: bool, requeues_so_far: int, allowed: int
+    saved: bool, wanted: str, asked_to_stop: bool, cancelled: bool, requeues_so_far: int, allowed: int
 ) -> Next:
-    """`saved`: the ranks ended with 75, which asks for another start.
+    """`saved`: the ranks ended with 75, which asks for another start. `wanted`: why the lead wants one (a node was lost, say);
+    empty: it does not.
 
     A rank that ends with 75 because it was told to stop (the notice before a time limit, a preemption) may come back as
     often as that happens: each start had its time. Everything else is bounded by `allowed`.
@@ -26,9 +27,9 @@ def after_end(
         return Next(END, "it was cancelled")
     if saved and asked_to_stop:
         return Next(REQUEUE, "its ranks have saved and want to be started again")
-    if asked_to_stop or not (saved or lost_nodes):
+    if asked_to_stop or not (saved or wanted):
         return Next(END, "it has ended")
-    why = "a node was lost" if lost_nodes else "its ranks ask to be started again"
+    why = wanted or "its ranks ask to be started again"
     if requeues_so_far >= allowed:
         return Next(END, f"{why}, but the job was queued again {requeues_so_far} times already (requeues: {allowed})")
     return Next(REQUEUE, f"{why}: requeue {requeues_so_far + 1} of {allowed}", counts=True)

@@ -23,12 +23,14 @@ def what_follows(folder: RunFolder, lead: Lead) -> Next:
     """After the last attempt, before its end is written."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
-    return after_end(saved, len(lead.exclude), bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
+    wanted = lead.requeue.why if lead.requeue else ""
+    return after_end(saved, wanted, bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
 
 
 def write_end(folder: RunFolder, lead: Lead) -> None:
     after = what_follows(folder, lead)
-    write_verdict(folder, lead.history[-1].exit_code, after.step, lead.exclude, after.counts)
+    exclude = lead.requeue.exclude if lead.requeue else ()
+    write_verdict(folder, lead.history[-1].exit_code, after.step, exclude, after.counts)
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 

@@ -44,6 +44,7 @@ class World:
     master_port: int
     subnets: Optional[Tuple[str, ...]] = None  # that all members are in; None: not known
     fast: Optional[Fast] = None
+    replaced: Tuple[Tuple[int, str], ...] = ()  # (node rank, host) where a spare has that role
 
     def ranks_per_node(self) -> Iterator[int]:
         for ranks, count in self.ranks:
@@ -80,11 +81,17 @@ class Common:
             self.fast = {member: Fast(member, host, network.rdma, network.cxi)}
 
 
-def make_world(ranks: Sequence[int], common: Common, nodes: Mapping[int, int], master: Tuple[str, int]) -> World:
+def make_world(
+    ranks: Sequence[int],
+    common: Common,
+    nodes: Mapping[int, int],
+    master: Tuple[str, int],
+    replaced: Tuple[Tuple[int, str], ...] = (),
+) -> World:
     """`ranks` in the order of node ranks; `nodes`: member -> node rank."""
     fast = next((replace(fast, node=nodes[member]) for member, fast in common.fast.items() if member in nodes), None)
     subnets = None if common.subnets is None else tuple(sorted(common.subnets))
-    return World(tuple(run_lengths(ranks)), *master, subnets, fast)
+    return World(tuple(run_lengths(ranks)), *master, subnets, fast, replaced)
 
 
 def run_lengths(values: Iterable[int]) -> List[Tuple[int, int]]:
@@ -100,7 +107,9 @@ def run_lengths(values: Iterable[int]) -> List[Tuple[int, int]]:
 def peers_of(world: World, order: Order, node: int, address: str, facts: Facts) -> Peers:
     """The peers as planning takes them: this node as it is, and one of the others in whose facts stands what they share."""
     counts = list(world.ranks_per_node())
-    hosts = order.hosts if len(order.hosts) == len(counts) else ("",) * len(counts)
+    hosts = list(order.hosts[: len(counts)] if len(order.hosts) == order.members else ("",) * len(counts))
+    for role, host in world.replaced:
+        hosts[role] = host
     fast = world.fast if world.fast and world.fast.node != node else None
     speaker = fast.node if fast else next((other for other in range(len(counts)) if other != node), node)
     shared = Facts(fast.host if fast else hosts[speaker], interfaces=_interfaces(world))

@@ -42,6 +42,8 @@ _COLOURS = {
     "lost": 31,
     "warning": 33,
     "restart": 33,
+    "requeue": 33,
+    "excluded": 33,
     "stop": 33,
     "waiting": 33,
     "end": 1,
@@ -64,6 +66,7 @@ class Console:
         self._begun = time.monotonic()
         self._connected: Dict[int, str] = {}
         self.started = False  # the ranks
+        self._between = False  # the next attempt waits
         self._waiting_said = 0.0
         self._environment_said = False
         self._drawn = ""
@@ -79,7 +82,8 @@ class Console:
         ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         name = self.joined or order.run_id
-        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{where} (site {order.site})")
+        spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
+        self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{spares}{where} (site {order.site})")
         self.say("launcher", f"{_LAUNCHERS[order.launcher]} ({order.launcher_why})")
         replaced = replaced_flags(order.command)
         if replaced:
@@ -118,6 +122,8 @@ class Console:
         name = signal.Signals(number).name
         if number == signal.SIGQUIT:
             self.say("stop", "asked again: ending now")
+        elif self._between:
+            self.say("stop", f"{name}: ending; no rank runs between two attempts")
         elif self.started:
             self.say(
                 "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"
@@ -152,8 +158,8 @@ class Console:
         self.follower = Follower(run, self.nodes, what, from_end=from_end)
         for node, logs in self._logs.items():
             self.follower.read_logs_from(node, logs)
-        others = [node for node in range(self.order.nodes) if node not in self.nodes]
-        if self.leads and others and self.order.nodes <= _ALL_NODES:
+        others = [node for node in range(self.order.members) if node not in self.nodes]
+        if self.leads and others and self.order.members <= _ALL_NODES:
             self._others = Follower(run, others, (METRICS,), from_end=from_end)
 
     def _show(self, records: Sequence[Record]) -> None:
@@ -175,14 +181,19 @@ class Console:
         elif isinstance(event, kinds.Mustered):
             host = f"[{event.master_addr}]" if ":" in event.master_addr else event.master_addr
             size = f"{host}:{event.master_port}"
-            nodes = f"{self.order.nodes} of {count(self.order.nodes, 'node')} in {event.seconds:.1f} s"
+            here = len(self._connected) if self.order.spares else self.order.nodes
+            nodes = f"{here} of {count(self.order.members, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
-            self.started = True
-            self._hangs = False
+            self.started, self._between, self._hangs = True, False, False
         elif isinstance(event, kinds.Decided) and event.action == "restart":
+            self._between = event.wait > 0
             self.say("restart", event.why)
-        elif isinstance(event, kinds.Failed) and self.order.restarts:
+        elif isinstance(event, kinds.Decided) and event.cause and (self.order.restarts or event.action == "requeue"):
+            self.say(event.action, event.why)
+        elif isinstance(event, kinds.Excluded):
+            self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
+        elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
             self.say("failed", event.finding.title)
         elif isinstance(event, kinds.NodeLost):
             self.say("lost", f"node {event.peer} ({event.peer_host}): {event.why}")
@@ -209,22 +220,22 @@ class Console:
     def _say_waiting(self) -> None:
         """Who is missing, while the nodes come together."""
         now = time.monotonic()
-        if self.started or self.order.nodes == 1 or now - self._begun < _WAITING_AFTER:
+        if self.started or self.order.members == 1 or now - self._begun < _WAITING_AFTER:
             return
         if self._waiting_said and now - self._waiting_said < _WAITING_EVERY:
             return
         self._waiting_said = now
-        missing = [node for node in range(self.order.nodes) if node not in self._connected]
+        missing = [node for node in range(self.order.members) if node not in self._connected]
         if not missing:
             return
         hosts = self.order.hosts
         names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing[:4]]
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        here = self.order.nodes - len(missing)
+        here = self.order.members - len(missing)
         left = max(0.0, self.order.timing.muster - (now - self._begun))
         self.say(
             "waiting",
-            f"{here} of {count(self.order.nodes, 'node')} connected; still missing: node {', '.join(names)}{more}; "
+            f"{here} of {count(self.order.members, 'node')} connected; still missing: node {', '.join(names)}{more}; "
             f"giving up in {duration(left)}",
         )
 

@@ -94,7 +94,7 @@ def _queued(job: Job, site: Site, environ: Mapping[str, str]) -> Order:
         )
     backend = backends.get(site.backend, site.where("backend"))
     job = with_defaults(job, backend, environ)
-    order = resolve(job, site, look_around(environ, gpus=None))
+    order = dataclasses.replace(resolve(job, site, look_around(environ, gpus=None)), queued=True)
     backend.check(order, job.where)
     _check_tasks(order)
     return order

@@ -22,6 +22,7 @@ from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evi
 
 MAX_EVIDENCE = 4
 BESIDE = 3  # lines: who writes them is taken to be the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
 AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
@@ -102,7 +103,8 @@ class _Judge:
     ) -> None:
         self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
         self.tiers = Tiers(live, first, extra, log)
-        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)) or extra
+        raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
+        failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
         self.unfinished = unfinished
         if failed:
             self.extra = [*extra, *unfinished]
@@ -122,6 +124,8 @@ class _Judge:
             return self._of_symptoms(rest)
         if self.tiers[REPORT] or self.tiers[CONSEQUENCE] or self.tiers[UNEXPLAINED]:
             return self._without_cause(rest)
+        if self.first is not None and self.first.exit_code:
+            return self._reported_only(rest, self.first)
         if not self.log.of_a_run:
             return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
         return rest
@@ -133,7 +137,8 @@ class _Judge:
         finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
-        named = rule.confidence == CERTAIN and not self._may_follow(event) if rule else self._ended(event)
+        sure_words = any(cause.match and cause.match.rule.confidence == CERTAIN for cause in alike)
+        named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
@@ -215,7 +220,7 @@ class _Judge:
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self._place_first(_with_evidence(self._finding(event), lost)),
+                finding=self._place_first(self._with_rank(_with_evidence(self._finding(event), lost), event, lost)),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
@@ -237,13 +242,24 @@ class _Judge:
         beside = [
             other
             for other in self.live
-            if other.evidence.file == event.evidence.file and abs(other.number - event.number) <= BESIDE
+            if other.evidence.file == event.evidence.file
+            and abs(other.number - event.number) <= BESIDE
+            and other.code in OF_THE_SAME
         ]
         for events in (alike, beside):
             found = {rank for rank in map(self.ranks.rank, events) if rank is not None}
             if found:
                 return replace(finding, rank=found.pop()) if len(found) == 1 else finding
         return finding
+
+    def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
+        """The launcher's own table is all there is: it says who failed and not why."""
+        title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
+        finding = Finding(
+            "child-failed", ERROR, title, evidence=(first.evidence,), host=first.host or None, rank=first.rank
+        )
+        why = "nothing here names a cause; the log of that rank is not here, or says nothing"
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
 
     def _place_first(self, finding: Finding) -> Finding:
         """Rank and host as the launcher names them, where the lines themselves name none."""

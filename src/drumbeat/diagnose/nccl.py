@@ -325,7 +325,14 @@ def _ib(message: str) -> Optional[Observation]:
 
 def _link_of_gid(message: str) -> str:
     """A GID with an IPv4 address in it belongs to RoCE; so does one with an index."""
-    return "RoCE" if re.search(r"[Gg][Ii][Dd]s? ?(?:index \d+, local GID )? ?::ffff:|GID index \d", message) else ""
+    return (
+        "RoCE"
+        if re.search(
+            r"[Gg][Ii][Dd]s? ?(?:index \d+, local GID )? ?(?:::ffff:|f[cd][0-9a-f]{2}:|2[0-9a-f]{3}:)|GID index \d",
+            message,
+        )
+        else ""
+    )
 
 
 def _gpu_direct(message: str) -> Optional[Gdr]:

@@ -13,7 +13,9 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.diagnose.lines import Line
 
 HEADER = "Traceback (most recent call last)"
-EXCEPTION = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
+EXCEPTION = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
+)
 BARE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure))(?:: (?P<message>.+))?$"
 )

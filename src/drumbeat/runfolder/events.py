@@ -69,6 +69,8 @@ class AttemptStarted(Event):
     world_size: int
     master_addr: str
     master_port: int
+    spares: int = 0  # nodes without a role that could take one
+    hosts: Tuple[str, ...] = ()  # in the order of node ranks, where a spare has a role
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,17 @@ class AttemptEnded(Event):
 @dataclass(frozen=True)
 class Decided(Event):
     action: str  # stop, restart, requeue
+    why: str
+    cause: str = ""  # what kind of failure it was: docs/reliability.md
+    wait: float = 0.0  # seconds until the restart
+
+
+@dataclass(frozen=True)
+class Excluded(Event):
+    """No further attempt of this run uses that node."""
+
+    peer: int
+    peer_host: str
     why: str
 
 
@@ -203,6 +216,7 @@ TYPES: Dict[str, Type[Event]] = {
     "consequence": Consequence,
     "attempt-ended": AttemptEnded,
     "decided": Decided,
+    "excluded": Excluded,
     "stopping": Stopping,
     "node-lost": NodeLost,
     "run-ended": RunEnded,

@@ -1,0 +1,50 @@
+"""What the lead says about members and ranks: findings in words."""
+
+from __future__ import annotations
+
+from drumbeat.agent.attempt import Attempt
+from drumbeat.finding import ERROR, WARNING, Evidence, Finding
+from drumbeat.ranges import ranges
+
+
+def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
+    ended = {end.rank for end in attempt.ends}
+    left = ranges(number for number in range(total) if number not in ended)
+    rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
+    return Finding(
+        "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
+        + ("s" if total - len(ended) == 1 else ""),
+        "they ended with 0; one that waits for them in a collective waits until its timeout",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
+    )  # fmt: skip
+
+
+def lost_finding(node: int, host: str, why: str) -> Finding:
+    return Finding(
+        "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
+        (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def storage_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",
+        "make room, or choose another place with --runs; start the run again", (Evidence(why),), node=node, host=host,
+    )  # fmt: skip
+
+
+def guard_lost_finding() -> Finding:
+    return Finding(
+        "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
+        "something outside drumbeat ended it: a person, the out-of-memory killer, a scheduler",
+        "look at the machine's kernel log for 'Out of memory'; start the run again",
+    )  # fmt: skip
+
+
+def stuck_finding(node: int, host: str, what: str) -> Finding:
+    return Finding(
+        "process-stuck", ERROR, f"a process on node {node} ({host}) cannot be ended",
+        "it waits in the kernel, for a driver or a file system, and no signal reaches it there",
+        f"look at {host}'s kernel log (dmesg); the node may need a restart: tell the support desk, and exclude it",
+        (Evidence(what),), node=node, host=host,
+    )  # fmt: skip
