@@ -30,7 +30,7 @@ class Metric:
     loss: Optional[float] = None
     tokens: Optional[float] = None  # processed by this rank since its last report
     samples: Optional[float] = None
-    seconds: Optional[float] = None  # that this step, validation or checkpoint took
+    seconds: Optional[float] = None  # that this validation or checkpoint took; a step: this rank's own part of one
     accuracy: Optional[float] = None
     rate: Optional[float] = None  # the script's own throughput
     unit: str = ""  # of `rate`
