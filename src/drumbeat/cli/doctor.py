@@ -20,7 +20,7 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
     )
-    from drumbeat.facts.frameworks import FRAMEWORKS
+    from drumbeat.facts.framework_answers import FRAMEWORKS
 
     parser.add_argument(
         "--framework",

@@ -9,7 +9,7 @@ from drumbeat import packaged
 from drumbeat.doctor.case import bad, ok
 from drumbeat.doctor.examine import worst_first
 from drumbeat.doctor.mpi_builds import mpi_findings
-from drumbeat.facts.frameworks import FrameworkAnswers
+from drumbeat.facts.framework_answers import FrameworkAnswers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -6,7 +6,7 @@ import re
 from typing import Iterator, List, Optional
 
 from drumbeat.doctor.case import bad, ok
-from drumbeat.facts.frameworks import FrameworkAnswers
+from drumbeat.facts.framework_answers import FrameworkAnswers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 
 _KINDS = (("Open MPI", ("open mpi", "open-mpi", "openrte")), ("MPICH", ("mpich", "hydra", "mvapich", "intel(r) mpi")))
