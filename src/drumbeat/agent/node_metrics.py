@@ -18,7 +18,6 @@ from drumbeat.runfolder.records import parse_metric
 
 _LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
 _LAST_LOOK = 10.0  # seconds for the last one
-_JUST_NOW = 60.0  # seconds
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
@@ -82,14 +81,13 @@ class NodeMetrics:
 
 def in_our_time(lines: List[str]) -> List[str]:
     """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
-    step = clock.stepped()
-    if not step:
+    if not clock.stepped():
         return lines
     shifted = []
     for line in lines:
         record = decode(line)
         t = record.get("t") if record else None
-        if record and isinstance(t, (int, float)) and abs(t - time.time()) < _JUST_NOW:
-            line = json.dumps({**record, "t": t - step})
+        if record and isinstance(t, (int, float)):
+            line = json.dumps({**record, "t": clock.own(t)})
         shifted.append(line)
     return shifted
