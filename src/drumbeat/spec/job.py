@@ -356,7 +356,7 @@ class Job:
         default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     memory: Optional[str] = key(
-        "text", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+        "size", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
     )
     cpus: Optional[int] = key(
         "number",
