@@ -28,6 +28,12 @@ def test_a_progress_bar_overwrites_itself():
     assert [record["batch"] for record in reader.feed(b"\n")] == [4]
 
 
+def test_a_bar_that_goes_back_by_backspaces():
+    bar = "\r\x1b[1m{at}/6\x1b[0m \x1b[32m━━━\x1b[0m \x1b[1m0s\x1b[0m 13ms/step - loss: {loss}"
+    data = "".join(bar.format(at=at, loss=8.5 / at) + "\b" * 60 for at in (1, 2)).encode() + b"\n"
+    assert [(record["batch"], record["loss"]) for record in Reader().feed(data)] == [(1, 8.5), (2, 4.25)]
+
+
 def test_nan_is_said_in_a_word_json_knows():
     (record,) = read_line(ITER.format(step=3, loss="nan"))
     assert record["loss"] == "nan" and json.loads(json.dumps(record, allow_nan=False)) == record
@@ -81,6 +87,12 @@ def test_time_grows_with_length_alone():
         "{'loss': 1, " * 50_000,
         "Epoch " * 100_000,
         "\r" * 500_000,
+        *(
+            ("step 1 loss " * 100)[:500],
+            ("test loss " * 100)[:500],
+            ("epoch 1 step 2/3 " * 100)[:500],
+            ("best " * 100)[:500],
+        ),
     ):
         Reader().feed(text.encode() + b"\n", final=True)
         read_line(text[:2000])

@@ -17,7 +17,12 @@ Lines = List[Tuple[str, str]]  # label, text
 MOST_LINES = 12  # of an end, whatever happened to however many ranks
 _MOST_GROUPS = 3
 _MOST_LOG = 6  # lines of the failed rank's log
-_LONG = 60.0  # seconds: a shorter run is not expected to report anything
+_LONG = 60.0  # seconds: a shorter run that printed little is not expected to report anything
+_MANY = 20  # lines of one rank: a program that prints so many probably tells its progress
+_NO_METRICS = (
+    "none recognised in what was printed: print lines such as `step 5 loss 0.31`, "
+    "or call drumbeat.metrics.report (docs/metrics.md)"
+)
 _LONGEST = 300  # characters of a line
 
 
@@ -49,8 +54,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("speed", f"{speed(summary.throughput.value, summary.throughput.unit)} on {size}"))
     if summary.ledger:
         after.append(("time", ledger_words(summary.ledger, summary.training_share)))
-    if summary.failure is None and summary.elapsed > _LONG and not summary.throughput and _no_metrics(run, progress):
-        after.append(("metrics", "none recognised; call drumbeat.metrics.report (docs/metrics.md)"))
+    if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
+        after.append(("metrics", _NO_METRICS))
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
@@ -109,14 +114,23 @@ def end_words(summary: Summary) -> str:
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
 
 
-def _no_metrics(run: Run, progress: Progress) -> bool:
-    """Whether the ranks printed something, but nothing that is read as a metric."""
+def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
+    """Whether the ranks printed a lot, or for long, but nothing that is read as a metric."""
     if progress.step is not None or progress.last_loss is not None:
         return False
     if any(True for node in run.nodes() for _ in run.metrics(node)):
         return False
-    paths = (os.path.join(run.path, log.name) for log in run.logs())
-    return any(os.path.exists(path) and os.path.getsize(path) for path in paths)
+    most = max((_lines_at_start(os.path.join(run.path, log.name)) for log in run.logs()), default=0)
+    return most >= (1 if elapsed > _LONG else _MANY)
+
+
+def _lines_at_start(path: str) -> int:
+    """Lines in the first part of a log; a progress bar's updates count."""
+    try:
+        with open(path, "rb") as file:
+            return len(file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines())
+    except OSError:
+        return 0
 
 
 def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:

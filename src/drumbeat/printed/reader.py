@@ -15,7 +15,9 @@ from typing import Any, Dict, List, Tuple
 from drumbeat.printed.rules import Rule, by_plain_text
 
 RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
+_WHOSE_UNIT = {"all": "{}", "rank": "{} per rank", "device": "{} per device", "unknown": "{} as printed"}
 _LONGEST = 2000  # characters of a line that is looked at
+_LONGEST_PLAIN = 500  # that general rules look at
 _KEPT = 1 << 16  # bytes of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
@@ -35,11 +37,13 @@ def read_line(text: str) -> List[Dict[str, Any]]:
     """The metrics records that a printed line stands for, without time and rank; none for any other line."""
     if len(text) > _LONGEST:
         return []
-    if "\x1b" in text:
-        text = _COLOUR.sub("", text)
+    if "\x1b" in text or "\b" in text:
+        text = _COLOUR.sub("", text).replace("\b", "")
     for plain, rules in by_plain_text():
         if plain in text:
             for rule in rules:
+                if rule.rule.general and len(text) > _LONGEST_PLAIN:
+                    return []
                 record = rule.read(text)
                 if record is not None:
                     return _records(record, rule.rule)
@@ -54,10 +58,14 @@ def _records(values: Dict[str, Any], rule: Rule) -> List[Dict[str, Any]]:
     for name, unit in RATES.items():
         if name in record and isinstance(record[name], float):
             whose = rule.per[name]
-            record.update(rate=record[name], rate_per=whose, unit=unit if whose == "all" else f"{unit} per {whose}")
+            record.update(rate=record[name], rate_per=whose, unit=_WHOSE_UNIT[whose].format(unit))
     if "validation" not in values:
         return [record]
-    validation = {"kind": "validation", "loss": _plain(values["validation"]), "loss_per": "all"}
+    validation = {
+        "kind": "validation",
+        "loss": _plain(values["validation"]),
+        "loss_per": rule.per.get("validation", "all"),
+    }
     if "accuracy" in record:
         validation["accuracy"] = record.pop("accuracy")
     return [record, validation]

@@ -1,7 +1,9 @@
 """The rules by which printed lines are read: one per format, as data in formats/*.yaml.
 
 A rule's `find` must match; `also` adds what else the line may hold. `<loss>` stands for a number that becomes the value
-`loss`, `{N}` for a number that is not kept, one space for any run of spaces and tabs.
+`loss`, `{N}` for a number that is not kept, one space for any run of spaces and tabs, `{LOSS}` and its like for what
+stands in _PARTS. A general rule is tried after all others: lines that people print from loops of their own have no author
+to cite.
 """
 
 from __future__ import annotations
@@ -21,10 +23,22 @@ VALUES = (
     "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached", "total_s", "nodes",
     "gpus_per_node", "gpus",
 )  # fmt: skip
-WHOSE = ("rank", "device", "all")  # the printing rank's own, the average of one device, the whole job's
+# The printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
+WHOSE = ("rank", "device", "all", "unknown")
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|nan|inf"
 _WHOLE = ("step", "steps", "batch", "batches", "nodes", "gpus_per_node", "gpus")
+_PARTS = {
+    "{IS}": r"[\"']?[\s:=#(\[]{1,4}",  # between a name and its value
+    "{END}": r"(?![\w%]|\.\d)",  # of a number
+    "{STEP}": r"(?<![\w/.-])(?:[Gg]lobal[_\s]?)?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|[Ii]t|[Uu]pdate)",
+    "{VAL}": r"(?<!\w)(?:[Vv]al(?:id(?:ation)?)?|[Ee]val(?:uation)?|[Tt]est(?:ing)?|[Dd]ev)(?![A-Za-z])",
+    # The loss itself, after a sign, a number or the line's beginning: not `aux loss`, `cls_loss`, `the loss`.
+    "{LOSS}": r"(?:^\s*|[|,;:)\]}\"'>]\s*|-\s+|\d\s+|\dm?s\s+|/s(?:ec)?\s+)"
+    r"(?:(?:[Tt]rain(?:ing)?|[Tt]otal|[Aa]v(?:g|erage)|[Mm]ean|[Rr]unning|[Bb]atch|[Ee]poch|[Ll][Mm])[\s_./-]){0,2}[Ll]oss",
+}
+# A value in another unit than the record's: the value's name, and the factor.
+_CONVERTED = {"accuracy_percent": ("accuracy", 0.01), "step_time_ms": ("step_time", 0.001)}
 _FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 Value = Union[int, float, bool]
@@ -45,6 +59,8 @@ class Rule:
     unless: Sequence[str] = ()  # a line with one of these belongs to another format
     scale: Mapping[str, float] = field(default_factory=dict)  # from the line's unit to the record's
     per: Mapping[str, str] = field(default_factory=dict)  # whose the loss and the rates are: one of WHOSE
+    general: bool = False  # tried when no other rule fits
+    first_epoch: int = 0  # from which the program counts
 
 
 class Compiled:
@@ -74,13 +90,17 @@ class Compiled:
 
     def _record(self, texts: Mapping[str, Optional[str]]) -> Dict[str, Any]:
         values = {name: number(name, text) for name, text in texts.items() if text is not None}
+        for name, (known, factor) in _CONVERTED.items():
+            if name in values:
+                values[known] = round(values.pop(name) * factor, 12)
         for name, factor in self.rule.scale.items():
             if name in values:
                 values[name] = round(values[name] * factor, 12)
         if "last_step" in values:  # counted from 0
             values["steps"] = int(values.pop("last_step")) + 1
         if "step" not in values and {"epoch", "batch", "batches"} <= set(values) and self.rule.gives.get("step"):
-            values["step"] = int(values["epoch"]) * values["batches"] + values["batch"]
+            epochs = int(values["epoch"]) - self.rule.first_epoch
+            values["step"] = epochs * values["batches"] + values["batch"]
         record: Dict[str, Any] = {"kind": self.rule.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
@@ -90,6 +110,8 @@ class Compiled:
 
 def pattern(text: str) -> str:
     """A rule's pattern as a regular expression."""
+    for name, part in _PARTS.items():
+        text = text.replace(name, part)
     text = text.replace("{N}", f"(?:{_NUMBER})")
     text = re.sub(r"(?<!\(\?)(?<!\(\?P)<([a-z_]+)>", lambda found: f"(?P<{found.group(1)}>{_NUMBER})", text)
     return re.sub(r"(?<!\\) (?![*?+])", r"[ \\t]+", text)
@@ -117,8 +139,8 @@ def compiled() -> Tuple[Compiled, ...]:
 
 @lru_cache(maxsize=1)
 def by_plain_text() -> Tuple[Tuple[str, Tuple[Compiled, ...]], ...]:
-    """The rules by the plain text that their lines contain: each text is looked for once."""
-    grouped: Dict[str, List[Compiled]] = {}
-    for rule in compiled():
-        grouped.setdefault(rule.rule.has, []).append(rule)
-    return tuple((plain, tuple(group)) for plain, group in grouped.items())
+    """The rules by the plain text that their lines contain: each text is looked for once, those of general rules last."""
+    grouped: Dict[Tuple[bool, str], List[Compiled]] = {}
+    for rule in sorted(compiled(), key=lambda each: each.rule.general):
+        grouped.setdefault((rule.rule.general, rule.rule.has), []).append(rule)
+    return tuple((plain, tuple(group)) for (_, plain), group in grouped.items())
