@@ -70,6 +70,14 @@ def order_for(members: int, folder: str) -> Order:
     )  # fmt: skip
 
 
+def clocks() -> Tuple[float, float, float]:
+    """Seconds by the clock, of CPU time, and by the clock without those in which this process was ready and waited for a core."""
+    now = time.monotonic()
+    with open("/proc/self/schedstat", encoding="ascii") as file:
+        waited = int(file.read().split()[1]) / 1e9
+    return now, time.process_time(), now - waited
+
+
 # -- the lead's process ------------------------------------------------------------------------------------------------
 
 
@@ -93,13 +101,15 @@ def lead(order_file: str, results: str) -> int:
 
         channel_module.Channel.close = closing  # type: ignore[method-assign]
         made = Agent(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None)
-        turns: List[Tuple[float, float]] = []  # how long each turn was busy: by the clock, and in CPU time
-        select, woken = made.selector.select, [time.monotonic(), time.process_time()]
+        turns: List[Tuple[float, ...]] = []  # how long each turn was busy: see `clocks`
+        select, woken, muster = made.selector.select, list(clocks()), [0.0]
 
         def timed(timeout: float) -> Any:
-            turns.append((time.monotonic() - woken[0], time.process_time() - woken[1]))
+            turns.append(tuple(now - before for now, before in zip(clocks(), woken)))
+            if made.side.lead.phase == "muster":  # type: ignore[union-attr]
+                muster[0] = time.process_time()
             found = select(timeout)
-            woken[:] = time.monotonic(), time.process_time()
+            woken[:] = clocks()
             return found
 
         made.selector.select = timed  # type: ignore[assignment,method-assign]
@@ -109,8 +119,8 @@ def lead(order_file: str, results: str) -> int:
             bytes_of["sent"] += connection.channel.sent
             bytes_of["received"] += connection.channel.received
         measured = {
-            "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss / 1024, "stall": max(wall for wall, _ in turns[1:]),
-            "busy": max(cpu for _, cpu in turns[1:]), "turns": len(turns), **bytes_of,
+            "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss / 1024, "turns": len(turns), "muster cpu": muster[0],
+            **dict(zip(("stall", "busy", "alone"), map(max, zip(*turns[1:])))), **bytes_of,
         }  # fmt: skip
         Path(results).write_text(json.dumps(measured))
         return code
@@ -194,6 +204,8 @@ class Members:
             if number not in self.greeted:  # too late with its proof: as a real member would, it tries again
                 self.redialled += 1
                 self._dial(number)
+            elif number not in self.started:
+                raise SystemExit(f"member {number} lost its connection before its start")
             else:
                 self.ended.add(number)
 
@@ -299,8 +311,9 @@ def main(counts: List[int]) -> None:
         print(
             f"{members} members, {members * RANKS} ranks: exit code {found['code']}; muster {found['muster']:.1f} s, last start "
             f"{found['last start']:.1f} s after the command, all ended {found['end']:.1f} s after the failure\n"
-            f"  lead: {found['cpu']:.1f} s CPU, {found['rss']:.0f} MiB, longest turn of its loop {found['stall']:.2f} s "
-            f"({found['busy']:.2f} s CPU)\n"
+            f"  lead: {found['cpu']:.1f} s CPU ({found['muster cpu']:.1f} s until all were there), {found['rss']:.0f} MiB\n"
+            f"  longest turn of its loop: {found['busy']:.2f} s CPU; by the clock {found['stall']:.2f} s, without waiting for a "
+            f"core {found['alone']:.2f} s\n"
             f"  per node: {per_node['sent']:.1f} KiB sent to it, {per_node['received']:.1f} KiB received; hello "
             f"{found['hello']} B, world {found['world']} B\n"
             f"  after the start: {100 * found['steady']:.1f} % of one core; members that dialled again: {found['redialled']}\n"

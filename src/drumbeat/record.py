@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from typing import Any, Dict, Mapping, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, Callable, Dict, List, Tuple, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_Reader = Callable[[Any], Any]
 
 _PLAIN = frozenset((int, float, str, bool, type(None)))
 
@@ -39,22 +41,11 @@ def to_json(value: Any, indent: int | None = 2) -> str:
 
 def from_plain(cls: Type[T], data: Any, where: str = "") -> T:
     """Build the record `cls` from what `to_plain` made of it, checking every type on the way."""
-    where = where or cls.__name__
-    if not isinstance(data, Mapping):
-        raise RecordError(f"{where}: expected an object, got {_kind(data)}")
-    hints = _hints(cls)  # type: ignore[arg-type]
-    values: Dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in data:
-            values[field.name] = _convert(hints[field.name], data[field.name], f"{where}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RecordError(f"{where}: '{field.name}' is missing")
-    return cls(**values)
-
-
-@functools.cache  # evaluated once per class: a job of 4,096 nodes makes as many records
-def _hints(cls: Any) -> Dict[str, Any]:
-    return get_type_hints(cls)
+    try:
+        record: T = _read_record(cls, data)
+    except _Misfit as misfit:
+        raise RecordError(f"{where or cls.__name__}{misfit.place}: {misfit.what}") from None
+    return record
 
 
 def from_json(cls: Type[T], text: str, where: str = "") -> T:
@@ -77,42 +68,103 @@ def check_schema(schema: str, ours: str, where: str) -> None:
         )
 
 
+class _Misfit(Exception):
+    """A value of the wrong type; `place` is put together on the way out, so that values which fit cost nothing for it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.place = what, ""
+
+    def inside(self, place: str) -> _Misfit:
+        self.place = place + self.place
+        return self
+
+
+def _read_record(cls: Any, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise _Misfit(f"expected an object, got {_kind(data)}")
+    values: Dict[str, Any] = {}
+    for name, read, required in _fields(cls):
+        if name in data:
+            try:
+                values[name] = read(data[name])
+            except _Misfit as misfit:
+                raise misfit.inside(f".{name}") from None
+        elif required:
+            raise _Misfit(f"'{name}' is missing")
+    return cls(**values)
+
+
+@functools.cache  # worked out once per class: the lead of a large job reads hundreds of records per second
+def _fields(cls: Any) -> List[Tuple[str, _Reader, bool]]:
+    """Name, reader, and whether it must be there."""
+    hints, missing = get_type_hints(cls), dataclasses.MISSING
+    return [
+        (field.name, _reader(hints[field.name]), field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(cls)
+    ]
+
+
 @functools.cache
-def _shape(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
-    """The origin and the arguments of a type, worked out once: the lead of a large job reads hundreds of records per second."""
-    return get_origin(hint), get_args(hint)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if hint is Any or (type(value) is hint and hint in _PLAIN):
-        return value
-    origin, args = _shape(hint)
+def _reader(hint: Any) -> _Reader:
+    """What turns a JSON value into one of this type, or raises _Misfit."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: value
     if origin is Union:
-        if value is None:
-            if type(None) in args:
-                return None
-            raise RecordError(f"{where}: must not be null")
         (inner,) = [arg for arg in args if arg is not type(None)]
-        return _convert(inner, value, where)
+        return functools.partial(_read_optional, _reader(inner), type(None) in args)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return functools.partial(_read_list, _reader(args[0]))
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise RecordError(f"{where}: expected a list, got {_kind(value)}")
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_convert(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-        if len(args) != len(value):
-            raise RecordError(f"{where}: expected {len(args)} items, got {len(value)}")
-        return tuple(_convert(arg, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, value)))
-    if origin in (dict, Mapping) or origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise RecordError(f"{where}: expected an object, got {_kind(value)}")
-        item_hint = args[1]
-        return {str(key): _convert(item_hint, item, f"{where}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return from_plain(hint, value, where)  # type: ignore[arg-type]
+        return functools.partial(_read_tuple, tuple(map(_reader, args)))
+    if origin is not None and issubclass(origin, Mapping):
+        return functools.partial(_read_mapping, _reader(args[1]))
+    return functools.partial(_read_record if dataclasses.is_dataclass(hint) else _read_plain, hint)
+
+
+def _read_optional(read: _Reader, may_be_null: bool, value: Any) -> Any:
+    if value is not None:
+        return read(value)
+    if not may_be_null:
+        raise _Misfit("must not be null")
+    return None
+
+
+def _read_list(read: _Reader, value: Any) -> Tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Misfit(f"expected a list, got {_kind(value)}")
+    return tuple([_read_at(read, item, f"[{index}]") for index, item in enumerate(value)])
+
+
+def _read_tuple(readers: Tuple[_Reader, ...], value: Any) -> Tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Misfit(f"expected a list, got {_kind(value)}")
+    if len(readers) != len(value):
+        raise _Misfit(f"expected {len(readers)} items, got {len(value)}")
+    return tuple([_read_at(read, item, f"[{i}]") for i, (read, item) in enumerate(zip(readers, value))])
+
+
+def _read_mapping(read: _Reader, value: Any) -> Dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _Misfit(f"expected an object, got {_kind(value)}")
+    return {str(key): _read_at(read, item, f".{key}") for key, item in value.items()}
+
+
+def _read_at(read: _Reader, value: Any, place: str) -> Any:
+    try:
+        return read(value)
+    except _Misfit as misfit:
+        raise misfit.inside(place) from None
+
+
+def _read_plain(hint: Any, value: Any) -> Any:
+    if type(value) is hint:
+        return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise RecordError(f"{where}: expected {hint.__name__}, got {_kind(value)}")
+        raise _Misfit(f"expected {hint.__name__}, got {_kind(value)}")
     return value
 
 

@@ -1,5 +1,6 @@
 """Hangs and slow ranks, with a false clock: what one look shows is judged, and healthy runs are never warned of."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,3 +281,18 @@ def test_gpus_that_draw_power_work_whatever_the_stack_says():
     assert judge([at_work], Silence(60.0, again=True)) is None
     spinning = look(0, gpu=100.0, power=0.2, call="futex", stack=stack)
     assert judge([spinning], Silence(60.0, again=True)).code == "hang-all-idle"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.none() | st.floats(0, 20)), max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_the_silence_of_the_run_is_that_of_the_member_that_reported_last(beats):
+    """Kept up to date beat by beat; here it is worked out anew from the last beat of every member."""
+    hang, now, last = Hang("warn"), 0.0, {}
+    hang.on(Saw("attempt", {"number": 0, "members": {number: {} for number in range(4)}}), now)
+    for member, later, silent in beats:
+        now += later
+        last[member] = (now, silent)
+        hang.on(Saw("beat", {"member": member, "beat": Beat(1, now, silent)}), now)
+        known = [now - at + age for at, age in last.values() if age is not None]
+        silence = hang._silence(now + 1.0)
+        assert silence == pytest.approx(min(known) + 1.0) if known else silence is None

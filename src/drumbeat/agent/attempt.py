@@ -52,6 +52,7 @@ class Attempt:
     started: float
     port: int
     assignment: Assignment
+    roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     first_failure: Optional[float] = None
@@ -61,6 +62,9 @@ class Attempt:
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
 
     world: Optional[WorldCount] = None
+
+    def __post_init__(self) -> None:
+        self.roles = {number: node for node, number in enumerate(self.assignment)}
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""

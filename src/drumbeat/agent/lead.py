@@ -308,8 +308,7 @@ class Lead:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
 
     def node_rank(self, member: int) -> int:
-        assignment = self.attempts[-1].assignment
-        return assignment.index(member) if member in assignment else member
+        return self.attempts[-1].roles.get(member, member)
 
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
         ranks = [self.members[number].ranks for number in assignment]

@@ -46,7 +46,7 @@ class Hang:
         elif saw.kind == "stopping":
             self._running = False
         elif saw.kind == "beat" and self._running and saw.data["member"] in self.members:
-            self._beats[saw.data["member"]] = (now, saw.data["beat"])
+            self._take_beat(saw.data["member"], saw.data["beat"], now)
             return self._on_progress(now)
         elif saw.kind == "exited":
             self._ended[saw.data["rank"]] = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
@@ -61,6 +61,8 @@ class Hang:
         self._running = False
         self._began = 0.0
         self._beats: Dict[int, Tuple[float, Beat]] = {}
+        self._reported: Optional[float] = None  # when any rank last reported anything
+        self._reporter: Optional[int] = None  # the member that said so
         self._ended: Dict[int, Tuple[float, Optional[int], int, str]] = {}
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when answers are awaited
@@ -78,10 +80,19 @@ class Hang:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
+    def _take_beat(self, member: int, beat: Beat, now: float) -> None:
+        """All members are looked at only when the latest report turns out to be older than thought: beats of a large job come
+        hundreds of times per second."""
+        self._beats[member] = (now, beat)
+        if beat.silent is not None and (self._reported is None or now - beat.silent >= self._reported):
+            self._reported, self._reporter = now - beat.silent, member
+        elif member == self._reporter:
+            reports = [(at - one.silent, number) for number, (at, one) in self._beats.items() if one.silent is not None]
+            self._reported, self._reporter = max(reports, default=(None, None))
+
     def _silence(self, now: float) -> Optional[float]:
         """Seconds since any rank reported anything; None before the first step."""
-        found = [beat.silent + now - at for at, beat in self._beats.values() if beat.silent is not None]
-        return min(found, default=None)
+        return None if self._reported is None else now - self._reported
 
     def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
         """The longest silence of single ranks, and whose it is."""

@@ -246,12 +246,15 @@ Message = Union[
 _TYPES: Dict[str, Type[Any]] = {cls.__name__: cls for cls in Message.__args__}  # type: ignore[attr-defined]
 
 
+_FIELDS = {cls: [(each.name, each.default) for each in fields(cls)] for cls in _TYPES.values()}
+
+
 def encode(message: Message) -> bytes:
     plain: Dict[str, Any] = {"is": type(message).__name__}
-    for each in fields(message):
-        value = getattr(message, each.name)
-        if value is not each.default:  # the reader knows the defaults: most beats are then a few bytes
-            plain[each.name] = to_plain(value)
+    for name, default in _FIELDS[type(message)]:
+        value = getattr(message, name)
+        if value is not default:  # the reader knows the defaults: most beats are then a few bytes
+            plain[name] = to_plain(value)
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
