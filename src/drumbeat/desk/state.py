@@ -21,7 +21,7 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
@@ -50,6 +50,8 @@ class State:
     hang: Optional[Hang] = None  # reported, and not over
     gpus: Optional[GpuUse] = None  # of a run that is running
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
+    spares: int = 0  # nodes that wait without a role, of a run that goes on
+    replaced: Tuple[str, ...] = ()  # which spares took whose place
 
     @property
     def goes_on(self) -> bool:
@@ -76,12 +78,13 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
-    hang = hang_of(run.run_events()) if goes_on else None
-    muster = muster_of(run.run_events()) if told.state == RUNNING else None
+    events = run.run_events() if goes_on else []
+    muster = muster_of(events) if told.state == RUNNING else None
     gpus = gpu_use(run) if told.state == RUNNING else None
     return State(
-        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus, muster
-    )
+        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang_of(events),
+        gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events),
+    )  # fmt: skip
 
 
 def read_summary(run: Run) -> Optional[Summary]:

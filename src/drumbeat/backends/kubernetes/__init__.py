@@ -21,6 +21,7 @@ from drumbeat.runfolder.mirror import Mirror, is_complete
 class Kubernetes(Backend):
     name = "kubernetes"
     title = "Kubernetes"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
 

@@ -35,6 +35,7 @@ _FILES = 60.0  # seconds for one answer out of a pod
 class RunAi(Backend):
     name = "runai"
     title = "Run:ai"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "rcp"
     specific = ("qos",)
 

@@ -49,6 +49,7 @@ class Ssh(Backend):
     title = "ssh"
     default_site = "ssh"
     takes_hosts = True
+    no_spares = ""
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
@@ -57,10 +58,10 @@ class Ssh(Backend):
         twice = [host for host in order.hosts if order.hosts.count(host) > 1]
         if twice:
             raise Problem(f"{where('hosts')}: {twice[0]} is named twice", "each host is one node: name it once")
-        if len(order.hosts) != order.nodes:
+        if len(order.hosts) != order.members:
             named = f"{len(order.hosts)} are named" if order.hosts else "none is named"
             raise Problem(
-                f"{where('hosts')}: {order.nodes} nodes, but {named}",
+                f"{where('hosts')}: {order.members} nodes, but {named}",
                 "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
             )
         for key, value in (("array", order.resources.array), ("modules", order.modules)):
