@@ -249,7 +249,7 @@ class Cluster:
             self._sh("ctr", "-a", socket, "-n", "k8s.io", "images", "import", self.base / "image" / f"{image}.tar")
         runtime = ["--container-runtime=remote"] if self.old else []
         self._start(f"kubelet{number}", [
-            *enter, self.programs / "kubelet", f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.kubeconfig}",
+            *enter, self.program("kubelet"), f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.kubeconfig}",
             f"--root-dir={folder}/kubelet", f"--cert-dir={folder}/pki", f"--hostname-override={name}",
             f"--node-ip={NET}.{number}", *runtime, f"--container-runtime-endpoint=unix://{socket}",
         ])  # fmt: skip
