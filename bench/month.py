@@ -5,7 +5,7 @@
 
 Each interruption has a cause by its published count, a node, and a moment. *drumbeat* hands the finding to `decide` and does
 what it says: restart in place, a spare for the bad node, or the queue without it. *Plain requeue* is what a batch script with
-`--requeue` does: every interruption goes through the queue, and a node with a bad GPU comes back until an operator has drained it.
+`--requeue` does: every interruption goes through the queue, and a node with a bad GPU comes back until an operator drains it.
 
 How long it takes to notice a fault and to restart in place was measured (make faults). Everything that belongs to a large model
 or to a site is an assumption, is the same for both policies, and can be changed by an option.
