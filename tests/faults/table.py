@@ -22,8 +22,8 @@ HEAD = """# Reliability: faults and what drumbeat says about them
 Reference, written by `make faults` on {machine}. Every row is a real run of 2 nodes x 2 ranks on one machine (plain
 Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
 word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
-the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two at a
-time beside whatever else the machine does. How hangs are told: [hangs.md](hangs.md); what follows a failure:
+the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
+at a time beside whatever else the machine does. How hangs are told: [hangs.md](hangs.md); what follows a failure:
 [comeback.md](comeback.md).
 
 """
