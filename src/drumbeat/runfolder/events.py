@@ -189,6 +189,9 @@ class VerdictGiven(Event):
     verdict: Verdict
     peer: Optional[int] = None
     table: Tuple[str, ...] = ()  # of the affinity check: one line per rank, for a person
+    rows: Tuple[Any, ...] = ()  # the same as data
+    nics: Optional[Mapping[str, Tuple[str, ...]]] = None  # of the transport check: rank -> cards in use
+    carried: Optional[Mapping[str, int]] = None  # of the traffic check: RDMA port -> bytes each way
 
 
 @dataclass(frozen=True)
