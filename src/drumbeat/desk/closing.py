@@ -192,6 +192,6 @@ def count(number: int, noun: str) -> str:
 
 
 def near(path: str) -> str:
-    """A path as short as it can be written from here."""
+    """A path as short as it can be written from here; from /, where nobody types, all of it."""
     relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    return path if relative.startswith("..") or os.getcwd() == os.sep else relative

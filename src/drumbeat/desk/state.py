@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.backends.contract import (
+    ALIVE,
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    QUEUED,
+    RUNNING,
+    UNKNOWN,
+    Backend,
+    Status,
+    overall,
+)
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.desk.leftovers import leftovers
@@ -125,6 +136,8 @@ def status(run: Run) -> Status:
         asked = ask_scheduler(handle)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
+        if asked and asked.state == UNKNOWN and run.record.last_state:
+            return Status(handle, run.record.last_state, run.record.last_detail)
         if asked and asked.state == UNKNOWN and run.record.submitting:
             fix = f"drumbeat cancel {run.run_id} removes what it may have left"
             return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
@@ -241,6 +254,19 @@ def _cancel(run: Run) -> None:
         raise Problem(f"{run.run_id} is not running here ({state})")
     if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
         _take_out(run, backend)
+
+
+def remove_ended(run: Run) -> bool:
+    """A submitted job that has ended may stay in its cluster, with what it printed: take it away. False where nothing stays."""
+    told, backend = status(run), _scheduler(run.record.handle)
+    if backend is None or not backend.leaves_objects or run.record.desk is not None or run.record.last_state:
+        return False
+    if told.state not in (FAILED, FINISHED):
+        return False
+    backend.finish(run.record.handle, os.environ)
+    _asked.clear()
+    write_run_record(run.folder, replace(run.record, last_state=told.state, last_detail=told.detail))
+    return True
 
 
 def _take_out(run: Run, backend: Backend) -> None:

@@ -24,6 +24,7 @@ class Kubernetes(Backend):
     no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)

@@ -38,6 +38,7 @@ class RunAi(Backend):
     no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "rcp"
     specific = ("qos",)
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
