@@ -211,7 +211,7 @@ def test_a_desk_that_is_killed_while_it_submits(desk):
 
 def test_two_submits_at_once_and_odd_names(desk):
     one = desk.job("first", "import os; print(repr(os.environ['ODD']))", env='{ODD: "a \'b\' \\"c\\" $d \\n ü"}')
-    two = desk.job("Größe_" + "x" * 90, "import os; print('second')")
+    two = desk.job("Some_Name." + "x" * 54, "import os; print('second')")
     submits = [desk.begin("submit", job, "--json") for job in (one, two)]
     told = [json.loads(each.communicate(timeout=300)[0]) for each in submits]
     assert len({each["handle"] for each in told}) == 2
