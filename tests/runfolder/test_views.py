@@ -20,8 +20,8 @@ from drumbeat.hostlist import expand, fold
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
-from drumbeat.runfolder.events import Mustered, NodeJoined
-from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.events import AttemptStarted, Mustered, NodeJoined
+from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary, Throughput, write_summary
 from tests.runfolder.folders import events, log, make_run, metrics, order
@@ -299,6 +299,16 @@ def test_the_console_says_whom_it_waits_for(tmp_path, capsys):
     assert "2 of 3 nodes connected; still missing: node 1 (b); giving up in 4 m 00 s" in text
     assert "SIGINT: ending; no rank had been started" in text and "to save" not in text
     assert "connected  3 of 3 nodes in 0.2 s; MASTER_ADDR:PORT = 10.0.0.1:4711" in text
+
+
+def test_progress_is_that_of_the_running_attempt(tmp_path):
+    said = console(tmp_path)
+    said._show([Metric(0, 0, 10.0 + step, "step", step=step, loss=1.0) for step in range(7)])
+    assert said.progress.step == 6
+    said._show(
+        [AttemptStarted("x", 1.0, 1.0, 0, "h", 0, 1, 2, "10.0.0.1", 4711), Metric(0, 0, 60.0, "step", step=3, loss=2.0)]
+    )
+    assert (said.progress.step, said.progress.last_loss, said.progress.rate()) == (3, 2.0, None)
 
 
 def test_the_same_traceback_of_several_ranks_is_shown_once(tmp_path, capsys):
