@@ -332,11 +332,13 @@ def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize(
-    "lines, elapsed, hint", [(40, 5.0, True), (3, 5.0, False), (3, 90.0, True)], ids=["many", "few", "few but long"]
+    "lines, elapsed, hint",
+    [(40, 5.0, True), (3, 5.0, False), (3, 90.0, True), (0, 90.0, False)],
+    ids=["many", "few", "few but long", "none of its own"],
 )
 def test_a_program_whose_lines_say_nothing_is_told_how_to_report(tmp_path, lines, elapsed, hint):
     run = make_run(tmp_path / "r")
-    log(run, 0, "still working\n" * lines)
+    log(run, 0, "drumbeat: torchrun: --nproc_per_node=2\n" + "still working\n" * lines)
     summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=elapsed, nodes=1, ranks=2)
     said = dict(closing_lines(run, summary))
     assert ("metrics" in said) == hint
