@@ -15,7 +15,7 @@ from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, summarize, write_summary
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
 from drumbeat.runfolder.verdict import requeues, write_verdict
 
 
@@ -45,7 +45,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
         for _, member in sorted(lead.members.items())
     ]
     parts = ledger(lead.order.created, now, events, queued)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang)
+    gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, gpus)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

@@ -10,7 +10,7 @@ from drumbeat.order import Order
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, group, summarize
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
 from drumbeat.signals import EXIT_STORAGE
 
 
@@ -31,7 +31,12 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
-    return summarize(order, attempts, run.members(), affected, progress, parts, hang.finding if hang else None)
+    facts = [run.facts(node) for node in run.nodes()]
+    known = [gpus_used(order, each) for each in facts if each]
+    gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
+    return summarize(
+        order, attempts, run.members(), affected, progress, parts, hang.finding if hang else None, gpus=gpus
+    )
 
 
 def _hung(why: str) -> Finding:
