@@ -158,3 +158,17 @@ def test_what_is_done_after_the_training_stays_with_it():
 def test_an_unknown_program_is_named():
     draft = convert(script("srun tune run --nnodes 2 recipe"))
     assert "command" not in draft.keys and draft.unknown == (2, "srun tune run --nnodes 2 recipe")
+
+
+def test_an_export_that_only_dropped_flags_used_goes_with_them():
+    draft = convert(
+        "#!/bin/bash\n#SBATCH --nodes=2\n"
+        'export head_ip=$(srun -n1 -w "$head" hostname --ip-address)\n'
+        "export DATA=$(srun -n1 cat /etc/root)\n"
+        "export SEEN=$(date +%s)\n"
+        "srun torchrun --nnodes 2 --rdzv_endpoint $head_ip:29500 train.py --data $DATA\n"
+    )
+    assert draft.setup == ["export DATA=$(srun -n1 cat /etc/root)", "export SEEN=$(date +%s)"]
+    assert ("only flags that drumbeat fills in used it", 3) in [(each.why, each.line) for each in draft.left_out]
+    assert any("asks Slurm on every node" in each.why and each.line == 4 for each in draft.to_check)
+    assert "head_ip" not in str(draft.to_check)

@@ -7,6 +7,7 @@ import signal
 
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
@@ -31,12 +32,12 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
+    found = hang.finding if hang else None
     facts = [run.facts(node) for node in run.nodes()]
     known = [gpus_used(order, each) for each in facts if each]
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
-    return summarize(
-        order, attempts, run.members(), affected, progress, parts, hang.finding if hang else None, gpus=gpus
-    )
+    replaced = replaced_nodes(events)
+    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus)
 
 
 def _hung(why: str) -> Finding:

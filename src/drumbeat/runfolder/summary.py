@@ -71,6 +71,8 @@ class Summary:
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
     throughput: Optional[Throughput] = None
+    spares: int = 0  # nodes that were asked for beyond `nodes`
+    replaced: Tuple[str, ...] = ()  # which of them took whose place
     ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see ledger.py
     gpus: Optional[int] = None  # of all nodes; None: not known
     gpu_hours: Optional[float] = None  # GPUs times the time that the job held its nodes
@@ -91,10 +93,11 @@ def summarize(
     progress: Progress,
     parts: Mapping[str, float],
     hang: Optional[Finding] = None,
+    replaced: Sequence[str] = (),
     gpus: Optional[int] = None,
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over."""
+    reported and was not over; `replaced`: which spares took whose place."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
@@ -115,6 +118,8 @@ def summarize(
         consequences=tuple(affected) if last.finding else (),
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
+        spares=order.spares,
+        replaced=tuple(_cut(words) for words in replaced[-_MOST_ATTEMPTS:]),
         ledger=dict(parts),
         gpus=gpus,
         gpu_hours=None if gpus is None else round(gpus * held / 3600, 4),
