@@ -85,7 +85,7 @@ versions:
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]' pytest pytest-timeout hypothesis
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
-		tests/integrations tests/versions/deepspeed_run.py
+		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 
 # Ten command lines as people have them, with the real launchers, on two nodes of two ranks; each once more with a killed rank.
 workloads: $(VENV)/.dev

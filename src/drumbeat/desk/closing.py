@@ -149,12 +149,13 @@ def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
 
 
 def _lines_at_start(path: str) -> int:
-    """Lines in the first part of a log; a progress bar's updates count."""
+    """Lines that the program wrote, in the first part of a log; a progress bar's updates count."""
     try:
         with open(path, "rb") as file:
-            return len(file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines())
+            lines = file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines()
     except OSError:
         return 0
+    return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
 def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:

@@ -186,6 +186,7 @@ class Console:
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs = True, False, False
+            self.progress = Progress()  # steps and speed are this attempt's
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
             self.say("restart", event.why)

@@ -95,7 +95,7 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return NOT
-    size = figures.size
+    size = 0 if found.unit.startswith("steps") else figures.size  # all ranks make each step together
     each = f"; {speed(found.value / size, found.unit)} per {'GPU' if figures.gpus else 'rank'}" if size else ""
     return f"{speed(found.value, found.unit)}{each} ({found.how})"
 
