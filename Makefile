@@ -33,7 +33,7 @@ pyz: drumbeat.pyz
 drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
 	$(BIN)/python -m drumbeat.bundle.build $@
 
-.PHONY: docs dist
+.PHONY: docs dist tutorial
 
 # The documentation as a site, in site/; every link and anchor is checked.
 docs: .venv-docs/.done
@@ -48,6 +48,10 @@ docs: .venv-docs/.done
 # dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
 dist: $(VENV)/.cpu
 	$(PYTHON) tools/dist.py
+
+# The commands of the laptop tutorial, as typed.
+tutorial: $(VENV)/.cpu
+	$(BIN)/python tests/docs/tutorial.py
 
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
