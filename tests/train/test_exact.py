@@ -25,8 +25,6 @@ ONE: List[Case] = [
 TWO: List[Case] = [
     ("llama", [*TEXT, "layout=ddp", "precision=bf16-master", "accumulate=2"]),
     ("llama", [*TEXT, "layout=ddp", "precision=fp16"]),
-    ("llama", [*TEXT, "layout=ddp", "precision=fp8"]),
-    ("llama", [*TEXT, "layout=fsdp", "precision=bf16"]),
     ("llama", [*TEXT, "layout=fsdp", "precision=fp8"]),
     ("llama", [*TEXT, "layout=fsdp", "precision=fp32", "offload=yes"]),
     ("llama", [*TEXT, "layout=tp", "precision=bf16-master"]),

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Set
 
+from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
@@ -19,6 +20,7 @@ from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor import monitor_argv
 from drumbeat.agent.node_metrics import NodeMetrics
+from drumbeat.agent.ranks.ends import Ends, Exit, RankExit
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.handles import Rank, Ranks
 from drumbeat.agent.ranks.launchers import End, launcher_of
@@ -38,12 +40,13 @@ from drumbeat.plan.argv import Process, processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
-from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
-from drumbeat.record import to_plain
+from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep, write_in_child
+from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
 
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
+_MAKE_FOLDERS = 30.0  # seconds for the folders of an attempt
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
@@ -85,7 +88,7 @@ class Node:
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
-        self.explainer = self._new_explainer()
+        self.ends = self._new_ends()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
         replace_json(folder.facts, facts)
@@ -99,8 +102,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
-        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        write_in_child(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         facts = self.tasks.facts(self.facts)
         right = right_binding(self.order, facts, node_rank)
         bound = self._bind(facts, right)
@@ -115,11 +117,10 @@ class Node:
             variables = gate.open(variables, self.folder.attempt(attempt))
         if self.order.checks.get("hang", "off") != "off":
             variables += flight_recorder(variables, os.environ)
-        bring(self.order, self.folder.attempt(attempt))
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
-        replace_json(self.folder.environment, known)
+        self.child.replace(self.folder.environment, to_json(known) + "\n")
         self._watch(peers, facts, bound, right, variables)
-        self.explainer = self._new_explainer()
+        self.ends = self._new_ends()
         for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
             self._start_one(process, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
@@ -164,7 +165,8 @@ class Node:
         if not self.active:
             return
         self.watching.tick(now)
-        self.looker.poll(now)
+        self.looker.poll()
+        self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
             self.sweep_until = now + _SWEEP
@@ -178,6 +180,7 @@ class Node:
         self.tasks.kill()
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
+        self.ends.give_up()
         self.active = False
 
     def mute(self) -> None:
@@ -207,7 +210,7 @@ class Node:
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looker.start(request.number, self.node_rank, self.ranks.rank_of, time.monotonic())
+            self.looker.start(request.number, self.node_rank, self.ranks.rank_of)
 
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []
@@ -219,6 +222,12 @@ class Node:
         self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))
 
     # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _make_folders(self, attempt: int) -> None:
+        """In a child: the attempt's folders, and what the job brings."""
+        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
+        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        bring(self.order, self.folder.attempt(attempt))
 
     def _gate(self) -> OpenGate:
         return OpenGate(self.order, self.node_rank, self.facts, self.local, self._rank_of, self._out_of)
@@ -248,9 +257,11 @@ class Node:
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
 
-    def _new_explainer(self) -> Explainer:
+    def _new_ends(self) -> Ends:
+        run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        return Explainer(self.order, self.logs, self.launcher, self.attempt, kept)
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept)
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]
@@ -299,36 +310,35 @@ class Node:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _process_ended(self, rank: Rank, status: int) -> None:
-        for end in self.launcher.ends(self.attempt, rank.process, status):
-            self._rank_ended(end, round(time.monotonic() - rank.started, 3))
+        seconds = round(time.monotonic() - rank.started, 3)
+        self.ends.add(Exit(rank.process, status, clock.now(), seconds, self.stopped_by_us))
 
-    def _rank_ended(self, end: End, seconds: float) -> None:
+    def _rank_ended(self, ended: RankExit) -> None:
+        end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
-        self.events.write("rank-exited", {**about, "seconds": seconds, "core_dumped": end.core_dumped})
+        self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
         self.metrics.ranks.ended(end.rank)
         self.watching.feed("exited", about, time.monotonic())
-        finding = None
-        if end.exit_code != 0:
-            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = end.finding or self.explainer.explain(end, self.stopped_by_us, run_folder)
-            rank: Optional[int] = end.rank
-            if not self.launcher.starts_ranks or end.of_command:  # a launcher names the rank in its own lines
-                rank = finding.rank if end.of_command or finding.rank is not None else end.rank
-            finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
+        if finding is not None:
+            finding = replace(finding, rank=self._rank_meant(end, finding), node=self.node_rank, host=self.facts.host)
+        if end.exit_code != 0 and not ended.by_us:
             for gate in self.gates:
-                gate.failed = gate.failed or not self.stopped_by_us
-        elif self.launcher.may_hide_failures and not self.stopped_by_us:
-            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = self.explainer.doubt(end, self.launcher.once, run_folder)
-            if finding:
-                rank = finding.rank if self.launcher.once else end.rank
-                finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
-        by_us = self.stopped_by_us
-        self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, by_us, finding))
+                gate.failed = True
+        self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding))
+
+    def _rank_meant(self, end: End, finding: Finding) -> Optional[int]:
+        """The rank that a finding is about: a launcher names it in its own lines."""
+        if end.exit_code == 0:
+            return finding.rank if self.launcher.once else end.rank
+        if end.of_command or (not self.launcher.starts_ranks and finding.rank is not None):
+            return finding.rank
+        return end.rank
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
         alive = kill_children(self._kept())
+        if self.ends:
+            return  # its child has a deadline
         if not alive and not len(self.ranks):
             self._finish("")
         elif self.sweep_until is not None and now >= self.sweep_until:
@@ -369,8 +379,8 @@ class Node:
     # -- the monitor -------------------------------------------------------------------------------------------------
 
     def _kept(self) -> Set[int]:
-        """The monitor and the folder's child go on between attempts."""
-        return {self.child.pid, self.monitor} - {0}
+        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline."""
+        return {self.child.pid, self.monitor, self.ends.pid} - {0}
 
     def _start_monitor(self) -> int:
         argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order, self.folder.node)
