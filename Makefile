@@ -90,7 +90,7 @@ workloads: $(VENV)/.dev
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 cluster: $(VENV)/.dev
 	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
-	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py
+	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py tests/cluster/troubles_on_a_cluster.py
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info

@@ -191,6 +191,7 @@ class Order:
     code: str = "shared"  # one of CODES: how the working tree gets to the nodes
     code_root: str = ""  # sync: where it was packed
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
+    code_bytes: int = 0  # sync: the size of that archive
     timing: Timing = field(default_factory=Timing)
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA

@@ -84,3 +84,43 @@ def test_waiting_for_a_late_rank_is_exposed_on_the_one_that_waits(world: GlooWor
 def test_one_rank_has_no_communication(world: GlooWorld, tmp_path: Path) -> None:
     (values,) = world.run(figures, str(tmp_path / "m"), "ddp", size=1)
     assert "communication_ms" not in values and values["loss"] > 0
+
+
+def reported_seconds(layout: str, slow_rank: int) -> List[Dict[str, Any]]:
+    """What a rank reports; one of them sleeps in every forward pass."""
+    import os
+
+    from drumbeat import metrics
+    from drumbeat.train.models import llama
+    from drumbeat.train.recipes.llama import LlamaSettings, run
+    from drumbeat.train.settings import fill
+
+    lines: List[Dict[str, Any]] = []
+    forward, report = llama.Llama.forward, metrics.report
+
+    def slow(self: Any, *args: Any, **more: Any) -> Any:
+        if int(os.environ["RANK"]) == slow_rank and self.training:
+            time.sleep(0.3)
+        return forward(self, *args, **more)
+
+    llama.SHAPES["test"] = llama.LlamaShape(32, 2, 4, 2, 64, 256, 32)
+    llama.Llama.forward = slow  # type: ignore[method-assign]
+    metrics.report = lambda step=None, **more: lines.append({"step": step, **more})  # type: ignore[assignment]
+    try:
+        texts = ["steps=9", "batch=4", "length=8", "validation=4", "model=test", "data=synthetic", "report_every=3"]
+        run(fill(LlamaSettings, [*texts, f"layout={layout}"]))
+    finally:
+        llama.Llama.forward = forward  # type: ignore[method-assign]
+        metrics.report = report
+    return [line for line in lines if line.get("kind") == "step"]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_a_slow_rank_is_seen_in_its_own_seconds(world: GlooWorld, layout: str) -> None:
+    """Both ranks take equally long for a step, for the fast one waits. ddp tells in every report after the warm-up, shards
+    where communication was watched."""
+    fast, slow = world.run(reported_seconds, layout, 1, size=2)
+    own = [[line["seconds"] for line in lines if "seconds" in line] for lines in (fast, slow)]
+    assert all(own), "every rank says how long it took itself"
+    assert min(own[1]) >= 0.3
+    assert min(own[0]) < 0.2  # at least once, also on a machine with other work

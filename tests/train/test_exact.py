@@ -25,6 +25,7 @@ ONE: List[Case] = [
 TWO: List[Case] = [
     ("llama", [*TEXT, "layout=ddp", "precision=bf16-master", "accumulate=2"]),
     ("llama", [*TEXT, "layout=ddp", "precision=fp16"]),
+    ("llama", [*TEXT, "layout=ddp", "precision=fp32", "hook=powersgd:1:0"]),  # what ranks have not sent yet
     ("llama", [*TEXT, "layout=fsdp", "precision=fp8"]),
     ("llama", [*TEXT, "layout=fsdp", "precision=fp32", "offload=yes"]),
     ("llama", [*TEXT, "layout=tp", "precision=bf16-master"]),

@@ -50,12 +50,11 @@ class RankProgress:
             return
         if rank.stepped is not None and now > rank.stepped and not rank.phase:
             rank.gaps.append(now - rank.stepped)
-        before, rank.phase, rank.heard, rank.stepped = rank.step, "", now, now
+        rank.phase, rank.heard, rank.stepped = "", now, now
         if metric.step is not None:
             rank.step = metric.step
         if metric.seconds is not None:
-            steps = metric.step - before if metric.step is not None and before is not None else 1
-            rank.own.append(metric.seconds / max(1, steps))
+            rank.own.append(metric.seconds)
 
     def ended(self, number: int) -> None:
         """Its silence means nothing any more."""

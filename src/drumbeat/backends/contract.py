@@ -151,6 +151,11 @@ class Backend:
         has no such thing, and the desk waits."""
         return ""
 
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        """The handle that `submit` will give, where it is known before: by it a desk that is killed in the middle can be
+        tidied up after. Empty: the scheduler makes one up."""
+        return ""
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Send it; the handle of what is now queued. The run folder is there, with order.json and drumbeat.pyz; what is
         to be sent is written there first. A Problem leaves nothing queued."""

@@ -7,7 +7,6 @@ silence counts as a request to stop. A detached one is on its own; the host keep
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any, Callable, Dict, Mapping
 from drumbeat.backends.ssh import parcel
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
 from drumbeat.bundle.build import running_bundle
-from drumbeat.desk.code_sync import unpack
+from drumbeat.desk.code_sync import unpack_checked
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.join import order_file
 from drumbeat.desk.scheduled_node import EVERY, joined
@@ -117,10 +116,7 @@ def _take_parcel(order: Order, data: bytes) -> None:
     if order.code != "sync":
         return
     with open(folder.code_archive, "rb") as file:
-        packed = file.read()
-    if hashlib.sha256(packed).hexdigest() != order.code_digest:
-        raise Problem("the code was changed on its way")
-    unpack(packed, folder.code_copy)
+        unpack_checked(file.read(), order, folder.code_copy)
 
 
 def _run_node(order: Order, node: int, token: str) -> int:

@@ -11,14 +11,13 @@ from typing import Any, List, Mapping, Optional
 from drumbeat.backends import get
 from drumbeat.backends.ssh import start
 from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of
-from drumbeat.backends.ssh.session import Session, Sessions
+from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror
 from drumbeat.runfolder.run import Run
 from drumbeat.signals import EXIT_MUSTER, STOPS
 
-_NOTICE = 5.0  # seconds without an answer, after which it is said who is missing
 _LEAD_GONE = 60.0  # seconds for the other hosts to end after the lead's connection has
 _WORDS = {signal.SIGINT: "INT", signal.SIGQUIT: "QUIT", signal.SIGUSR2: "USR2"}  # else TERM
 
@@ -30,8 +29,7 @@ class Hosts:
         self.order, self.folder, self.token = order, folder, token
         self.sessions: Optional[Sessions] = None
         self.signals: List[int] = []
-        self.began = time.monotonic()
-        self.noticed = False
+        self.notice = Notice(len(order.hosts), lambda text: _say("waiting", text))
         self.started = False
         self.ended: List[str] = []  # hosts whose end was said
 
@@ -108,10 +106,7 @@ class Hosts:
     def _waiting(self, hosts: List[str]) -> None:
         if self.signals:
             raise _Interrupted(self.signals[0])
-        if not self.noticed and time.monotonic() - self.began > _NOTICE:
-            self.noticed = True
-            more = f" and {len(hosts) - 4} more" if len(hosts) > 4 else ""
-            _say("waiting", f"no answer yet from {', '.join(hosts[:4])}{more}")
+        self.notice(hosts)
 
     # -- signals -----------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.hang import Hang, hang_of
+from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import read_run_record, write_run_record
@@ -46,6 +47,7 @@ class State:
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
     hang: Optional[Hang] = None  # reported, and not over
     gpus: Optional[GpuUse] = None  # of a run that is running
+    muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
 
     @property
     def goes_on(self) -> bool:
@@ -75,8 +77,11 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
     hang = hang_of(run.run_events()) if goes_on else None
+    muster = muster_of(run.run_events()) if told.state == RUNNING else None
     gpus = gpu_use(run) if told.state == RUNNING else None
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus)
+    return State(
+        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus, muster
+    )
 
 
 def read_summary(run: Run) -> Optional[Summary]:
@@ -119,6 +124,9 @@ def status(run: Run) -> Status:
         asked = ask_scheduler(handle)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
+        if asked and asked.state == UNKNOWN and run.record.submitting:
+            fix = f"drumbeat cancel {run.run_id} removes what it may have left"
+            return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
         if asked:
             return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
     if end:
@@ -225,6 +233,9 @@ def _cancel(run: Run) -> None:
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
     state, backend = status(run).state, _scheduler(run.record.handle)
+    if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
+        _take_out(run, backend)
+        return
     if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")
     if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
@@ -261,7 +272,7 @@ def _cancel_array(run: Run) -> None:
 def end_job(run: Run) -> bool:
     """What did not end when it was asked to is ended by the scheduler; false where there is none."""
     backend = _scheduler(run.record.handle)
-    if backend is None or run.record.desk is not None:
+    if backend is None or (run.record.desk is not None and not run.record.submitting):
         return False  # a job that was not submitted by us is its owner's to end
     _take_out(run, backend)
     return True

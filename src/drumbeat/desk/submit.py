@@ -93,7 +93,11 @@ def submit(
             f"{order.run_id} has been submitted already: {order.folder} is there", "make a new order: drumbeat plan"
         )
     folder = create_run(order, job_file, cached_bundle(environ), environ)
+    record = Run.open(folder.path).record
     try:
+        known = backend.handle(order, environ)
+        if known:
+            write_run_record(folder, replace(record, handle=known, submitting=True))
         for name, data in (files or {}).items():
             _write_private(folder.at(name), data)
         handle = backend.submit(request, environ)
@@ -102,7 +106,6 @@ def submit(
         if isinstance(error, OSError):
             raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
         raise
-    record = Run.open(folder.path).record
     write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
     return handle
 

@@ -218,8 +218,8 @@ class Job:
     code: str = key(
         "choice",
         "How your code gets to the nodes: it is on storage that they share (shared), in the image (image), or sent with the job "
-        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most. The "
-        "run folder keeps that copy and its SHA-256.",
+        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most (a "
+        "cluster may take less). The run folder keeps that copy and its SHA-256.",
         "sync",
         "shared",
         allowed=CODES,
@@ -347,7 +347,7 @@ class Job:
         default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     memory: Optional[str] = key(
-        "text", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+        "size", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
     )
     cpus: Optional[int] = key(
         "number",

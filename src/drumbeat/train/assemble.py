@@ -66,8 +66,6 @@ def resolved(settings: S, world: World, meshes: Meshes, shape: Optional[Transfor
     precision, accumulate, recompute = settings.precision, settings.accumulate or 1, settings.recompute
     if precision == "auto":
         precision = best_precision(world.device, sharded or shape is None)
-        if shape is None and sharded and precision == "bf16":
-            precision = "tf32"  # FSDP's policy would cast batch norms, whose statistics stay in fp32
     if recompute not in ("auto", *RECOMPUTE):
         raise Refusal(f"recompute '{recompute}' is unknown", f"known: auto, {', '.join(RECOMPUTE)}")
     share = settings.batch // layout.data_ranks
@@ -177,7 +175,10 @@ def assemble(
     checkpoints = None
     if settings.checkpoint:
         agreed = (lambda: shared(parts, meshes)) if shared is not None else None
-        checkpoints = Checkpoints(settings.checkpoint, parts, updates, settings.keep, {"step": step}, agreed)
+        others = {"step": step}
+        checkpoints = Checkpoints(
+            settings.checkpoint, parts, updates, settings.keep, others, agreed, rank_state=step.rank_state()
+        )
     return Assembly(world, meshes, precision, parts, step, checkpoints)
 
 

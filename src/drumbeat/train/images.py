@@ -108,7 +108,7 @@ def accuracy(parts: Assembly, kept: Images, batch: int, limit: int) -> Dict[str,
         for at in range(0, len(chosen), batch):
             indices = chosen[at : at + batch]
             images, labels = (x.to(parts.world.device) for x in kept.read(indices, [0] * len(indices)))
-            with parts.precision.autocast(parts.world.device, parts.step.sharded):
+            with parts.precision.autocast(parts.world.device, parts.step.cast_by_fsdp):
                 images = kept.finish(images)
                 logits = parts.parts[0](images) if pipeline is None else pipeline.evaluate(images, labels)[0]
             if logits is None:  # not the last stage

@@ -21,7 +21,7 @@ from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.deterministic import deterministic
 from drumbeat.train.measure.communication import Communication
-from drumbeat.train.measure.meter import VALIDATION, Meter
+from drumbeat.train.measure.meter import VALIDATION, Meter, own_seconds
 from drumbeat.train.measure.mfu import Utilisation
 from drumbeat.train.measure.profile import Profile, Profiler
 from drumbeat.train.measure.reporting import Reporter
@@ -185,7 +185,7 @@ def _train(
 
 
 def _digest(reporter: Reporter, step: Step, stream: Stream, done: int) -> Digest:
-    others = {"step": step.state_dict(), "stream": stream.state_dict()}
+    others = {"step": step.state_dict(), "rank": step.rank_state(), "stream": stream.state_dict()}
     found = digest(done, TrainingState(step.parts, step.optimizer), others)
     reporter.say(f"state after step {done}: {found.of_all_ranks()}")
     return found
@@ -228,7 +228,8 @@ def _report(
             shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
     if world.device.type == "cuda":
         shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
-    own = {plan.unit: round(targets / world.size), **communication.take()}
+    watched = communication.take()
+    own = {plan.unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
     reporter.figures("step", done, own, shared, plan.steps)
     reporter.say(_line(done, plan, {**own, **shared}))
     if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):

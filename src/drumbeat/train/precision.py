@@ -9,6 +9,7 @@ from typing import Any, ContextManager, Optional
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from drumbeat.train.layers import float8
 from drumbeat.train.refusal import Refusal
@@ -56,19 +57,25 @@ class Precision:
                 float8.fuse_mlps(model)
                 float8.convert_head(model)
 
-    def autocast(self, device: torch.device, sharded: bool) -> ContextManager[Any]:
+    def autocast(self, device: torch.device, cast_by_fsdp: bool) -> ContextManager[Any]:
         """The context of the forward pass."""
         if self.name == "fp16":
             return torch.autocast(device.type, torch.float16)
-        if self.name == "bf16" and not sharded:
+        if self.name == "bf16" and not cast_by_fsdp:
             return torch.autocast(device.type, torch.bfloat16)
         return nullcontext()
 
-    def sharded_policy(self) -> MixedPrecisionPolicy:
-        if self.name in ("bf16", "fp8"):
+    def sharded_policy(self, model: nn.Module) -> MixedPrecisionPolicy:
+        if self.name in ("bf16", "fp8") and fsdp_casts(model):
             # Gradients are added up over ranks in fp32: bf16 has 8 bits, a sum over 1,024 ranks needs more.
             return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return MixedPrecisionPolicy()
 
     def scaler(self, device: torch.device) -> Optional[torch.amp.GradScaler]:
         return torch.amp.GradScaler(device.type) if self.name == "fp16" else None
+
+
+def fsdp_casts(model: nn.Module) -> bool:
+    """Whether FSDP may gather the weights of `model` in bf16. Batch norm computes in fp32 with weights in fp32, whatever its
+    input is: a model that has some is gathered in fp32 and computes under autocast, as without shards."""
+    return not any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -22,11 +22,12 @@ from torch.profiler import record_function
 
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.parallel.pipeline import Pipeline
 from drumbeat.train.parallel.replicas import add_gradients
-from drumbeat.train.precision import Precision
+from drumbeat.train.precision import Precision, fsdp_casts
 from drumbeat.train.refusal import Refusal
 
 Batch = Tuple[Tensor, Tensor]  # inputs, targets
@@ -65,16 +66,19 @@ class Step:
                 "use a recipe, which cuts the model into stages, or another layout",
             )
         self.sharded = shards(meshes)
+        self.cast_by_fsdp = self.sharded and all(fsdp_casts(part) for part in parts)
         self.scaler = precision.scaler(device)
         self.parameters = [p for part in parts for p in part.parameters()]
         _start_momentum(optimizer)
         self.skipped = torch.zeros((), device=device)  # steps left out because of a NaN or inf, the same on all ranks
         self.rescaled = torch.zeros((), device=device)  # fp16: steps left out because the loss was scaled too far
+        self.hook = hooks.registered(self.parts[0])
         self.share: Callable[[Tensor], Tensor] = share or (lambda x: x)
         self.count: Callable[[Any], Tensor] = count or (lambda targets: (targets != IGNORE).sum())
 
     def __call__(self, batches: Sequence[Batch], mark: Callable[[str], None] = lambda phase: None) -> Outcome:
-        """`mark(phase)` is called when a phase is over: "forward+backward", then "optimizer"."""
+        """`mark(phase)` is called when a phase is over: "agree", "forward+backward", with DDP "waiting" for the gradients of
+        the other ranks, and "optimizer"."""
         if self.meshes.layout.pp > 1 and self.pipeline is None:
             raise Refusal(
                 "layout pp: this step has no pipeline, so every rank would train the whole model",
@@ -82,8 +86,13 @@ class Step:
             )
         batches = [(self.share(inputs), self.share(targets)) for inputs, targets in batches]
         targets = self._count(batches)
+        waits = self.hook is not None and self.hook.powersgd is None  # PowerSGD waits in between, too
+        if self.meshes.tokens is not None:
+            mark("agree")
+        if self.hook is not None and waits:
+            self.hook.on_last_bucket = lambda: mark("forward+backward")
         loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
-        mark("forward+backward")
+        mark("waiting" if waits else "forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         with record_function("optimizer"):
@@ -99,13 +108,21 @@ class Step:
         state: Dict[str, Any] = {"skipped": self.skipped.clone(), "rescaled": self.rescaled.clone()}
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
+        if self.hook is not None and self.hook.powersgd is not None:
+            state["powersgd"] = self.hook.powersgd.state_dict()
         return state
+
+    def rank_state(self) -> Dict[str, Tensor]:
+        """The live tensors of the state that each rank has for itself: what PowerSGD has not sent yet."""
+        return {} if self.hook is None or self.hook.powersgd is None else self.hook.powersgd.errors
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         self.skipped.copy_(state["skipped"])
         self.rescaled.copy_(state["rescaled"])
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
+        if self.hook is not None and self.hook.powersgd is not None and "powersgd" in state:
+            self.hook.powersgd.load_state_dict(state["powersgd"])
 
     def _count(self, batches: Sequence[Batch]) -> Tensor:
         count = torch.stack([self.count(targets) for _, targets in batches]).sum().float()
@@ -123,7 +140,7 @@ class Step:
             with ExitStack() as stack:
                 stack.enter_context(gradient_sync(model, last, self.meshes))
                 stack.enter_context(loss_parallelism(self.meshes))
-                with record_function("forward"), self.precision.autocast(self.device, self.sharded):
+                with record_function("forward"), self.precision.autocast(self.device, self.cast_by_fsdp):
                     loss = full_tensor(self.loss(model, inputs, targets)) / divisor
                 with record_function("backward"):
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -133,7 +150,7 @@ class Step:
     def _pipelined(self, batches: Sequence[Batch], divisor: Tensor) -> Tensor:
         assert self.pipeline is not None
         inputs, targets = (torch.cat(tensors) for tensors in zip(*batches))
-        with self.precision.autocast(self.device, self.sharded), loss_parallelism(self.meshes):
+        with self.precision.autocast(self.device, self.cast_by_fsdp), loss_parallelism(self.meshes):
             losses = self.pipeline.run(inputs, targets, divisor)
         if self.meshes.tokens is not None and not self.sharded:
             add_gradients(self.parameters, self.meshes.tokens)

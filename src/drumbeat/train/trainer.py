@@ -63,9 +63,7 @@ class Trainer:
         )
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
-        self._counts = (
-            True  # whether the batch in hand counts: a rank without samples takes part with one that does not
-        )
+        self._counts = True  # a rank without samples takes part with a batch that does not count
         self._all_batches: List[Batches] = []
         self._positions: List[Dict[str, int]] = []  # loaded, for batches that do not exist yet
         self._checkpoints: Dict[str, Checkpoints] = {}
@@ -167,7 +165,7 @@ class Trainer:
         with agreed_statistics([self.model], self.meshes):
             for batch in self._make_batches(source, 1, batch_size, False, split):
                 count = self._weight(batch, True)
-                with self.precision.autocast(self.world.device, self._step.sharded), loss_parallelism(self.meshes):
+                with self.precision.autocast(self.world.device, self._step.cast_by_fsdp), loss_parallelism(self.meshes):
                     total += torch.stack((self._weighted(self.model, batch, count).float(), count.float()))
         self.model.train()
         count = total[1].clone()
@@ -210,6 +208,7 @@ class Trainer:
                 keep,
                 others={"step": self._step},
                 shared=lambda: mean_statistics([self.model], self.meshes),
+                rank_state=self._step.rank_state(),
             )
         self._checkpoints[folder].keep = keep
         return self._checkpoints[folder]

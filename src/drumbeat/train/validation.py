@@ -27,7 +27,7 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: i
     totals = torch.zeros(2, device=device)
     for part in parts.parts:
         part.eval()
-    with parts.precision.autocast(device, step.sharded), loss_parallelism(parts.meshes):
+    with parts.precision.autocast(device, step.cast_by_fsdp), loss_parallelism(parts.meshes):
         if step.pipeline is None:
             for x, y in zip(tokens.split(at_once), targets.split(at_once)):
                 totals[0] += full_tensor(loss(parts.parts[0], x, y))

@@ -25,6 +25,7 @@ class RankView:
     step: Optional[int] = None
     reported: Optional[float] = None  # when it last reported a step, by the lead's clock
     step_seconds: Optional[float] = None  # smoothed
+    own_seconds: Optional[float] = None  # of a step, without waiting for others, as the rank says itself; smoothed
     memory_gib: Optional[float] = None
     ended: Optional[int] = None  # exit code; minus the signal's number where one ended it
 
@@ -33,15 +34,20 @@ class RankView:
             self.memory_gib = metric.memory_gib
         if metric.kind != "step":
             return
-        seconds = metric.seconds
+        seconds = metric.seconds if metric.printed else None
         if seconds is None and self.reported is not None and t > self.reported:
             steps = metric.step - self.step if metric.step is not None and self.step is not None else 1
             seconds = (t - self.reported) / steps if steps > 0 else None
-        if seconds is not None:
-            before = self.step_seconds
-            self.step_seconds = seconds if before is None else before + _SMOOTH * (seconds - before)
+        self.step_seconds = _smoothed(self.step_seconds, seconds)
+        self.own_seconds = _smoothed(self.own_seconds, metric.seconds)
         self.step = metric.step if metric.step is not None else self.step
         self.reported = t
+
+
+def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[float]:
+    if before is None or latest is None:
+        return before if latest is None else latest
+    return before + _SMOOTH * (latest - before)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, List, Optional
+from typing import Dict, Iterable, Optional
 
 from drumbeat.watch.node_view import RankView
 
@@ -12,7 +12,7 @@ from drumbeat.watch.node_view import RankView
 class Slowest:
     rank: int
     node: int
-    step_seconds: float
+    step_seconds: float  # its own, without waiting for others, where every rank reports that
     median_seconds: float
     behind: int  # steps behind the rank that is furthest
 
@@ -27,23 +27,18 @@ def slowest_rank(ranks: Iterable[RankView], skew: float) -> Optional[Slowest]:
 
     None below two ranks with step times.
     """
-    times: List[float] = []
-    furthest, longest, last = 0, None, None  # the rank with the longest steps, and the one that is furthest behind
-    for rank in ranks:
-        seconds, step = rank.step_seconds, rank.step or 0
-        if seconds is None:
-            continue
-        times.append(seconds)
-        furthest = max(furthest, step)
-        if longest is None or (seconds, -rank.rank) > (longest.step_seconds, -longest.rank):
-            longest = rank
-        if last is None or (-step, seconds) > (-(last.step or 0), last.step_seconds):
-            last = rank
-    if longest is None or last is None or len(times) < 2:
+    timed = [rank for rank in ranks if rank.step_seconds is not None]
+    if len(timed) < 2:
         return None
-    times.sort()
+    own = [rank.own_seconds for rank in timed]
+    every = [rank.step_seconds for rank in timed] if None in own else own
+    pace: Dict[int, float] = {rank.rank: seconds for rank, seconds in zip(timed, every) if seconds is not None}
+    longest = max(timed, key=lambda rank: (pace[rank.rank], -rank.rank))
+    last = max(timed, key=lambda rank: (-(rank.step or 0), pace[rank.rank]))
+    furthest = max(rank.step or 0 for rank in timed)
+    times = sorted(pace.values())
     middle = times[(len(times) - 1) // 2]
     behind = furthest - (last.step or 0)
     if behind < 2 or behind * middle < skew:  # nodes are read one after the other
         last, behind = longest, 0
-    return Slowest(last.rank, last.node, last.step_seconds or 0.0, middle, behind)
+    return Slowest(last.rank, last.node, pace[last.rank], middle, behind)

@@ -72,8 +72,16 @@ class RunAi(Backend):
 
     def render(self, order: Order) -> Request:
         check_pod(order)
+        if order.code == "sync":
+            raise Problem(
+                "code: sync is not sent to pods of Run:ai: a secret that its pods read has no room for it",
+                "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
+            )
         cli, why = client.find_cli(os.environ)
         return render(order, cli, why)
+
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        return f"runai://{order.resources.account}/{object_name(order.run_id)}"
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         order = request.order
@@ -97,7 +105,7 @@ class RunAi(Backend):
         if done.returncode != 0:
             cluster.try_call("delete", "secret", name, "--ignore-not-found")
             raise client.refusal(done, "refuses this job")
-        return f"runai://{order.resources.account}/{name}"
+        return self.handle(order, environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         job = SubmittedJob(handle, environ)

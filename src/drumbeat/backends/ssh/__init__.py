@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shlex
+import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import (
@@ -28,7 +29,7 @@ from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.parcel import pack
 from drumbeat.backends.ssh.render import render
 from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
-from drumbeat.backends.ssh.session import ANSWER_SECONDS, Sessions, Waiting, ask
+from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.home import users_folder
 from drumbeat.order import Order
@@ -83,12 +84,16 @@ class Ssh(Backend):
     def render(self, order: Order) -> Request:
         return render(order)
 
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        return handle_of(order)
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
         sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, order.python, environ)
         try:
-            start(sessions, order, secrets.token_hex(32), environ, detach=True)
+            notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
+            start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
         except Problem:
             self._stop_started(sessions, order, environ)
             raise

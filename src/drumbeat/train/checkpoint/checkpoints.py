@@ -58,12 +58,14 @@ class Checkpoints:
         keep: int = 2,
         others: Optional[Mapping[str, HasState]] = None,
         shared: Optional[Callable[[], Dict[str, Tensor]]] = None,
+        rank_state: Optional[Mapping[str, Tensor]] = None,
     ) -> None:
         """`others`: what else has a state that is the same on all ranks. `shared()`: entries of the model's state on which
-        the ranks must agree before they are saved (running means); all ranks call it together."""
+        the ranks must agree before they are saved (running means); all ranks call it together. `rank_state`: live tensors
+        that each rank has for itself; on another number of ranks they are not restored."""
         self.folder, self.parts, self.keep = folder, list(parts), keep
         self.state = TrainingState(parts, optimizer)
-        self.others, self.shared = dict(others or {}), shared
+        self.others, self.shared, self.rank_state = dict(others or {}), shared, rank_state or {}
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         # The saving thread's collectives must not mix with training's.
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
@@ -87,7 +89,8 @@ class Checkpoints:
         if self.others:
             state["others"] = {name: other.state_dict() for name, other in self.others.items()}
         # One key per rank: under one common key torch would keep rank 0's generators and buffers for everybody.
-        state[self._own] = {"generators": generators(), "buffers": state.pop("buffers")}
+        own = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.rank_state.items()}
+        state[self._own] = {"generators": generators(), "buffers": state.pop("buffers"), "state": own}
         self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
         if wait:
             saved = self.finish()
@@ -170,6 +173,8 @@ class Checkpoints:
         self.state.restore({**state, "buffers": own.get("buffers", {})})
         for name, values in state.get("others", {}).items():
             self.others[name].load_state_dict(values)
+        for name, value in own.get("state", {}).items():
+            self.rank_state[name].copy_(value)
         if own:
             restore_generators(own["generators"])
         return step, state["extra"]
@@ -185,10 +190,13 @@ class Checkpoints:
         mine = [name for name in buffers if f"{self._own}.buffers.{name}" in saved]
         if same_ranks:
             here = {name: value for name, value in generators().items() if f"{self._own}.generators.{name}" in saved}
-            state[self._own] = {"generators": here, "buffers": {name: buffers[name].clone() for name in mine}}
-        there = [name for name in self.others if any(key.startswith(f"others.{name}.") for key in saved)]
-        if there:
-            state["others"] = {name: self.others[name].state_dict() for name in there}
+            state[self._own] = {
+                "generators": here,
+                "buffers": {name: buffers[name].clone() for name in mine},
+                "state": _saved_part(self.rank_state, f"{self._own}.state", saved),
+            }
+        others = {name: other.state_dict() for name, other in self.others.items()}
+        state["others"] = _saved_part(others, "others", saved)
         return state
 
     @property
@@ -234,6 +242,17 @@ def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
         name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
         for name, entry in metadata.state_dict_metadata.items()
     }
+
+
+def _saved_part(state: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> Dict[str, Any]:
+    """Copies of those entries of a nested state that a checkpoint has, too, under `path`."""
+    part: Dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            part[key] = _saved_part(value, f"{path}.{key}", saved)
+        elif f"{path}.{key}" in saved:
+            part[key] = value.clone() if isinstance(value, Tensor) else value
+    return {key: value for key, value in part.items() if not isinstance(value, dict) or value}
 
 
 def _unreadable(path: str, error: BaseException) -> Refusal:

@@ -11,6 +11,21 @@ VALIDATION = "validation"  # a phase between steps, in no figure of theirs
 WARM_UP = 5  # steps that no figure counts: compiling, allocating, opening the first file
 
 
+WAITING = ("agree", "waiting")  # phases in which a rank only waits for others
+
+
+def own_seconds(phases: Dict[str, float], watched: Dict[str, float]) -> Dict[str, float]:
+    """`seconds`: what this rank itself needed for a step, without waiting for others: the figure by which a slow rank is
+    found. DDP's phases tell it in every report; in other layouts a step whose communication was watched does.
+    """
+    own = 0.0
+    if "waiting" in phases:
+        own = sum(ms for phase, ms in phases.items() if phase not in WAITING)
+    elif watched:
+        own = phases.get("data", 0.0) + watched["watched_step_ms"] - watched["communication_exposed_ms"]
+    return {"seconds": round(own / 1e3, 6)} if own > 0 else {}
+
+
 class Mark(NamedTuple):
     phase: str
     at: float

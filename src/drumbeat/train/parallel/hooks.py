@@ -4,31 +4,61 @@ Each *adds up* over the ranks: the loss is already divided by the samples of all
 reads its annotations as objects, so this file does not postpone them.
 """
 
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.parallel.powersgd import PowerSGD
 from drumbeat.train.refusal import Refusal
 
 NAMES = ("all-reduce", "fp16", "bf16", "powersgd")
+Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
+
+
+class Registered:
+    """The hook of one DDP model."""
+
+    def __init__(self, powersgd: Optional[PowerSGD] = None) -> None:
+        self.powersgd = powersgd
+        self.on_last_bucket: Callable[[], None] = lambda: None  # this rank has computed its last gradients
+
+
+_REGISTERED: "WeakKeyDictionary[nn.Module, Registered]" = WeakKeyDictionary()
+
+
+def registered(model: nn.Module) -> Optional[Registered]:
+    return _REGISTERED.get(model)
 
 
 def register(model: DistributedDataParallel, text: str) -> None:
     """`text`: all-reduce, fp16, bf16, or powersgd[:rank[:first step]], such as powersgd:2:100."""
     name, *numbers = text.split(":")
-    group = model.process_group
     if name == "powersgd":
-        _register_powersgd(model, text, numbers)
+        powersgd = _powersgd(model, text, numbers)
+        own = Registered(powersgd)
+        hook: Hook = powersgd.__call__
     elif name not in NAMES or numbers:
         raise Refusal(f"communication hook '{text}' is unknown", f"known: {', '.join(NAMES)}, powersgd:RANK:FIRST_STEP")
     else:
         narrow = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name)
-        model.register_comm_hook(group, sum_hook if narrow is None else narrow_hook(narrow))
+        own = Registered()
+        hook = announced(own, sum_hook if narrow is None else narrow_hook(narrow))
+    _REGISTERED[model] = own
+    model.register_comm_hook(model.process_group, hook)
+
+
+def announced(own: Registered, hook: Hook) -> Hook:
+    def announcing(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if bucket.is_last():
+            own.on_last_bucket()
+        return hook(group, bucket)
+
+    return announcing
 
 
 def sum_hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -55,23 +85,11 @@ def _added(group: Any, data: Tensor) -> Any:
     return work.get_future()
 
 
-def _register_powersgd(model: DistributedDataParallel, text: str, numbers: List[str]) -> None:
+def _powersgd(model: DistributedDataParallel, text: str, numbers: List[str]) -> PowerSGD:
     if len(numbers) > 2 or not all(number.isdigit() for number in numbers):
         raise Refusal(f"communication hook '{text}'", "write powersgd:RANK:FIRST_STEP, such as powersgd:1:10")
     rank = int(numbers[0]) if numbers else 1
     first = int(numbers[1]) if len(numbers) > 1 else 10
-    if first < 2:
-        raise Refusal(f"powersgd from step {first}: error feedback needs at least 2 plain steps first")
-    group = model.process_group
-    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=first)
-
-    def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        averaged = powerSGD_hook.powerSGD_hook(state, bucket)
-        if state.iter >= first:
-            # Its exchanges are started from callbacks of the one before, on other threads: two buckets under way would mix
-            # them up, differently on each rank. So one bucket is finished before the next one begins.
-            averaged.wait()
-        # PowerSGD averages over the ranks; ours add.
-        return averaged.then(lambda future: future.value().mul_(dist.get_world_size(group)))  # type: ignore[no-any-return]
-
-    model.register_comm_hook(state, hook)
+    if rank < 1:
+        raise Refusal(f"communication hook '{text}'", "rank is 1 or more")
+    return PowerSGD(model, rank, first)

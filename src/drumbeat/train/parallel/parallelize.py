@@ -210,7 +210,7 @@ def apply_fsdp(model: nn.Module, meshes: Meshes, precision: Precision, blocks: s
     offload = CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if how.offload else OffloadPolicy()
     options: Dict[str, Any] = {
         "mesh": meshes.sharding(),
-        "mp_policy": precision.sharded_policy(),
+        "mp_policy": precision.sharded_policy(model),
         "offload_policy": offload,
         "reshard_after_forward": None if keep is None else not keep,
     }
