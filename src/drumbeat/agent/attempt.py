@@ -8,14 +8,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from drumbeat.agent.blame import is_consequence
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
-<<<<<<< HEAD
 from drumbeat.finding import STOPPED, Finding
-from drumbeat.runfolder.progress import Progress
-=======
-from drumbeat.diagnose.exits import STOPPED
-from drumbeat.finding import Finding
 from drumbeat.runfolder.progress import Progress, merged
->>>>>>> main
 from drumbeat.runfolder.summary import Affected, group
 
 

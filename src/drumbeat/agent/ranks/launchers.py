@@ -9,6 +9,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
+from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
