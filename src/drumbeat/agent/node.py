@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -18,35 +17,34 @@ from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.looks.child import Looker
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node_metrics import NodeMetrics
 from drumbeat.agent.ranks.ends import Ends, Exit, RankExit
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.handles import Rank, Ranks
 from drumbeat.agent.ranks.launchers import End, launcher_of
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
-from drumbeat.agent.ranks.own_scripts import bring, filled
-from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.own_scripts import bring
+from drumbeat.agent.ranks.starter import Starter
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
+from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded, StartRank
-from drumbeat.facts.identity import rank_variables
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan.argv import Process, processes
+from drumbeat.plan.argv import processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
+from drumbeat.plan.ranks import flight_recorder, node_identity
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep, write_in_child
 from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
 
-_PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
-_MAKE_FOLDERS = 30.0  # seconds for the folders of an attempt
+_MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
@@ -88,11 +86,12 @@ class Node:
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
+        self.starter = Starter(order, folder, self.launcher, tasks, self.events)
         self.ends = self._new_ends()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
         replace_json(folder.facts, facts)
-        self.monitor = 0 if order.emulated and member else self._start_monitor()  # one machine needs one
+        self.monitor = MonitorProcess(bundle, folder, facts, order)
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
 
@@ -121,8 +120,8 @@ class Node:
         self.child.replace(self.folder.environment, to_json(known) + "\n")
         self._watch(peers, facts, bound, right, variables)
         self.ends = self._new_ends()
-        for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
-            self._start_one(process, [*variables, *stand_ins], bound)
+        to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
+        self.starter.start(self.ranks, attempt, to_start, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
@@ -141,8 +140,7 @@ class Node:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A child was reaped; it may be an orphan that only became ours."""
-        if pid == self.monitor:
-            self.monitor = 0
+        if self.monitor.ended(pid):
             return
         self.reaped += 1
         rank = self.ranks.own_ended(pid)
@@ -153,7 +151,7 @@ class Node:
         rank = self.ranks.guarded(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
-            self._write_started(rank.process, pid, ())
+            self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
         rank = self.ranks.task_ended(local_id)
@@ -189,7 +187,7 @@ class Node:
 
     def close(self, seconds: float) -> None:
         self._ship(final=True)
-        self._end_monitor()
+        self.monitor.end()
         times = os.times()
         self.events.write(
             "agent-ended",
@@ -263,41 +261,6 @@ class Node:
         explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept)
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
-    def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
-        variables = [*shared, *self.launcher.own_variables(process, bound)]
-        variables += self._for_jax(process, variables)
-        if self.order.trace:
-            variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
-        added = {variable.name: variable.value for variable in variables}
-        cpus = tuple(self.launcher.cpus(process, bound))
-        out, err = (self.launcher.log(self.attempt, process.rank, stream) for stream in ("out", "err"))
-        argv = filled(self.order, process.argv, self.folder.attempt(self.attempt))
-        if process.local_rank in self.tasks.lines:
-            # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
-            added = {name: value for name, value in added.items() if os.environ.get(name) != value}
-            self.ranks.add_guarded(process.local_rank, process)
-            self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
-            return
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        environ = {**env, **added}
-        if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
-            environ.update(rank_variables(environ))
-        pid = start(argv, environ, self.order.workdir, out, err, cpus)
-        self.ranks.add_own(pid, process)
-        self._write_started(process, pid, cpus)
-
-    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
-        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
-        known = {**os.environ, **{variable.name: variable.value for variable in variables}}
-        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
-        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
-            return []
-        return jax_identity(known, process.rank)
-
-    def _write_started(self, process: Process, pid: int, cpus: tuple[int, ...]) -> None:
-        where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
-        self.events.write("rank-started", where)
-
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
         return rank.process.rank if rank else rank_in_environment(pid)
@@ -353,12 +316,18 @@ class Node:
             self.metrics.finish(self.beat)
             self._ship(final=True)
             self.watching.end(time.monotonic())
-            for gate in self.gates:
-                gate.close(self.folder.attempt(self.attempt))
+            kept = [gate.log for gate in self.gates if gate.log and gate.keeps_log]
+            if kept:
+                write_in_child(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
         except OSError:
             if not self.events.muted:
                 raise
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
+
+    def _keep(self, logs: List[LogFiles]) -> None:
+        """In a child: what helps to explain a failure; the rest goes with the node's own folder."""
+        for log in logs:
+            log.keep(self.folder.attempt(self.attempt))
 
     def _make_room(self) -> None:
         """Between two pieces of a long log: what waits to be written stays small."""
@@ -376,26 +345,6 @@ class Node:
             self._first_step_told = True
             self.tell(FirstStep(self.metrics.progress.first_t))
 
-    # -- the monitor -------------------------------------------------------------------------------------------------
-
     def _kept(self) -> Set[int]:
         """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline."""
-        return {self.child.pid, self.monitor, self.ends.pid} - {0}
-
-    def _start_monitor(self) -> int:
-        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order, self.folder.node)
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        return start(argv, env, os.path.sep, os.devnull, self.folder.agent_log)
-
-    def _end_monitor(self) -> None:
-        """By its pid; it writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
-        if not self.monitor:
-            return
-        try:
-            os.kill(self.monitor, signal.SIGTERM)
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline and not os.waitpid(self.monitor, os.WNOHANG)[0]:
-                time.sleep(0.02)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-        self.monitor = 0
+        return {self.child.pid, self.monitor.pid, self.ends.pid} - {0}
