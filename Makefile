@@ -72,7 +72,7 @@ faults: $(VENV)/.dev
 # One job file on this machine, Slurm, ssh hosts and mpirun: the same loss. Needs root; two minutes of two idle cores.
 everywhere: $(VENV)/.dev
 	@sh tests/system-packages.sh
-	DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q --timeout 600 tests/everywhere
+	DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q --timeout 600 tests/everywhere tests/ssh/test_containers.py
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
 versions:

@@ -168,3 +168,15 @@ def test_a_desk_that_is_killed_while_it_submits_can_be_tidied_up_after(desk):
     assert "cancelled" in desk("status").stdout
     again = desk("cancel", "killed")
     assert again.returncode == 2 and "is not running here (cancelled)" in again.stderr, again.stderr
+
+
+def test_cancel_removes_a_job_that_has_ended_without_its_lead(desk, monkeypatch):
+    """Nobody fetched it, and the pods are gone: what is known stays, the cluster is tidy."""
+    run = desk.submit(desk.job("dies", WHO, nodes=1, python="/bin/false"))
+    name = run["handle"].rpartition("/")[2]
+    wait_for(lambda: "failed" in desk("status", name).stdout, 60, "the pod to end")
+    before = desk("status", name).stdout
+    done = desk("cancel", name)
+    assert done.returncode == 0 and "had ended; what it had left in its cluster is removed" in done.stdout, done.stderr
+    assert desk.objects() == [] and "failed" in before
+    assert desk("status", name).stdout.splitlines()[:2] == before.splitlines()[:2], "as it was"

@@ -107,6 +107,8 @@ class Backend:
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
     takes_hosts = False  # whether its nodes are machines that the job or the site names
+    leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
+    no_spares = "nodes beyond those that the job runs on cannot be asked for"  # why; empty: they can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -126,6 +128,8 @@ class Backend:
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         """A Problem for whatever this scheduler cannot be asked; `where` names the place of a key in its file."""
+        if order.spares and self.no_spares:
+            raise Problem(f"{where('spares')}: {self.title} has no spares: {self.no_spares}", "leave it out")
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(

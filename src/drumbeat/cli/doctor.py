@@ -98,7 +98,8 @@ def _print(args: Any, findings: List[Any]) -> None:
     from drumbeat.plan.text import finding_lines
 
     for name, found in findings:
-        fine = [finding for finding in found if finding.severity == OK]
+        looked = [line for finding in found if finding.code == "looked-at" for line in finding.seen]
+        fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
         counts = ", ".join(
             f"{len([one for one in rest if one.severity == severity])} {word}"
@@ -109,4 +110,6 @@ def _print(args: Any, findings: List[Any]) -> None:
         for finding in fine:
             evidence = f" ({finding.evidence[0].text})" if finding.evidence and finding.evidence[0].text else ""
             print(f"ok: {finding.title}{evidence}")
+        for line in looked:
+            print(f"looked at {line}")
         print()

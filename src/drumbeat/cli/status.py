@@ -82,6 +82,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("progress", progress_line(state.progress, left=not state.hang)))
     if state.gpus:
         lines.append(("GPUs", state.gpus.words))
+    if state.spares or state.replaced:
+        lines.append(("spares", "; ".join([f"{state.spares} left", *state.replaced])))
     ended = state.ranks.ended
     if ended:
         ago = duration(max(0.0, now - ended[-1].t))

@@ -10,6 +10,7 @@ from typing import Any, List, Mapping, Optional
 
 from drumbeat.backends import get
 from drumbeat.backends.ssh import start
+from drumbeat.backends.ssh.container import host_python
 from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of
 from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.order import Order
@@ -37,7 +38,7 @@ class Hosts:
         for number in STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        sessions = Sessions(self.order.hosts, self.folder.bundle, self.order.python, environ)
+        sessions = Sessions(self.order.hosts, self.folder.bundle, host_python(self.order), environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)
             self.sessions, self.started = sessions, True

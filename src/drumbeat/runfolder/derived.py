@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.read import decode
@@ -45,6 +46,16 @@ class Ranks:
 
     started: int = 0
     ended: Tuple[RankEnd, ...] = ()
+
+
+def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Which spares took whose place, in words."""
+    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
+
+
+def spares_left(events: Iterable[Event]) -> int:
+    """Nodes that waited without a role when the last attempt began."""
+    return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
 
 
 def attempt_ends(run: Run) -> List[AttemptEnd]:

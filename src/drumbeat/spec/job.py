@@ -185,6 +185,15 @@ class Job:
     restarts: int = key(
         "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
     )
+    spares: int = key(
+        "number",
+        "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
+        "its checkpoint, without waiting in a queue (docs/comeback.md). Of `hosts` the last ones are spares.",
+        "1",
+        0,
+        minimum=0,
+        flag="N",
+    )
     stop_grace: int = key(
         "duration",
         "How long ranks may go on saving after a stop signal before they are killed.",

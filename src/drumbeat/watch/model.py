@@ -253,6 +253,9 @@ class RunView:
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+        elif isinstance(event, kinds.Excluded):
+            self.node(event.peer).idle = f"excluded: {event.why}"
+            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
         elif isinstance(event, kinds.Resumed):
             self.hangs = False
         elif isinstance(event, kinds.Stopping):
@@ -271,7 +274,7 @@ class RunView:
         self.planned_nodes = event.nodes
         self.planned_ranks = event.nodes * event.ranks_per_node or self.planned_ranks
         for node in self.nodes.values():
-            node.joined, node.lost = False, ""
+            node.joined, node.lost, node.idle = False, "", ""
 
     def _joined(self, event: kinds.NodeJoined) -> None:
         node = self.node(event.peer)
@@ -282,6 +285,9 @@ class RunView:
         self._go_to(event.attempt)
         self.world, self.failure, self.hangs = event.world_size, None, False
         self.phase = "waiting for the first step"
+        for node in self.nodes.values():
+            if not node.idle.startswith("excluded"):
+                node.idle = "spare" if node.node in event.spares else ""
         if event.attempt:
             self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
 

@@ -21,8 +21,10 @@ from drumbeat.runfolder.mirror import Mirror, is_complete
 class Kubernetes(Backend):
     name = "kubernetes"
     title = "Kubernetes"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)

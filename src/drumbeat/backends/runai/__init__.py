@@ -35,8 +35,10 @@ _FILES = 60.0  # seconds for one answer out of a pod
 class RunAi(Backend):
     name = "runai"
     title = "Run:ai"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "rcp"
     specific = ("qos",)
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)

@@ -24,6 +24,7 @@ _CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slur
 class Slurm(Backend):
     name = "slurm"
     title = "Slurm"
+    no_spares = ""
     default_site = "slurm"
     interactive = "salloc -N 2"
     specific = directives.SPECIFIC

@@ -112,9 +112,11 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             ("dependency", specific.get("dependency")), ("array", request.array),
         ) if value),
         (f"--chdir={order.workdir}", ""),
-        (f"--nodes={order.nodes}", ""),
+        (f"--nodes={order.members}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
         *_tasks(order),
     ]  # fmt: skip
+    if order.spares:
+        made.append(("--no-kill", "the job goes on when a node is lost: a spare takes its place"))
     if request.memory:
         made.append((f"--mem={request.memory}", "of each node"))
     if request.exclusive:
