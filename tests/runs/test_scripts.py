@@ -133,9 +133,9 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
     )
     (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
     started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 60, "two ranks")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 120, "two ranks")
     started.send_signal(signal.SIGTERM)
-    out = started.communicate(timeout=90)[0]
+    out = started.communicate(timeout=180)[0]
     assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out
 
 
