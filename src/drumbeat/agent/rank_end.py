@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from drumbeat.diagnose.exits import STOPPED
-from drumbeat.finding import Finding
+from drumbeat.finding import STOPPED, Finding
 
 # Codes of failures that only say that another rank went away or did not come.
 CONSEQUENCES = frozenset((
