@@ -21,7 +21,7 @@ from tests.faults.rows import Row
 
 PROGRAM = Path(__file__).parent / "program.py"
 SOURCE = str(Path(__file__).parent.parent.parent / "src")
-PATIENCE = 90.0  # seconds for a fault to be named or a run to end, on a crowded machine
+PATIENCE = 150.0  # seconds for a fault to be named or a run to end, on a crowded machine
 
 
 @dataclass
