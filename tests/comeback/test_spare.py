@@ -70,3 +70,9 @@ def test_where_spares_cannot_be_had(drumbeat):
     assert hosts.returncode == 2 and "2 hosts are named in all" in hosts.stderr
     pods = drumbeat.here("submit", "--site", "kubernetes", "--spares", 1, "--container", "x", "--", "true")
     assert pods.returncode == 2 and "has no spares: a pod that is lost is replaced" in pods.stderr, pods
+
+
+def test_the_last_hosts_are_spares(drumbeat):
+    done = drumbeat.here("plan", "--render", "--hosts", "a,b,c", "--spares", 1, "--ranks-per-node", 1, "--", "true")
+    order = json.loads("\n".join(line for line in done.stdout.splitlines() if not line.startswith("#")))
+    assert (order["nodes"], order["spares"], order["hosts"]) == (2, 1, ["a", "b", "c"])

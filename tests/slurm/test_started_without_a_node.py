@@ -14,11 +14,12 @@ RANKS = Path(__file__).parent.parent / "comeback" / "ranks.py"
 
 
 @pytest.fixture
-def whole(cluster):
+def whole(cluster, oar):
     """All nodes of the partition are up, whatever an earlier test did to them."""
     for node in FRAGILE:
         if node not in cluster.pids:
             cluster.repair(node)
+    oar("nodes", "forget", *FRAGILE)
     up = lambda: cluster.out("sinfo", "-h", "-p", "fragile", "-t", "idle", "-o", "%D").split() == [str(len(FRAGILE))]  # noqa: E731
     wait_for(up, 90, "three idle nodes")
 
@@ -57,6 +58,11 @@ def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
     (place / "enough").touch()
     ended = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"], 120)
     assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "0", output(folder)
+    known = json.loads(oar("nodes", "--json").stdout)["nodes"]
+    assert [node["host"] for node in known if node["excluded"]] == ["reed2"], known
+    script = oar("plan", "--render", job).stdout
+    assert "#SBATCH --exclude=reed2" in script and f"reed2: lost in {folder.name}" in script
+    assert "--exclude" not in oar("plan", "--render", "--bad-nodes", "use", job).stdout
     summary = json.loads((folder / "summary.json").read_text())
     assert (
         summary["outcome"] == "finished"

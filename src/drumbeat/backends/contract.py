@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
@@ -107,6 +107,7 @@ class Backend:
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
     takes_hosts = False  # whether its nodes are machines that the job or the site names
+    avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
     leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
     no_spares = "nodes beyond those that the job runs on cannot be asked for"  # why; empty: they can
     interactive = ""  # how a user gets an allocation to type in, for messages
@@ -135,6 +136,10 @@ class Backend:
                 raise Problem(
                     f"{where(key)}: {self.title} has no {key}", f"leave it out; it knows {_listed(self.specific)}"
                 )
+
+    def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
+        """Those of the hosts that this scheduler has; all of them where it cannot be asked."""
+        return set(hosts)
 
     def notes(self, order: Order) -> List[str]:
         """What the scheduler would accept, and the user hardly meant."""

@@ -402,6 +402,14 @@ class Job:
         minimum=0,
         flag="N",
     )
+    bad_nodes: str = key(
+        "choice",
+        "Whether the scheduler is asked to leave out the nodes that `drumbeat nodes` has on its exclude list.",
+        "use",
+        "avoid",
+        allowed=("avoid", "use"),
+        flag="X",
+    )
     submit_options: Tuple[str, ...] = key(
         "words", "Other options of the scheduler's submit command, word by word.", '["--licenses=scratch"]', ()
     )
