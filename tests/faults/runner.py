@@ -111,8 +111,9 @@ def run_row(row: Row, folder: Path) -> Seen:
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(job))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    desk = ["env", "--default-signal=HUP,INT", sys.executable, "-m", "drumbeat", "run", "job.yaml"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "drumbeat", "run", "job.yaml"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        desk, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env={**os.environ, "PYTHONPATH": SOURCE, "PATH": path},
     )  # fmt: skip
     seen = Seen(row)
