@@ -25,12 +25,18 @@ def record_first_call(model: nn.Module) -> None:
     def first(x: Tensor) -> Tensor:
         if not (x.is_cuda and model.training and torch.is_grad_enabled()):
             return plain(x)
+        model.forward = plain
+        before = [buffer.clone() for buffer in model.buffers()]
         try:
-            recorded = _Recorded(model, plain, x)
+            recorded = _Recorded(model, x)
         except RuntimeError as error:
-            warnings.warn(f"kernels are started one by one: recording failed: {error}", stacklevel=2)
-            model.forward = plain
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"kernels are started one by one: recording failed: {reason}", stacklevel=2)
             return plain(x)
+        finally:  # its rehearsals leave no trace in running means
+            with torch.no_grad():
+                for buffer, value in zip(model.buffers(), before):
+                    buffer.copy_(value)
 
         def forward(x: Tensor) -> Tensor:
             fits = x.shape == recorded.x.shape and x.dtype == recorded.x.dtype
@@ -45,12 +51,18 @@ def record_first_call(model: nn.Module) -> None:
 
 
 class _Recorded:
-    """Where the graphs read their input and write output and gradients. The rehearsals leave no trace in running means."""
+    """Where the graphs read their input and write output and gradients."""
 
-    def __init__(self, model: nn.Module, plain: Forward, x: Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.x = x.detach().clone()
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        before = [buffer.clone() for buffer in model.buffers()]
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(named.values())
+        # Other tensors with the same memory: DDP holds on to the real ones' places in autograd, which belong to its stream.
+        leaves = {name: p.detach().requires_grad_() for name, p in named.items()}
+
+        def run() -> Tensor:
+            return torch.func.functional_call(model, leaves, (self.x,))  # type: ignore[no-any-return]
+
         autocast: ContextManager[Any] = nullcontext()
         if torch.is_autocast_enabled("cuda"):  # copies of weights that it keeps would not be made anew in a replay
             autocast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False)
@@ -58,8 +70,8 @@ class _Recorded:
         beside.wait_stream(torch.cuda.current_stream())
         with autocast, torch.cuda.stream(beside):
             for _ in range(_REHEARSALS):
-                out = plain(self.x)
-                torch.autograd.grad(out, self.parameters, torch.zeros_like(out))
+                out = run()
+                torch.autograd.grad(out, list(leaves.values()), torch.zeros_like(out))
         torch.cuda.current_stream().wait_stream(beside)
         del out
         pool = torch.cuda.graph_pool_handle()
@@ -67,14 +79,11 @@ class _Recorded:
         how: Any = {"pool": pool, "capture_error_mode": "thread_local"}
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with autocast, torch.cuda.graph(self.forward, **how):
-            self.out = plain(self.x)
+            self.out = run()
         self.d_out = torch.zeros_like(self.out)
         with torch.cuda.graph(self.backward, **how):
-            self.gradients = torch.autograd.grad(self.out, self.parameters, self.d_out)
+            self.gradients = torch.autograd.grad(self.out, list(leaves.values()), self.d_out)
         self.out = self.out.detach()
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), before):
-                buffer.copy_(value)
 
 
 class _Replay(torch.autograd.Function):
