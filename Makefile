@@ -67,12 +67,13 @@ faults-train: $(VENV)/.dev
 # Every row of the fault table, for real; writes docs/reliability.md. FAULTS="word ..." chooses rows by name.
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults.table $(FAULTS)
+	$(BIN)/python -m tests.comeback.measure
 	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py
 
 # One job file on this machine, Slurm, ssh hosts and mpirun: the same loss. Needs root; two minutes of two idle cores.
 everywhere: $(VENV)/.dev
 	@sh tests/system-packages.sh
-	DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q --timeout 600 tests/everywhere
+	DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q --timeout 600 tests/everywhere tests/ssh/test_containers.py
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
 versions:
@@ -90,7 +91,7 @@ workloads: $(VENV)/.dev
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 cluster: $(VENV)/.dev
 	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
-	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py
+	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py tests/cluster/troubles_on_a_cluster.py
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info

@@ -86,6 +86,7 @@ def main():
     parser.add_argument(
         "--checkpoint", help="file to save to when stopped (SIGTERM), and to resume from if it is there"
     )
+    parser.add_argument("--save-every", type=int, default=0, metavar="N", help="save every N steps too")
     args = parser.parse_args()
 
     stop = []
@@ -129,6 +130,12 @@ def main():
             report(step, steps=args.steps, loss=loss, kind="validation", seconds=seconds)
             print(f"step {step:4d}  validation loss {loss:.3f}", flush=True)
 
+    def save(step):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, args.checkpoint + ".part")
+        os.replace(args.checkpoint + ".part", args.checkpoint)  # whole or not at all
+        report(step, kind="checkpoint", path=args.checkpoint)
+
     validate(first)
     since = time.perf_counter()
     for step in range(first, args.steps):
@@ -147,13 +154,12 @@ def main():
             print(f"step {step + 1:4d}  loss {loss.item():.3f}  {rate:,.0f} tokens/s", flush=True)
         if (step + 1) % 200 == 0 or step + 1 == args.steps:
             validate(step + 1)
+        if args.checkpoint and args.save_every and (step + 1) % args.save_every == 0 and rank == 0:
+            save(step + 1)
         # A signal reaches the ranks at different steps; they stop together or they would wait for each other for ever.
         if (step + 1) % 5 == 0 and mean_over_ranks(torch.tensor(float(bool(stop)))) > 0:
             if args.checkpoint and rank == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-                torch.save(state, args.checkpoint + ".part")
-                os.replace(args.checkpoint + ".part", args.checkpoint)  # whole or not at all
-                report(step + 1, kind="checkpoint", path=args.checkpoint)
+                save(step + 1)
                 print(f"step {step + 1:4d}  stopped by signal; saved {args.checkpoint}", flush=True)
             sys.exit(REQUEUE if args.checkpoint else 128 + signal.SIGTERM)
     if world > 1:

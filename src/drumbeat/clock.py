@@ -23,4 +23,12 @@ def stepped() -> float:
     return step if abs(step) > _STEP else 0.0
 
 
+def own(t: float) -> float:
+    """A time of day that another process of this machine has just noted, as this process counts: where the clock was set
+    since, both are told apart by that step."""
+    step = stepped()
+    return t - step if step and abs(t - time.time()) < _JUST_NOW else t
+
+
 _STEP = 2.0  # seconds
+_JUST_NOW = 60.0  # seconds: older times may be from before the step

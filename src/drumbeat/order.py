@@ -65,6 +65,14 @@ class Option:
 
 
 @dataclass(frozen=True)
+class AvoidedNode:
+    """A node that the scheduler is asked to leave out, and why."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Resources:
     """What any scheduler can be asked for besides nodes and time; where nothing is given, its own default counts."""
 
@@ -78,6 +86,7 @@ class Resources:
     requeues: int = 3  # how often drumbeat queues the job again
     specific: Dict[str, str] = field(default_factory=dict)  # what only some backends know (qos, constraint, ...)
     options: Tuple[Option, ...] = ()  # in the scheduler's own words
+    avoided: Tuple[AvoidedNode, ...] = ()  # as past runs say (drumbeat nodes)
 
 
 @dataclass(frozen=True)
@@ -191,6 +200,7 @@ class Order:
     code: str = "shared"  # one of CODES: how the working tree gets to the nodes
     code_root: str = ""  # sync: where it was packed
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
+    code_bytes: int = 0  # sync: the size of that archive
     timing: Timing = field(default_factory=Timing)
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA

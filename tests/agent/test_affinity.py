@@ -9,6 +9,7 @@ import pytest
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.facts.model import Cpus, Facts, Gpu
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import Binding, Slot
@@ -147,3 +148,24 @@ def test_a_variable_that_a_script_has_changed_is_named():
     actions = watch.on(seen, 1.0) + watch.on(seen, 3.0)
     (warning,) = [action.finding for action in actions if isinstance(action, Warn)]
     assert warning.title == "2 of 2 ranks have NCCL_IB_GID_INDEX=1, planned was 3"
+
+
+MINORS = "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\ngpu0/gi5/access 48\ngpu0/gi5/ci0/access 49\n"
+
+
+@pytest.mark.parametrize(
+    "opened, variables, names",
+    [
+        (("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"), {}, ("gi3/ci0",)),
+        (("/dev/nvidia-caps/nvidia-cap48",), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, ("gi5",)),
+        (("/dev/nvidia-caps/nvidia-cap1",), {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, ("MIG-1",)),
+        ((), {"CUDA_VISIBLE_DEVICES": "0"}, ()),
+    ],
+)
+def test_which_instance_of_a_divided_gpu(tmp_path, opened, variables, names):
+    (tmp_path / "minors").write_text(MINORS)
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    for number, target in enumerate(opened):
+        (tmp_path / "7" / "fd" / str(number)).symlink_to(target)
+    assert mig_instances(7, variables, str(tmp_path), str(tmp_path / "minors")) == names
+    assert mig_instances(8, {}, str(tmp_path), str(tmp_path / "no")) == ()

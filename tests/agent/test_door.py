@@ -7,7 +7,7 @@ import time
 import pytest
 
 from drumbeat.agent.wire.channel import Channel
-from drumbeat.agent.wire.door import Door, most_strangers
+from drumbeat.agent.wire.door import Door, _origin, most_strangers
 from drumbeat.agent.wire.messages import StopAsked, WireError
 from drumbeat.agent.wire.ports import free_port, listen
 
@@ -157,3 +157,8 @@ def test_a_stalled_lead_lets_no_stranger_stay(lead):
             lead.turn()
         lead.door.tick(time.monotonic() + 3600)
         assert len(lead.door) == 0
+
+
+def test_all_addresses_of_one_ipv6_network_are_one_source():
+    assert _origin("2001:db8:1:2::5") == _origin("2001:db8:1:2:ffff::9") != _origin("2001:db8:1:3::5")
+    assert _origin("::ffff:10.0.0.7") == _origin("10.0.0.7") == "10.0.0.7"

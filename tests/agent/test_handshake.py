@@ -12,7 +12,7 @@ import pytest
 
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
-from drumbeat.agent.wire.handshake import LEAD, NODE, Seal, check_same_user, proof, relayed, session_key
+from drumbeat.agent.wire.handshake import LEAD, NODE, Seal, check_same_user, plain_address, proof, relayed, session_key
 from drumbeat.agent.wire.messages import StopAsked, Welcome, WireError
 from drumbeat.agent.wire.ports import free_port, listen, listening_address
 from tests.conftest import wait_for
@@ -244,9 +244,8 @@ def test_the_other_end_of_a_unix_socket_must_be_this_user():
 
 def test_the_listener_is_as_narrow_as_is_safe():
     assert listening_address("127.0.0.1", emulated=True) == "127.0.0.1"
-    assert listening_address("127.0.0.1", emulated=False) == "0.0.0.0"  # others cannot have dialled that
-    assert listening_address("192.0.2.7", emulated=False) == "0.0.0.0"  # not ours: NAT
-    assert listening_address("nid0001", emulated=False) == "0.0.0.0"
+    for name in ("127.0.0.1", "192.0.2.7", "nid0001"):  # others cannot have dialled that; not ours: NAT; a name
+        assert listening_address(name, emulated=False) in ("::", "0.0.0.0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(
             OSError
@@ -261,3 +260,42 @@ def test_a_name_that_does_not_resolve_ends_soon():
     with pytest.raises(WireError, match="does not resolve"):
         dial("no-such-host.invalid", (1,), TOKEN, 300.0, lambda: None, lambda text: None, unresolved=0.5)
     assert time.monotonic() - begin < 60
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the kernel has no IPv6")
+@pytest.mark.parametrize("address", ["::1", "127.0.0.1"])
+def test_a_lead_known_by_name_is_reached_by_both_protocols(address):
+    """A cluster may have IPv6 alone; over IPv4 the same listener must not take the member for relayed."""
+    port = free_port("127.0.0.1", ())
+    with listen(listening_address("node0", emulated=False), (port,)) as listener:
+        listener.setblocking(True)
+        channels = []
+
+        def serve():
+            channel = Channel(listener.accept()[0], TOKEN, lead=True)
+            channels.append(channel)
+            while not channel.opened and not channel.closed:
+                channel.receive()
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        member = dial(address, (port,), TOKEN, 30.0, lambda: None, lambda text: None)
+        thread.join(30)
+        assert member.opened and channels[0].opened
+        member.close()
+        channels[0].close()
+
+
+def test_addresses_are_compared_as_the_other_side_writes_them():
+    assert plain_address("::ffff:10.0.0.7") == "10.0.0.7" and plain_address("fe80::1%eth0") == "fe80::1"
+    assert plain_address("fd00::ffff:1") == "fd00::ffff:1" and plain_address("10.0.0.7") == "10.0.0.7"

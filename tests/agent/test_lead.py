@@ -360,7 +360,7 @@ def test_a_stop_between_two_attempts_is_obeyed():
 def test_a_node_lost_between_two_attempts_is_replaced_or_ends_the_run():
     lead, _ = mustered(restarts=3, nodes=2, spares=1)
     failed_once(lead)
-    assert kinds(lead.member_lost(1, "gone", 12.5)) == ["node-lost"]
+    assert kinds(lead.member_lost(1, "gone", 12.5)) == ["node-lost", "decided"]
     assert told(lead.tick(14.0)) == [(0, "prepare"), (0, "start"), (2, "prepare"), (2, "start")]
     lead, _ = mustered(restarts=3)
     failed_once(lead)
@@ -408,3 +408,12 @@ def test_a_job_with_spares_starts_without_the_missing():
     assert lead.phase == "muster" and lead.attempts == []
     lead.tick(61.0)
     assert lead.attempts[-1].assignment == (0, 2)
+
+
+def test_a_member_that_ended_early_costs_a_spare():
+    asked = order(spares=1)
+    lead = lead_of(asked)
+    for member in (0, 1):
+        lead.hello(hello(member, asked), 0.0, 1.0)
+    assert kinds(lead.waits_in_vain("the agent of node 2 ended with 70")) == ["finding"]
+    assert "attempt-started" in kinds(lead.tick(2.0)) and lead.attempts[-1].assignment == (0, 1)

@@ -30,6 +30,10 @@ int main() { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }
 TOKENS = 'admin-token,admin,admin,"system:masters"\nnobody-token,nobody,nobody\n'
 
 
+# What a newer kubelet must be told: these machines have the first version of control groups.
+_NEWER = {"failCgroupV1": False}
+
+
 class Cluster:
     def __init__(self, base: Path, programs: Path, nodes: int = 2) -> None:
         self.base, self.programs, self.count = base, programs, nodes
@@ -44,12 +48,17 @@ class Cluster:
     def nodes(self) -> List[str]:
         return [f"k{number}" for number in range(1, self.count + 1)]
 
-    def inside(self, *words: str) -> List[str]:
+    def program(self, name: str) -> str:
+        """The one beside the API server's program, else Debian's."""
+        own = self.programs / name
+        return str(own) if own.exists() else name
+
+    def inside(self, *words: object) -> List[str]:
         """A command in the head's network, where the API server is."""
         return ["nsenter", f"--net=/run/netns/{self.prefix}-head", *map(str, words)]
 
     def kubectl(self, *words: str, check: bool = True, **more) -> str:
-        argv = self.inside("kubectl", f"--kubeconfig={self.kubeconfig}", *words)
+        argv = self.inside(self.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *words)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, **more)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
@@ -168,11 +177,11 @@ class Cluster:
         store = "http://127.0.0.1:2379"
         self._start(
             "etcd",
-            self.inside("etcd", "--data-dir", self.base / "etcd", "--listen-client-urls", store, "--advertise-client-urls", store,
-                        "--unsafe-no-fsync"),
+            self.inside(self.program("etcd"), "--data-dir", self.base / "etcd", "--listen-client-urls", store,
+                        "--advertise-client-urls", store, "--unsafe-no-fsync"),
             ETCD_UNSUPPORTED_ARCH="arm64",
         )  # fmt: skip
-        old = "1.20" in self._version()
+        old = self.old
         self._start("apiserver", self.inside(
             self.programs / "kube-apiserver", f"--etcd-servers={store}", "--bind-address=0.0.0.0", f"--advertise-address={HEAD}",
             "--secure-port=6443", f"--cert-dir={pki}/run", f"--service-account-key-file={pki}/sa.pub",
@@ -195,7 +204,12 @@ class Cluster:
             sys.executable, HERE / "names.py", self.kubeconfig, self.base / "names", HEAD
         ))  # fmt: skip
 
-    def _version(self) -> str:
+    @property
+    def old(self) -> bool:
+        """Whether it is the release that Debian has the source of; newer ones have other options."""
+        return "v1.20." in self.version()
+
+    def version(self) -> str:
         argv = [str(self.programs / "kube-apiserver"), "--version"]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
@@ -211,7 +225,9 @@ class Cluster:
         (folder / "cni").mkdir(parents=True, exist_ok=True)
         (folder / "cni" / "10.conflist").write_text(json.dumps(pod_network(number, folder)))
         (folder / "containerd.toml").write_text(containerd_config(folder))
-        (folder / "kubelet.yaml").write_text(json.dumps(kubelet_config(f"{self.prefix}-{name}")))
+        (folder / "kubelet.yaml").write_text(
+            json.dumps({**kubelet_config(f"{self.prefix}-{name}"), **({} if self.old else _NEWER)})
+        )
         for group in CGROUPS:
             Path(f"/sys/fs/cgroup/{group}/{self.prefix}-{name}").mkdir(exist_ok=True)
         for entry in ("cpuset.cpus", "cpuset.mems"):
@@ -231,7 +247,7 @@ class Cluster:
         self.wait(lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0, 200, "containerd")
         for image in ("pause", "host"):
             self._sh("ctr", "-a", socket, "-n", "k8s.io", "images", "import", self.base / "image" / f"{image}.tar")
-        runtime = ["--container-runtime=remote"] if "1.20" in self._version() else []
+        runtime = ["--container-runtime=remote"] if self.old else []
         self._start(f"kubelet{number}", [
             *enter, self.programs / "kubelet", f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.kubeconfig}",
             f"--root-dir={folder}/kubelet", f"--cert-dir={folder}/pki", f"--hostname-override={name}",

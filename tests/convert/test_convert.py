@@ -124,3 +124,17 @@ def test_the_command(drumbeat, tmp_path):
     path.write_text("echo nothing\n")
     done = drumbeat("convert", path)
     assert done.returncode == 1 and "no line starts a training" in done.stderr
+
+
+def test_an_export_that_only_dropped_flags_used_goes_with_them():
+    draft = convert(
+        "#!/bin/bash\n#SBATCH --nodes=2\n"
+        'export head_ip=$(srun -n1 -w "$head" hostname --ip-address)\n'
+        "export DATA=$(srun -n1 cat /etc/root)\n"
+        "export SEEN=$(date +%s)\n"
+        "srun torchrun --nnodes 2 --rdzv_endpoint $head_ip:29500 train.py --data $DATA\n"
+    )
+    assert draft.setup == ["export DATA=$(srun -n1 cat /etc/root)", "export SEEN=$(date +%s)"]
+    assert ("only flags that drumbeat fills in used it", 3) in [(each.why, each.line) for each in draft.left_out]
+    assert any("asks Slurm on every node" in each.why and each.line == 4 for each in draft.to_check)
+    assert "head_ip" not in str(draft.to_check)

@@ -236,3 +236,36 @@ def test_hostile_text_is_read_in_bounded_time():
     for text in ("<" * 100_000 + "<system" + "<a" * 100_000, "GPU0 " * 50_000, "JobId=" * 50_000, "CA '" * 90_000):
         read_dumps(text, "x")
     assert MAX_BYTES <= 8 << 20
+
+
+TOPO_WITHOUT_LEGEND = """
+        GPU0    GPU1    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity
+GPU0     X      SYS     PIX     SYS     SYS     0-3             0
+GPU1    SYS      X      SYS     PIX     SYS     4-7             1
+"""
+
+
+@pytest.mark.parametrize(
+    "text, kind, words",
+    [
+        ("DEV\tPORT\tINDEX\tGID\n---\t----\nn_gids_found=0\n", "show_gids", "no RDMA device has a GID here"),
+        (TOPO_WITHOUT_LEGEND, "nvidia-smi topo -m", "the NIC legend below the table names the devices"),
+        ("HOPS TABLE:\n   0000:c1:00.0 0000:c6:00.0\n0000:c1:00.0 0 1\n0000:c6:00.0 1 0\n", "amd-smi topology", "2 GPUs"),
+        ("op name ................ installed .. compatible\nfp_quantizer ........... [NO] ....... [NO]\n", "ds_report",
+         "fp_quantizer"),
+        ("1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536\nlink/loopback 00:00\n2: p1: <UP,LOWER_UP> mtu 1500\nlink/ether 9c:63\n"
+         "inet 192.168.1.6/24 scope global p1\n", "ip addr", "could carry a job: p1"),
+        ("hca_id: mlx5_0\n  port:   1\n  state:  PORT_ACTIVE (4)\n  link_layer: Ethernet\n  active_width: 4X (2)\n"
+         "  active_speed: 25.0 Gbps (32)\n", "ibv_devinfo", "100 Gb/s"),
+        ("    GPU UUID   : GPU-1\n    PCI\n        Bus Id     : 00000000:82:00.0\n", "nvidia-smi -q", "00000000:82:00.0"),
+        ('<nvidia_smi_log>\n<driver_version>550.1</driver_version>\n<gpu id="00000000:01:00.0">\n<product_name>X</product_name>',
+         "nvidia-smi -q -x", "without -x"),
+        ("JobId=7 JobName=t\n   JobState=PENDING Reason=Resources\n   ReqNodeList=n7 ExcNodeList=(null)\n   NumNodes=1\n",
+         "scontrol show job", "asks for n7 by name"),
+    ],
+)  # fmt: skip
+def test_forms_that_people_paste(text, kind, words):
+    (dump,) = read_dumps(text, "x")
+    assert dump.kind == kind
+    assert words in " ".join([*dump.facts, *(f"{each.title} {each.fix}" for each in dump.findings)])
+    assert "NCCL_IB_HCA=NIC" not in str(dump)

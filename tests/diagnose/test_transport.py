@@ -4,6 +4,7 @@ import pytest
 
 from drumbeat.diagnose.nccl import observe, records
 from drumbeat.diagnose.observations import Channel, Ranks
+from drumbeat.diagnose.text import render
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
@@ -384,3 +385,23 @@ def test_a_subsystem_that_hides_the_network_proves_nothing():
 def test_a_line_without_its_head_behind_a_prefix(prefix):
     line = "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 (Unresponsive receiver (reachable by EFA device))"
     assert (path(prefix + line).answer, path(prefix + line).provider) == ("ofi", "efa")
+
+
+def test_the_cards_that_each_rank_uses():
+    text = "\n".join(
+        [
+            start_up(0, more=["NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_3:1/IB [RO]; OOB eth0:10.0.0.1<0>"]),
+            "n0:100:200 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1/GDRDMA",
+            "n0:100:200 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/1/GDRDMA",
+            start_up(1, network="AWS Libfabric"),
+            "n1:101:201 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/AWS Libfabric/3/GDRDMA",
+        ]
+    )
+    report = read(text)
+    assert report.transport.nics == ((0, ("mlx5_3",)), (1, ("AWS Libfabric/3",)))
+    assert "NIC used    rank 0: mlx5_3; rank 1: AWS Libfabric/3" in render(report)
+
+
+def test_the_share_of_missing_ranks_counts_the_world():
+    text = start_up(0, nranks=8) + "\nn0:100:200 [0] NCCL INFO Channel 00/0 : 9[0] -> 3[0] [send] via NET/IB/0"
+    assert "7 of 8 ranks: not in these logs" in read(text).transport.unseen

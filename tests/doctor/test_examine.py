@@ -250,3 +250,20 @@ def test_partial_facts_never_stop_the_doctor(name):
 
 def test_every_combination_names_its_reference():
     assert all(entry.reference and entry.fix for entry in COMBINATIONS)
+
+
+def looked(facts):
+    (finding,) = [each for each in examine(facts) if each.code == "looked-at"]
+    return finding
+
+
+def test_what_was_looked_at_is_said_where_there_is_little():
+    finding = looked(Facts("laptop", gpus_on_bus={"nvidia": 2}))
+    assert (
+        "GPUs: none" in finding.seen[0]
+        and "the PCI bus has 2 nvidia, and none is given to this process" in finding.seen[0]
+    )
+    assert "none in /sys/class/infiniband" in finding.seen[1] and "none that is up" in finding.seen[3]
+    assert "unknown" in finding.seen[4] and finding.severity == "ok"
+    whole = looked(facts_of("dgx-h100", 1)[0])
+    assert whole.seen[0] == "GPUs: 8" and whole.seen[1] == "RDMA devices: 12"

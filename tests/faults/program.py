@@ -5,9 +5,11 @@ Without torch the ranks meet at rank 0 over TCP once per step, as a collective w
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +18,22 @@ from drumbeat import metrics
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PACE = 0.1  # seconds
+SAVED = os.environ.get("FAULT_FILE", "") + ".saved"  # the last step that a restart need not repeat
+SAVE_EVERY = 5  # steps
+
+
+def saved():
+    try:
+        with open(SAVED) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def save(step):
+    with open(f"{SAVED}.{RANK}", "w") as file:
+        file.write(str(step))
+    os.replace(f"{SAVED}.{RANK}", SAVED)
 
 
 class Star:
@@ -24,6 +42,9 @@ class Star:
     def __init__(self):
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = []
+        if RANK == 0 and sys.argv[1] == "port" and not os.path.exists(os.environ["FAULT_FILE"]):
+            began()
+            self.thief = socket.create_server(address)  # somebody was faster
         if RANK == 0:
             listener = socket.create_server(address)
             self.peers = [listener.accept()[0] for _ in range(SIZE - 1)]
@@ -68,9 +89,10 @@ class Gloo:
 
 
 def began():
-    """When the fault began: by it the detection is timed."""
-    with open(os.environ["FAULT_FILE"], "w") as file:
-        file.write(str(time.time()))
+    """When the fault began, the first time: by it the detection is timed."""
+    if not os.path.exists(os.environ["FAULT_FILE"]):
+        with open(os.environ["FAULT_FILE"], "w") as file:
+            file.write(str(time.time()))
 
 
 def stop():
@@ -118,9 +140,123 @@ def crash():
     raise ValueError("a bug in this rank")
 
 
+def segfault():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def abort():
+    os.abort()
+
+
+def code():
+    os._exit(3)
+
+
+def gpu_memory():
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    OutOfMemoryError.__module__ = "torch"
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB")
+
+
+def host_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+    bytearray(1 << 30)
+
+
+def nan():
+    print("Loss is nan, stopping training", file=sys.stderr)
+    sys.exit(1)
+
+
+def missing_module():
+    import there_is_no_such_module  # noqa: F401
+
+
+def bad_gpu():
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def full_disk():
+    raise OSError(28, "No space left on device", "/scratch/checkpoint.pt")
+
+
+def forks():
+    """Chains of processes that leave their parents, and then a failure."""
+    text = "import os,time\nfor _ in range(6):\n  if os.fork(): break\n  os.setsid()\ntime.sleep(600)"
+    for _ in range(8):
+        subprocess.Popen([sys.executable, "-S", "-c", text])
+    time.sleep(1)
+    raise ValueError("a bug in this rank")
+
+
+def output():
+    for _ in range(20_000):
+        print("x" * 1000)
+    sys.stdout.flush()
+
+
+def bad_metrics():
+    with open(os.environ["DRUMBEAT_METRICS"], "ab") as file:
+        for line in (
+            b'{"step": NaN}',
+            b"9" * 400,
+            b"[" * 5000,
+            b'"\\ud800"',
+            b"\xff\xfe\0",
+            b'{"step": 1e999, "t": "x"}',
+            b"{" * 99,
+        ):
+            file.write(line + b"\n")
+
+
+def daemon():
+    """A helper that outlives its rank."""
+    subprocess.Popen(["setsid", "sleep", "600"], start_new_session=True)
+
+
+def ras():
+    """What NCCL's service would say of this rank, from another one: rank 0 serves it."""
+    with open(os.environ["FAULT_FILE"] + ".pid", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+
+def serve_ras():
+    """A stand-in for NCCL's RAS: it names the process whose pid was written down."""
+    host, port = os.environ["NCCL_RAS_ADDR"].split(":")
+    with socket.create_server((host, int(port))) as listener:
+        while True:
+            sock, _ = listener.accept()
+            for line in sock.makefile("r"):
+                if line.startswith("CLIENT"):
+                    sock.sendall(b"SERVER PROTOCOL 2\n")
+                elif line.startswith("TIMEOUT"):
+                    sock.sendall(b"OK\n")
+                else:
+                    with open(os.environ["FAULT_FILE"] + ".pid") as file:
+                        who = f"-- GPU 0 managed by process {file.read()} on node 127.0.0.1"
+                    sock.sendall(
+                        b"#0-0 (00000000000000ff) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+                        b"  3 ranks have launched up to operation 12\n"
+                        + f"  Rank 2 has launched up to operation 11 {who}\n".encode()
+                    )
+                    break
+            sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+def nothing():
+    """What happens, happens from outside."""
+
+
 FAULTS = {
     "stop": stop, "sleep": sleep, "loop": loop, "lock": lock, "loader": loader, "gil": gil, "exit": exit_early,
-    "kill": kill, "crash": crash, "idle": lock, "leave": exit_early,
+    "kill": kill, "crash": crash, "idle": lock, "leave": exit_early, "segfault": segfault, "abort": abort, "code": code,
+    "gpu-memory": gpu_memory, "host-memory": host_memory, "nan": nan, "module": missing_module, "bad-gpu": bad_gpu,
+    "full-disk": full_disk, "forks": forks, "output": output, "bad-metrics": bad_metrics, "daemon": daemon, "ras": ras,
+    "outside": nothing,
 }  # fmt: skip
 
 
@@ -162,13 +298,25 @@ def main():
     steps = int(os.environ.get("FAULT_STEPS", "100000"))
     torch = os.environ.get("FAULT_WORLD") == "torch"
     alone = os.environ.get("FAULT_WORLD") == "alone"
+    how = os.environ.get("FAULT_HOW", "").split()
+    if "deaf" in how and rank != RANK:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "saves" in how:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    if kind == "ras" and RANK == 0:
+        threading.Thread(target=serve_ras, daemon=True).start()
     world = None if alone else Gloo() if torch else Star()
-    for step in range(1, steps + 1):
-        time.sleep(PACE)
+    again = "once" in how and os.path.exists(os.environ["FAULT_FILE"])
+    first = saved() + 1 if "restarts" in how else 1
+    for step in range(first, steps + 1):
+        own = PACE * 5 if kind == "slow" and rank == RANK and step >= at else PACE
+        if kind == "slow" and step == at and rank == RANK:
+            began()
+        time.sleep(own)
         if step == at and kind in ("desync", "behind") and rank == RANK:
             began()
             world.dist.barrier() if kind == "desync" else time.sleep(600)
-        elif step == at and kind in FAULTS and rank == RANK:
+        elif step == at and kind in FAULTS and rank == RANK and not again:
             began()
             FAULTS[kind]()
         elif step == at and kind in ("idle", "leave"):
@@ -177,7 +325,10 @@ def main():
             healthy(kind, world, step)
         if world:
             world.meet()
-        metrics.report(step, steps=steps, samples=4)
+        more = {"seconds": own} if kind == "slow" else {}
+        metrics.report(step, steps=steps, samples=4, **more)
+        if "restarts" in how and RANK == 0 and step % SAVE_EVERY == 0:
+            save(step)
 
 
 main()

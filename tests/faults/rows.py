@@ -6,7 +6,7 @@ A row is data. `runner.py` runs it: a job of 2 nodes x 2 ranks (unless it says o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class Row:
     quick: bool = False  # also in `make test`
     failed: str = ""  # code of the failure in the summary, several with | between; '': that of the finding
     then: str = ""  # what the summary must say of the other ranks
+    node: Optional[int] = None  # that is named, where no rank is
+    act: str = ""  # what is done from outside once the fault begins (acts.py)
+    how: str = (
+        ""  # words for program.py: once, restarts (it saves every 5 steps), saves (ends with 75 on SIGTERM), deaf
+    )
+    job: Dict[str, Any] = field(default_factory=dict)  # more keys of the job file
+    outcome: str = ""  # of the run, where it is not `failed`
+    comes_back: bool = False  # a later attempt makes steps again, and no more than 5 are repeated
+    unheard: str = ""  # what must not stand in the output
+    heard: str = ""  # what must
+    without_summary: bool = False  # the run folder is gone
 
 
 HANGS = (
@@ -72,6 +83,95 @@ BLAME = (
     ),  # fmt: skip
 )
 
+# What ends a rank, and what a fault in a program looks like.
+PROGRAMS = (
+    Row("segmentation fault", "segfault", "", failed="segfault", exit_code=139),
+    Row("abort", "abort", "", failed="aborted", exit_code=134),
+    Row("exit code without a word", "code", "", failed="exit-code", exit_code=3),
+    Row("GPU memory used up", "gpu-memory", "", failed="gpu-out-of-memory"),
+    Row("host memory used up", "host-memory", "", failed="host-out-of-memory"),
+    Row("loss is not a number", "nan", "", failed="nan-loss"),
+    Row("module is missing", "module", "", failed="import-error"),
+    Row("GPU with memory errors (ECC)", "bad-gpu", "", failed="gpu-ecc"),
+    Row("checkpoint's disk is full", "full-disk", "", failed="disk-full"),
+    Row("fork storm, then a failure", "forks", "", failed="exception"),
+    Row("the others ignore SIGTERM after a failure", "crash", "", failed="exception", how="deaf"),
+    Row("torchrun: rank raises", "crash", "", failed="exception", world="torch", launcher="torchrun"),
+    Row(
+        "NCCL's RAS names who is behind (stand-in)", "ras", "hang-asleep", place="NCCL's RAS: has launched AllReduce",
+        env={"NCCL_RAS_ADDR": "127.0.0.1:{port}"},
+    ),
+    Row("output storm (20 MB in a second)", "output", "", None, exit_code=0, outcome="finished", steps=20),
+    Row("hostile metrics", "bad-metrics", "", None, exit_code=0, outcome="finished", steps=20),
+    Row("helper outlives its rank", "daemon", "", None, exit_code=0, outcome="finished", steps=20),
+    Row("garbage on the lead's port", "outside", "", None, act="garbage", exit_code=0, outcome="finished", steps=25),
+)  # fmt: skip
+
+# Agents, guards, nodes, the desk, the run folder, the scheduler. (Nodes are lost by killing or stopping their guard and agent.)
+OUTSIDE = (
+    Row("agent of node 1 killed", "outside", "", None, failed="node-lost", node=1, act="kill agent 1", exit_code=69),
+    Row("node 1 lost", "outside", "", None, failed="node-lost", node=1, act="kill node 1", exit_code=69),
+    Row(
+        "link to node 1 half open: no word, no end", "outside", "", None, failed="node-lost", node=1, act="stop node 1",
+        exit_code=69, within=25.0,
+    ),
+    Row("agent of node 1 stopped", "outside", "", None, failed="node-lost", node=1, act="stop agent 1", exit_code=69),
+    Row("lead killed", "outside", "", None, failed="lead-lost", act="kill the lead", exit_code=137),
+    Row("lead's guard killed", "outside", "", None, failed="guard-lost", act="kill the lead's guard", exit_code=143),
+    Row("lead's node lost", "outside", "", None, failed="lead-lost", act="kill node 0", exit_code=137),
+    Row("desk killed", "outside", "", None, act="kill the desk", exit_code=-9, outcome="cancelled"),
+    Row("terminal closed", "outside", "", None, act="hang up", exit_code=129, outcome="cancelled"),
+    Row("Ctrl-C", "outside", "", None, act="interrupt", exit_code=130, outcome="cancelled"),
+    Row(
+        "Ctrl-C twice, ranks ignore it", "outside", "", None, act="interrupt twice", exit_code=130, outcome="cancelled",
+        how="deaf", job={"stop-grace": "600s"},
+    ),
+    Row("drumbeat cancel", "outside", "", None, act="cancel", exit_code=143, outcome="cancelled"),
+    Row("preempted, the ranks save", "outside", "", None, act="terminate", exit_code=75, outcome="requeue", how="saves"),
+    Row("time limit", "outside", "", None, exit_code=124, outcome="time-limit", job={"time": "6s"}),
+    Row(
+        "run folder deleted", "outside", "", None, act="delete the folder", exit_code=74, without_summary=True,
+        heard="the run folder cannot be written",
+    ),
+)  # fmt: skip
+
+# It comes back: from the last save, in the same allocation.
+RETURNS = (
+    Row(
+        "rank killed once, restarts: 2", "kill", "", 2, exit_code=0, outcome="finished", how="once restarts", steps=30,
+        job={"restarts": 2}, comes_back=True,
+    ),
+    Row(
+        "same bug twice at the same step, restarts: 5", "crash", "", failed="exception", how="restarts", job={"restarts": 5},
+        heard="the same failure at step",
+    ),
+    Row(
+        "GPU memory used up twice, restarts: 5", "gpu-memory", "", failed="gpu-out-of-memory", how="restarts",
+        job={"restarts": 5}, heard="the same failure|out of memory again",
+    ),
+    Row(
+        "rendezvous port taken, restarts: 0", "port", "", None, exit_code=0, outcome="finished", how="restarts", steps=15,
+        comes_back=True,
+    ),
+    Row(
+        "node lost, a spare takes its place", "outside", "", None, act="kill node 1", exit_code=0, outcome="finished",
+        how="once restarts", steps=60, job={"spares": 1}, comes_back=True,
+    ),
+    Row(
+        "bad GPU, its node is excluded for a spare", "bad-gpu", "", 2, exit_code=0, outcome="finished", how="once restarts",
+        steps=30, job={"spares": 1}, comes_back=True, heard="excluded",
+    ),
+    Row(
+        "rank hangs once, restarts: 1", "sleep", "hang-asleep", place="sleep", exit_code=0, outcome="finished",
+        how="once restarts", steps=30, job={"restarts": 1}, comes_back=True,
+    ),
+)  # fmt: skip
+
+# A rank that is slower than the others, by its own time.
+SLOW = (
+    Row("rank five times slower", "slow", "slow-rank", within=100.0, exit_code=143, hang="warn", at=20, world="alone"),
+)
+
 # Long work that is no hang: nothing may be said. (FAULT_LONG: seconds that it takes.)
 HEALTHY = tuple(
     Row(
@@ -84,4 +184,4 @@ HEALTHY = tuple(
 
 REPEATED = 3  # times that each healthy row is run by `make faults`
 
-ALL = (*HANGS, *BLAME, *HEALTHY)
+ALL = (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *RETURNS, *SLOW, *HEALTHY)

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from drumbeat.agent.wire.ports import free_port
+from drumbeat.cli.diagnose import read
+from drumbeat.desk.state import state_of
+from drumbeat.runfolder.run import Run
+from tests.faults.acts import ACTS
 from tests.faults.rows import Row
 
 PROGRAM = Path(__file__).parent / "program.py"
@@ -31,6 +36,10 @@ class Seen:
     then: str = ""
     orphans: int = 0
     output: str = ""
+    outcome: str = ""  # as the summary says
+    lost: Optional[int] = None  # steps that were made twice
+    back: Optional[float] = None  # seconds from the fault to the first step of a later attempt
+    views: str = ""  # where `diagnose` or `status` say something else than the summary
 
     def problems(self, slack: float = 1.0) -> List[str]:
         """What is not as the row says. `slack`: how many times longer the machine may take."""
@@ -49,21 +58,35 @@ class Seen:
                 found.append(f"took {self.seconds} s")
         elif self.finding:
             found.append(f"false alarm: {self.finding.get('title')}")
-        wanted = row.failed or (row.code if row.hang == "stop" else "")
-        if wanted and (self.failure or {}).get("code") not in wanted.split("|"):
-            found.append(
-                f"failure {(self.failure or {}).get('code')}, not {wanted}: {(self.failure or {}).get('title')}"
-            )
-        if row.failed and (self.failure or {}).get("rank") != row.rank:
-            found.append(
-                f"blamed rank {(self.failure or {}).get('rank')}, not {row.rank}: {(self.failure or {}).get('title')}"
-            )
-        if row.then not in self.then:
-            found.append(f"the others: {self.then}")
+        found += self._failure_problems()
         if self.exit_code != row.exit_code:
             found.append(f"exit code {self.exit_code}, not {row.exit_code}")
         if self.orphans:
             found.append(f"{self.orphans} processes left")
+        if row.comes_back and (self.back is None or self.back > 60.0 * slack or (self.lost or 0) > 5):
+            found.append(f"came back after {self.back} s, {self.lost} steps lost")
+        if row.heard and not any(word in self.output for word in row.heard.split("|")):
+            found.append(f"did not say {row.heard!r}")
+        return found + ([self.views] if self.views else [])
+
+    def _failure_problems(self) -> List[str]:
+        row, failure, found = self.row, self.failure or {}, []
+        if row.without_summary:
+            return []
+        wanted = row.failed or (row.code if row.hang == "stop" and not row.outcome else "")
+        if wanted and failure.get("code") not in wanted.split("|"):
+            found.append(f"failure {failure.get('code')}, not {wanted}: {failure.get('title')}")
+        elif not wanted and failure:
+            found.append(f"failure {failure.get('code')}: {failure.get('title')}")
+        if row.failed and (failure.get("rank"), row.node) != (
+            row.rank,
+            failure.get("node") if row.node is not None else None,
+        ):
+            found.append(f"blamed rank {failure.get('rank')}, node {failure.get('node')}: {failure.get('title')}")
+        if row.then not in self.then:
+            found.append(f"the others: {self.then}")
+        if row.outcome and self.outcome != row.outcome:
+            found.append(f"outcome {self.outcome}, not {row.outcome}")
         return found
 
 
@@ -71,18 +94,20 @@ def run_row(row: Row, folder: Path) -> Seen:
     """In `folder`, which must be new; with $HOME of whoever calls."""
     folder.mkdir(parents=True, exist_ok=True)
     fault = folder / "fault"
+    port = str(free_port("127.0.0.1", ()))
     env = {
         "FAULT_FILE": str(fault),
         "FAULT_WORLD": row.world,
         "FAULT_STEPS": str(row.steps),
+        "FAULT_HOW": row.how,
         "PYTHONPATH": SOURCE,
-        **row.env,
+        **{name: value.replace("{port}", port) for name, value in row.env.items()},
     }
-    arguments = [str(PROGRAM), row.kind, str(row.rank or 0), str(row.at)]
+    arguments = [str(PROGRAM), row.kind, str(row.rank if row.rank is not None else 2 if row.act else 0), str(row.at)]
     command = ["torchrun", *arguments] if row.launcher == "torchrun" else [sys.executable, *arguments]
     job = {
         "name": "fault", "nodes": 2, "ranks-per-node": 2, "command": command, "env": env, "stop-grace": "2s",
-        "checks": {"hang": row.hang},
+        "checks": {"hang": row.hang}, **row.job,
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(job))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -105,27 +130,69 @@ def run_row(row: Row, folder: Path) -> Seen:
     run = _run(folder)
     if run is None:
         return seen
+    began = float(fault.read_text()) if fault.exists() and fault.read_text() else None
+    deadline = time.monotonic() + 60  # a desk that was killed leaves the end to the agents
+    while _marked(run.name) and time.monotonic() < deadline:
+        time.sleep(0.2)
     events = _events(run)
     finding = _finding(events)
     if finding:
         seen.finding = finding["finding"]
-        if fault.exists() and fault.read_text():
-            seen.seconds = round(finding["t"] - float(fault.read_text()), 1)
+    told = finding or next((event for event in events if event["kind"] in ("node-lost", "failed")), None)
+    if told and began is not None:
+        seen.seconds = round(told["t"] - began, 1)
     summary = run / "summary.json"
     if summary.exists():
         content = json.loads(summary.read_text())
-        seen.failure = content.get("failure")
+        seen.failure, seen.outcome = content.get("failure"), content["outcome"]
         seen.then = "; ".join(f"{each['ranks']}: {each['what']}" for each in content.get("consequences", ()))
+        seen.views = _views(run, content)
+    if row.comes_back and began is not None:
+        _came_back(seen, run, events, began)
     seen.orphans = len(_marked(run.name))
     return seen
 
 
+def _views(run: Path, summary: Dict[str, Any]) -> str:
+    """Where `diagnose RUN` and `status RUN` differ from the summary in cause, rank or certainty; '' if nowhere."""
+    own = summary.get("failure") or summary.get("hang")
+    state, reader = state_of(Run.open(str(run))), read([str(run)])
+    failure = reader.report().failure
+    shown = failure.finding
+    if own is None:
+        fine = failure.answer in ("none", "cancelled", "time-limit", "preempted")
+        return "" if fine else f"diagnose says {failure.answer}, the summary nothing"
+    said = (failure.answer, shown.rank if shown else None, failure.confidence)
+    if own["confidence"] != "unknown" and said != (own["code"], own["rank"], own["confidence"]):
+        return f"diagnose says {said}, the summary {own['code']} of rank {own['rank']}, {own['confidence']}"
+    status = state.summary and (state.summary.failure or state.summary.hang)
+    return "" if status and status.code == own["code"] else "status says something else"
+
+
+def _came_back(seen: Seen, run: Path, events: List[Dict[str, Any]], began: float) -> None:
+    later = [event["t"] for event in events if event["kind"] == "attempt-started" and event["t"] > began]
+    if not later:
+        return
+    steps = [
+        (metric.t, metric.step) for node in Run.open(str(run)).nodes() for metric in Run.open(str(run)).metrics(node)
+    ]
+    steps = sorted((t, step) for t, step in steps if step is not None)
+    after = [(t, step) for t, step in steps if t > later[0]]
+    before = [step for t, step in steps if t < later[0]]
+    if after:
+        seen.back = round(after[0][0] - began, 1)
+        seen.lost = max(0, max(before, default=0) - min(step for _, step in after) + 1)
+
+
 def _follow(row: Row, folder: Path, process: subprocess.Popen[str], seen: Seen) -> None:
-    """Until it ends by itself, or, where a hang is only warned of, until it is named."""
-    deadline = time.monotonic() + PATIENCE
+    """Until it ends by itself, or, where a hang is only warned of, until it is named. Does what the row does from outside."""
+    deadline, to_do = time.monotonic() + PATIENCE + (row.within if row.within > 60 else 0), bool(row.act)
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
         run = _run(folder)
+        if to_do and run and (folder / "fault").exists():
+            to_do = False
+            ACTS[row.act](run, process)
         if row.code and row.hang == "warn" and run and _finding(_events(run)):
             return
 

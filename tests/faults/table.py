@@ -8,9 +8,9 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
-from tests.faults.rows import BLAME, HANGS, HEALTHY, REPEATED, Row
+from tests.faults.rows import BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, Row
 from tests.faults.runner import Seen, run_row
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
@@ -19,17 +19,20 @@ SLACK = 1.5  # times the bound that a row may take: the machine also runs the ot
 
 HEAD = """# Reliability: faults and what drumbeat says about them
 
-Reference, written by `make faults` on {machine}. Every row is a real run of 2 nodes x 2 ranks on one machine (plain Python ranks
-that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the finding in the run
-folder. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two at a time beside whatever else the
-machine does. How hangs are told: [hangs.md](hangs.md).
+Reference, written by `make faults` on {machine}. Every row is a real run of 2 nodes x 2 ranks on one machine (plain
+Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
+word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
+the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
+at a time beside whatever else the machine does. How hangs are told: [hangs.md](hangs.md); what follows a failure:
+[comeback.md](comeback.md).
 
 """
 
 
 def main() -> int:
     words = sys.argv[1:]
-    rows: List[Row] = [*HANGS, *BLAME, *(row for row in HEALTHY for _ in range(REPEATED))]
+    single = [*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *RETURNS, *SLOW]
+    rows: List[Row] = [*single, *(row for row in HEALTHY for _ in range(REPEATED))]
     rows = [row for row in rows if not words or any(word in row.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="drumbeat-faults-") as place:
         os.environ["HOME"] = place
@@ -53,33 +56,12 @@ def main() -> int:
 def page(results: List[Seen]) -> str:
     machine = f"{os.cpu_count()} cores ({platform.machine()})"
     lines = [HEAD.format(machine=machine)]
-    lines += [
-        "## Hangs",
-        "",
-        "| fault | found after | bound | what was said | exit code | processes left | as it should be |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for seen in results:
-        if seen.row in HANGS:
-            said = seen.finding["title"] if seen.finding else "nothing"
-            lines.append(
-                f"| {seen.row.name} | {seen.seconds} s | {seen.row.within:g} s | {said} | {seen.exit_code} "
-                f"| {seen.orphans} | {_verdict(seen)} |"
-            )
-    lines += [
-        "",
-        "## Who is blamed",
-        "",
-        "| fault | cause named | rank | the others | exit code | processes left | as it should be |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
-    for seen in results:
-        if seen.row in BLAME:
-            failure = seen.failure or {}
-            lines.append(
-                f"| {seen.row.name} | {failure.get('code')}: {failure.get('title')} | {failure.get('rank')} | {seen.then} "
-                f"| {seen.exit_code} | {seen.orphans} | {_verdict(seen)} |"
-            )
+    lines += ["## Hangs", "", *_hangs([seen for seen in results if seen.row in (*HANGS, *SLOW)])]
+    lines += ["", "## Who is blamed", "", *_failures([seen for seen in results if seen.row in (*BLAME, *PROGRAMS)])]
+    lines += ["", "## Agents, nodes, desk, folder, scheduler", ""]
+    lines += _failures([seen for seen in results if seen.row in OUTSIDE])
+    lines += ["", "## It comes back", "", "*Lost* are steps that were made twice; the program saves every 5 steps.", ""]
+    lines += _returns([seen for seen in results if seen.row in RETURNS])
     lines += [
         "",
         "## Healthy runs",
@@ -95,8 +77,64 @@ def page(results: List[Seen]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _hangs(results: List[Seen]) -> List[str]:
+    lines = ["| fault | found after | bound | what was said | exit code | processes left | as it should be |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for seen in results:
+        said = _cell(seen.finding["title"]) if seen.finding else "nothing"
+        lines.append(
+            f"| {seen.row.name} | {_seconds(seen.seconds)} | {seen.row.within:g} s | {said} | {seen.exit_code} "
+            f"| {seen.orphans} | {_verdict(seen)} |"
+        )
+    return lines
+
+
+def _failures(results: List[Seen]) -> List[str]:
+    titles = (
+        "fault",
+        "found after",
+        "cause named",
+        "rank or node",
+        "the others",
+        "outcome",
+        "exit code",
+        "processes left",
+    )
+    lines = [f"| {' | '.join(titles)} | as it should be |", "|---|---|---|---|---|---|---|---|---|"]
+    for seen in results:
+        failure = seen.failure or seen.finding or {}
+        cause = f"{failure['code']}: {_cell(failure['title'])}" if failure else "none"
+        who = f"rank {failure.get('rank')}" if failure.get("rank") is not None else ""
+        who = who or (f"node {failure.get('node')}" if failure.get("node") is not None else "")
+        lines.append(
+            f"| {seen.row.name} | {_seconds(seen.seconds)} | {cause} | {who} | {_cell(seen.then)} | {seen.outcome} "
+            f"| {seen.exit_code} | {seen.orphans} | {_verdict(seen)} |"
+        )
+    return lines
+
+
+def _returns(results: List[Seen]) -> List[str]:
+    lines = ["| fault | found after | back after | lost | outcome | exit code | processes left | as it should be |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for seen in results:
+        lost = "" if seen.lost is None else f"{seen.lost} steps"
+        lines.append(
+            f"| {seen.row.name} | {_seconds(seen.seconds)} | {_seconds(seen.back)} | {lost} | {seen.outcome} "
+            f"| {seen.exit_code} | {seen.orphans} | {_verdict(seen)} |"
+        )
+    return lines
+
+
+def _seconds(value: Optional[float]) -> str:
+    return "" if value is None else f"{value} s"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("\n", " ")
+
+
 def _verdict(seen: Seen) -> str:
-    return "; ".join(seen.problems(SLACK)) or "yes"
+    return _cell("; ".join(seen.problems(SLACK))) or "yes"
 
 
 if __name__ == "__main__":

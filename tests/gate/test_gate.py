@@ -169,6 +169,13 @@ def test_rdma_counters_confirm_the_log():
     assert world.verdict("traffic").answer == "rdma" and not world.stops and world.gate.done
 
 
+def test_the_cards_in_use_are_recorded_per_rank_and_per_port():
+    world = World(Expect("rdma")).lines(log()).wait(2).counters(mlx5_0=900 * MB).wait(1)
+    said = {action.data["verdict"].check: action.data for action in world.actions if isinstance(action, Emit)}
+    assert said["transport"]["nics"] == {"0": ("mlx5_0",)}
+    assert said["traffic"]["carried"] == {"mlx5_0:1": 900 * MB}
+
+
 def test_without_rdma_counters_the_log_is_not_doubted():
     world = World(Expect("rdma")).lines(log()).wait(2).counters(rdma=False, eth0=400 * MB).wait(1).end()
     assert not world.stops and not world.warnings

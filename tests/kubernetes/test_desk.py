@@ -1,5 +1,6 @@
 """The desk's commands against a stand-in for kubectl whose pods are processes: agents, mirror and restarts are real."""
 
+import hashlib
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.backends.kubernetes.code import PIECE
 from tests.conftest import wait_for
 from tests.kubernetes import stand_in
 from tests.kubernetes.programs import goes_on
@@ -119,8 +121,62 @@ def test_cancel_gives_time_to_save(desk):
     assert desk("logs", run["run_id"]).stdout.count("saved") == 2 and desk.objects() == []
 
 
+def test_code_is_sent_with_the_run(desk):
+    """Uncommitted changes and new files too; in several pieces, and each pod unpacks its own."""
+    code = desk.home / "code"
+    (code / "part").mkdir(parents=True)
+    (code / "part" / "who.py").write_text("import os; print('old')\n")
+    (code / "noise.bin").write_bytes(os.urandom(PIECE + 1000))
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(code), *words], check=True)
+    (code / "part" / "who.py").write_text(
+        "import os, new; print(new.WORD, os.environ['RANK'], os.getcwd(), flush=True)\n"
+    )
+    (code / "part" / "new.py").write_text("WORD = 'sent'\n")
+    keys = {"code": "sync", "workdir": code / "part", "command": f"{sys.executable} who.py"}
+    run = desk.submit(desk.job("sync", "", **keys))
+    name = run["handle"].rpartition("/")[2]
+    manifest = (Path(run["folder"]) / "manifest.yaml").read_text()
+    assert f"Secret {name}-code-0 to {name}-code-1: the code of {code}" in manifest
+    followed = desk("logs", "--follow", run["handle"])
+    shown = sorted(line.split() for line in followed.stdout.splitlines())
+    assert [words[1:3] for words in shown] == [["sent", "0"], ["sent", "1"]], followed.stdout + followed.stderr
+    assert all(words[3].endswith("/run/code/part") for words in shown) and shown[0][3] != shown[1][3]
+    order = json.loads((Path(run["folder"]) / "order.json").read_text())
+    archive = Path(run["folder"], "code.tar.gz").read_bytes()
+    assert hashlib.sha256(archive).hexdigest() == order["code_digest"] and order["code_digest"] in manifest
+    assert desk.objects() == []
+    (code / "large.bin").write_bytes(os.urandom(9 << 20))
+    done = desk("submit", desk.job("large", "", **keys))
+    assert done.returncode == 2 and "at most 8 MiB are sent to pods" in done.stderr and "code: image" in done.stderr
+
+
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_job_that_is_refused_half_way_leaves_nothing(desk, call):
     done = desk("submit", desk.job("refused", WHO), STAND_IN_REFUSES=str(call))
     assert done.returncode == 2 and "may not create jobs" in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert desk.objects() == [] and not list(desk.home.glob("runs/*"))
+
+
+def test_a_desk_that_is_killed_while_it_submits_can_be_tidied_up_after(desk):
+    done = desk("submit", desk.job("killed", WHO), STAND_IN_KILLS="2")
+    assert done.returncode == -9 and desk.objects() != []
+    told = desk("status")
+    assert "failed: its desk was killed while it submitted; drumbeat cancel killed-" in told.stdout, told.stderr
+    cancelled = desk("cancel", "killed")
+    assert cancelled.returncode == 0 and desk.objects() == [], cancelled.stderr
+    assert "cancelled" in desk("status").stdout
+    again = desk("cancel", "killed")
+    assert again.returncode == 2 and "is not running here (cancelled)" in again.stderr, again.stderr
+
+
+def test_cancel_removes_a_job_that_has_ended_without_its_lead(desk, monkeypatch):
+    """Nobody fetched it, and the pods are gone: what is known stays, the cluster is tidy."""
+    run = desk.submit(desk.job("dies", WHO, nodes=1, python="/bin/false"))
+    name = run["handle"].rpartition("/")[2]
+    wait_for(lambda: "failed" in desk("status", name).stdout, 60, "the pod to end")
+    before = desk("status", name).stdout
+    done = desk("cancel", name)
+    assert done.returncode == 0 and "had ended; what it had left in its cluster is removed" in done.stdout, done.stderr
+    assert desk.objects() == [] and "failed" in before
+    assert desk("status", name).stdout.splitlines()[:2] == before.splitlines()[:2], "as it was"

@@ -20,7 +20,7 @@ def pod(node, phase="Running", created="2026-01-01T00:00:00Z", container=None, l
     state = container or ({"running": {}} if phase == "Running" else {})
     statuses = [{"state": state}] if state else []
     body = {"phase": phase, "containerStatuses": statuses, **status}
-    return {"metadata": meta, "spec": {"hostname": f"run-{node}"}, "status": body}
+    return {"metadata": meta, "spec": {"hostname": f"run-{node}", "nodeName": f"k{node + 1}"}, "status": body}
 
 
 def status(*pods, job=({"status": {}},), events=(), nodes=2):
@@ -59,6 +59,14 @@ def unscheduled(message):
             ("was preempted by a pod with a higher priority", "replaced when there is room"),
         ),
         (pod(1, "Failed", reason="NodeLost"), ("was lost with its node", "last checkpoint")),
+        (
+            pod(1, conditions=[{"type": "Ready", "status": "False"}]),
+            ("run-1-x00 does not answer: its node k2 is not ready", "it is replaced after some minutes"),
+        ),
+        (
+            pod(1, "Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds the limit of 20Mi."),
+            ("was evicted: Pod ephemeral local storage usage", "--resource ephemeral-storage=SIZE"),
+        ),
     ],
 )  # fmt: skip
 def test_each_trouble_has_its_fix(one, words):
@@ -66,6 +74,21 @@ def test_each_trouble_has_its_fix(one, words):
     assert told.state == RUNNING and told.detail.startswith("1 of 2 pods run")
     for word in words:
         assert word in told.detail
+
+
+def test_a_pod_that_was_taken_away_is_named_beside_the_one_in_its_place():
+    waiting = pod(1, "Pending", "2026-01-01T00:00:05Z", conditions=unscheduled("0/2 nodes are available"))
+    words = {"reason": "Preempted", "message": "Preempted by default/other on node k2"}
+    events = [{"involvedObject": {"name": "run-1-x00"}, **words}]
+    told = status(pod(0), waiting, events=events).detail
+    assert "run-1-x05 is pending" in told
+    assert "run-1-x00 was preempted by a pod with a higher priority: Preempted by default/other on node k2" in told
+    assert "preempted" not in status(pod(0), pod(1), events=events).detail, "another one has taken its place"
+    marked = {"involvedObject": {"name": "run-1-x00"}, "reason": "TaintManagerEviction"}
+    lost = [{**marked, "message": "Marking for deletion Pod team/run-1-x00"}]
+    assert "was lost with its node" in status(pod(0), waiting, events=lost).detail
+    kept = [{**marked, "message": "Cancelling deletion of Pod team/run-1-x00"}]
+    assert "lost" not in status(pod(0), waiting, events=kept).detail
 
 
 def test_states():

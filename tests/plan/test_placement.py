@@ -64,7 +64,7 @@ def test_which_gpu_a_rank_uses_was_not_read(name):
     assert "(" in text_table(seats.table(seats.seen(gpus=lambda slot: None)))[1].split()[1]
 
 
-@pytest.mark.parametrize("name", ["lumi-g", "mi300x-cx7", "dgx-h100"])
+@pytest.mark.parametrize("name", ["lumi-g", "olivia", "mi300x-cx7", "mi300x-thor2", "dgx-h100"])
 def test_ranks_on_the_wrong_cores(name):
     """Whoever set the masks: each is compared with the NUMA node of the GPU that the rank uses."""
     seats = Seats(name)
@@ -76,6 +76,23 @@ def test_ranks_on_the_wrong_cores(name):
         assert row.verdict == (RIGHT if beside else WRONG)
         assert beside or row.right == slot.cpus
     assert seats.verdict(seats.seen(away)).answer == "mismatch"
+
+
+@pytest.mark.parametrize("name", ["lumi-g", "olivia", "mi300x-cx7", "dgx-h100", "rcp-pod"])
+def test_a_gpu_that_is_missing_is_never_as_planned(name):
+    whole = facts_of(name)[0]
+    count = len(whole.gpus)
+    seats = Seats(name, f"command: x\nranks-per-node: {count}\n", gpus=whole.gpus[:-1])
+    assert "more-ranks-than-gpus" in [each.code for each in seats.bound.findings]
+    answer = seats.verdict(seats.seen(stepped=True))
+    assert answer.answer == "mismatch" and any("no GPU" in each.title for each in answer.findings)
+
+
+def test_a_divided_gpu_in_a_pod_is_never_certainly_as_planned():
+    seats = Seats("rcp-pod")
+    seats.facts = replace(seats.facts, gpus=tuple(replace(gpu, mig=True) for gpu in seats.facts.gpus[:1]))
+    answer = seats.verdict(seats.seen(gpus=lambda slot: (0,)))
+    assert "gpu-shared" not in [each.code for each in answer.findings]
 
 
 def test_a_pod_whose_cores_are_all_on_one_socket():
@@ -168,6 +185,60 @@ def test_instances_of_a_divided_gpu_are_not_called_shared():
     assert SHARED not in words(table) and "MIG" in table[0].note
 
 
+def test_each_rank_on_its_own_instance_and_two_on_one():
+    seats = Seats("dgx-h100")
+    seats.facts = replace(seats.facts, gpus=tuple(replace(gpu, mig=True) for gpu in seats.facts.gpus))
+    beside = {slot.local_rank: (2 * slot.local_rank, 2 * slot.local_rank + 1) for slot in seats.bound.slots}
+    on_first = seats.seen(beside, gpus=lambda slot: (0,))
+    apart = [replace(each, instances=(f"gi{each.rank + 1}/ci0",)) for each in on_first]
+    table = seats.table(apart)
+    assert SHARED not in words(table) and not any("not shown" in row.note for row in table)
+    assert text_table(table)[3].split()[:3] == ["2", "0", "gi3/ci0"]
+    together = [replace(each, instances=("gi1/ci0",)) for each in on_first[:2]] + apart[2:]
+    assert words(seats.table(together))[:3].count(SHARED) == 2
+    assert seats.table(together)[0].note == "instance gi1/ci0 is also used by rank 1"
+
+
+def test_the_cards_that_were_used_stand_beside_the_nearest():
+    seats = Seats("dgx-h100")
+    table = seats.table(seats.seen())
+    nearest = [row.nic for row in table]
+    lines = text_table(table, {"0": (nearest[0],), "1": (nearest[5],), "2": ("AWS Libfabric/3",)})
+    assert "NIC used" in lines[0] and "(not the nearest)" not in lines[1]
+    assert f"{nearest[5]} (not the nearest)" in lines[2] and "(not the nearest)" not in lines[3]
+    assert "not seen" in lines[4]
+
+
+def test_the_view_of_a_run_puts_both_together():
+    from drumbeat.desk.placement_view import placement_lines
+    from drumbeat.record import to_plain
+    from drumbeat.runfolder.events import parse_event
+
+    seats = Seats("dgx-h100")
+    table = seats.table(seats.seen())
+    about = {"kind": "verdict", "t": 1.0, "node": 0}
+    said = {"verdict": seats.verdict(seats.seen()), "table": text_table(table), "rows": table}
+    transport = {
+        "verdict": {"check": "transport", "answer": "rdma", "confidence": "certain"},
+        "nics": {"0": ["mlx5_0"]},
+    }
+    traffic = {
+        "verdict": {"check": "traffic", "answer": "rdma", "confidence": "likely"},
+        "carried": {"mlx5_0:1": 9_000_000},
+    }
+
+    class Run:
+        def events(self):
+            return [parse_event(to_plain({**about, **data})) for data in (said, transport, traffic)]
+
+        def nodes(self):
+            return [0, 1]
+
+    lines = placement_lines(Run())
+    assert "NIC used" in lines[1] and "mlx5_0" in lines[2] and "not seen" in lines[3]
+    assert "  carried, by the counters: mlx5_0:1 9 MB each way" in lines and lines[-1].startswith("node 1: not looked")
+
+
 def test_a_rank_that_may_use_every_core():
     seats = Seats("lumi-g")
     table = seats.table(seats.seen({0: seats.facts.cpus.allowed}))
@@ -178,12 +249,31 @@ def test_the_other_cache_of_the_right_numa_node():
     seats = Seats("lumi-g")
     swapped = {0: seats.bound.slots[1].cpus, 1: seats.bound.slots[0].cpus}
     table = seats.table(seats.seen(swapped))
-    assert table[0].verdict == RIGHT and "L3" in table[0].note
+    assert words(table) == [WRONG, WRONG, *[RIGHT] * 6], "the CCD of the other GCD of the same NUMA node"
+    assert "L3" in table[0].note and table[0].right == seats.bound.slots[0].cpus
+    answer = seats.verdict(seats.seen(swapped))
+    assert answer.answer == "mismatch" and answer.findings[0].title == "2 of 8 ranks are not beside their GPU"
+
+
+def test_a_part_of_the_right_cache_is_right():
+    seats = Seats("lumi-g")
+    assert seats.table(seats.seen({0: seats.bound.slots[0].cpus[:2]}))[0].verdict == RIGHT
+
+
+@pytest.mark.parametrize("name", ["mi300x-cx7", "dgx-h100", "olivia"])
+def test_caches_say_nothing_where_they_are_not_one_per_gpu(name):
+    seats = Seats(name)
+    numa = {gpu.index: str(gpu.numa) for gpu in seats.facts.gpus}
+    ends = {
+        slot.local_rank: seats.facts.cpus.numa[numa[slot.gpu]][-2 - 2 * slot.local_rank :][:2]
+        for slot in seats.bound.slots
+    }
+    assert set(words(seats.table(seats.seen(ends)))) == {RIGHT}
 
 
 def test_ranks_that_share_cores():
     seats = Seats("lumi-g")
-    table = seats.table(seats.seen({1: seats.bound.slots[0].cpus}))
+    table = seats.table(seats.seen({1: seats.bound.slots[1].cpus + seats.bound.slots[0].cpus[:1]}))
     assert table[1].verdict == WRONG and "with rank 0" in table[1].note
 
 

@@ -94,7 +94,7 @@ def test_killed_desk(drumbeat, tmp_path):
     process, run_id = begin(drumbeat, tmp_path, "ignore", grace="1s")
     process.kill()
     process.wait()
-    assert_all_gone(run_id, 12.0)
+    assert_all_gone(run_id)
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
     assert summary["outcome"] == "cancelled" and summary["exit_code"] == 143
     (drumbeat.run_folder() / "summary.json").unlink()
@@ -106,7 +106,7 @@ def test_desk_and_the_leads_guard_killed_at_once(drumbeat, tmp_path):
     os.kill(tree(run_id)["guard"][0], signal.SIGKILL)
     process.kill()
     process.wait()
-    assert_all_gone(run_id, 12.0)
+    assert_all_gone(run_id)
 
 
 def test_desk_killed_while_its_guards_start(drumbeat):
@@ -118,7 +118,7 @@ def test_desk_killed_while_its_guards_start(drumbeat):
         pass  # at once, before its interpreter is up
     process.kill()
     process.wait()
-    assert_all_gone(run_id, 20.0)
+    assert_all_gone(run_id)
 
 
 def test_a_silent_guard_is_killed(tmp_path):
@@ -148,7 +148,7 @@ def test_stopped_agent_is_ended_by_the_guards_deadline(drumbeat, tmp_path):
     place.mkdir()
     env = {**os.environ, "AWKWARD": str(place)}
     command = (sys.executable, str(AWKWARD))
-    process, run_id = start_with_timing(drumbeat, command, env, agent_deadline=2.0, lost_node=60.0)
+    process, run_id = start_with_timing(drumbeat, command, env, agent_deadline=8.0, lost_node=60.0)
     wait_for(lambda: len(list(place.glob("*.ready"))) == 4, 120, what="the ranks")
     os.kill(tree(run_id)["agent"][1], signal.SIGSTOP)
     assert process.wait(120) != 0

@@ -101,6 +101,7 @@ def test_a_switch_that_is_off(word):
         ("stop-grace: 0s\n", "job.yaml:1: stop-grace: must be at least 1 s, got 0 s"),
         ("time: 90\n", "job.yaml:1: time: needs a unit: write 90s, 90m or 90h, got '90'"),
         ("time: 1:30\n", "job.yaml:1: time: 1:30 can be read in two ways: write 1h30m or 1m30s, got '1:30'"),
+        ("memory: -5G", "job.yaml:1: memory: expected a size such as 440G, 64Gi or 512000M, got '-5G'"),
         (
             "time: soon\n",
             "job.yaml:1: time: expected a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00, got 'soon'",

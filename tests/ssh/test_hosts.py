@@ -110,7 +110,7 @@ def test_a_slow_host_is_waited_for(desk):
     flags = ("--hosts", "oar1,slow", "--ranks-per-node", "1", "--runs", desk.own / "runs", "--workdir", desk.shared)
     done = desk("run", *flags, "--", "python3", desk.ranks("who", WHO), "0")
     assert done.returncode == 0, done.stderr
-    assert "no answer yet from slow" in done.stderr
+    assert "1 of 2 hosts have answered; waiting for slow" in done.stderr
     assert "rank 1 of 2 on oar2" in done.stdout
 
 

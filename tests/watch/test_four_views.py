@@ -1,10 +1,19 @@
 """Terminal, page, /metrics and report say what Run says, number by number."""
 
 import json
+import os
 import re
+import time
 
 import pytest
 
+from drumbeat.desk.state import state_of
+from drumbeat.runfolder import derived
+from drumbeat.runfolder.follow import EVENTS, METRICS, Follower
+from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.records import parse_metric, so_far_line
+from drumbeat.watch import session
+from drumbeat.watch.model import RunView
 from drumbeat.watch.plain import screen
 from drumbeat.watch.session import Session
 from tests.watch.pages import running, served, until
@@ -35,6 +44,58 @@ def terminal_numbers(session):
     step, steps = re.search(r"step (\d+) of (\d+)", text).groups()
     rate = re.search(r"([\d,]+|\d+\.\d+) tokens/s", text).group(1)
     return int(step), int(steps), float(rate.replace(",", "")), float(re.search(r"loss ([\d.]+)", text).group(1))
+
+
+def add_steps(run, first, last, start):
+    """As an agent does: now and then it says what the steps add up to. The batch grows, so no part of the run speaks for all."""
+    for node in range(2):
+        part = Progress()
+        with open(run.folder.node(node).metrics, "w") as file:
+            for step in range(first, last + 1):
+                for rank in (2 * node, 2 * node + 1):
+                    line = {
+                        "t": start + 0.01 * step,
+                        "rank": rank,
+                        "kind": "step",
+                        "step": step,
+                        "steps": 9000,
+                        "loss": 9 / step,
+                    }
+                    line["tokens"] = 1000 + step
+                    file.write(json.dumps(line) + "\n")
+                    part.add(parse_metric(line, node))
+                if step % 30 == 0:
+                    file.write(so_far_line(part.snapshot(), line["t"]))
+
+
+@pytest.fixture
+def long_run(tmp_path, monkeypatch):
+    """One of which every view reads only the end."""
+    run = running(recorded(tmp_path / "long"))
+    add_steps(run, 1, 1050, time.time() - 20)
+    for module, name in ((derived, "_RECENT"), (derived, "_HEAD"), (session, "_FIRST_READ")):
+        monkeypatch.setattr(module, name, 32 << 10)
+    assert os.path.getsize(run.folder.node(0).metrics) > 4 * (32 << 10)
+    return run
+
+
+def test_a_long_run_has_one_speed(long_run):
+    """Read from the beginning, from the end, or only in its last part: the same figure."""
+    everything = Follower(long_run, what=(EVENTS, METRICS))
+    view = RunView(long_run.order())
+    for records in everything.drain():
+        for record in records:
+            view.add(record)
+    late = Session(long_run)
+    late.load()
+    assert (
+        view.progress.rate()
+        == (late.head().rate, late.head().rate_unit)
+        == long_run.progress().rate()
+        == state_of(long_run).rate
+    )
+    tokens = 2 * sum(1000 + step for step in range(2, 1051)) * 2
+    assert view.progress.rate()[0] == pytest.approx(tokens / (0.01 * 1049))
 
 
 @pytest.mark.parametrize("which", ["running", "ended"])

@@ -10,7 +10,7 @@ from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.diagnose.exits import STOPPED
 from drumbeat.finding import Finding
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
 
 
@@ -79,17 +79,8 @@ class Attempt:
 
     def progress(self, clock_offsets: Mapping[int, float]) -> Progress:
         """What all its members reported, by the lead's clock. Node 0's part first: its losses are the run's."""
-        total = Progress()
-        for node, number in enumerate(self.assignment):
-            part = self.done.get(number)
-            if part:
-                progress = Progress.from_plain(part)
-                total.merge(progress, clock_offsets.get(number, 0.0))
-                if node == 0:
-                    total.accuracy, total.target_reached = progress.accuracy, progress.target_reached
-                    total.spent = progress.spent
-                    total.reported_rate, total.reported_unit = progress.reported_rate, progress.reported_unit
-        return total
+        parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
+        return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
     def doubt(self) -> Optional[Finding]:
         """The first sign of a failure where all exit codes are 0."""

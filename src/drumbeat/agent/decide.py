@@ -123,7 +123,8 @@ def decide(
 
 def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
     """Who keeps a role keeps its node rank; one that is unfit is replaced by a member without a role."""
-    spares = [member.number for member in members.values() if member.number not in before and member.fit]
+    taken = frozenset(before)
+    spares = [number for number, member in members.items() if number not in taken and member.fit]
     assignment = []
     for number in before:
         if not members[number].fit:
@@ -246,7 +247,8 @@ def _elsewhere(
     known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
     assignment = reassign(last.assignment, known)
     if assignment is not None:
-        left = sum(1 for member in known.values() if member.fit and member.number not in assignment)
+        taken = frozenset(assignment)
+        left = sum(1 for number, member in known.items() if member.fit and number not in taken)
         why = "; ".join(replacements(last.assignment, assignment, known))
         return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
     fewer = tuple(number for number in last.assignment if known[number].fit)

@@ -26,8 +26,15 @@ from drumbeat.agent.decide import (
     Restart,
     decide,
     reassign,
+    replacements,
 )
-from drumbeat.agent.lead_findings import guard_lost_finding, left_behind_finding, lost_finding, stuck_finding
+from drumbeat.agent.lead_findings import (
+    gone_finding,
+    guard_lost_finding,
+    left_behind_finding,
+    lost_finding,
+    stuck_finding,
+)
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
@@ -82,6 +89,7 @@ class Lead:
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     mustered_after: float = 0.0
+    gone: int = 0  # members that ended before they could join
     next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
@@ -118,6 +126,7 @@ class Lead:
             "peer_host": member.host,
             "address": member.address,
             "clock_offset": clock_offset,
+            "name": name,
         }
         acts: List[Act] = [Record("node-joined", joined)]
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in hello.findings]
@@ -195,6 +204,9 @@ class Lead:
         """A member has ended before it could join, and whoever started it says so."""
         if self.phase != "muster":
             return []
+        self.gone += 1
+        if self.gone <= self.order.spares:
+            return [Record("finding", {"finding": to_plain(gone_finding(why))})]
         fix = "look at what that node printed above"
         return self._end(Outcome(FAILED, EXIT_MUSTER, Finding("node-lost", ERROR, why, "", fix, (Evidence(why),))))
 
@@ -294,7 +306,7 @@ class Lead:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _tick_muster(self, elapsed: float, now: float) -> List[Act]:
-        if muster.is_enough(self.order, self.members, elapsed):
+        if muster.is_enough(self.order, self.members, self.gone, elapsed):
             return self._begin(now)
         if elapsed > self.order.timing.muster:
             return self._end(Outcome(FAILED, EXIT_MUSTER, muster.timed_out(self.order, self.members)))
@@ -325,7 +337,7 @@ class Lead:
         if len(self.attempts) == 1:
             acts.append(Record("mustered", {"seconds": round(self.mustered_after, 3), **where}))
         hosts = [self.members[number].host for number in assignment] if replaced else []
-        spares = sum(1 for member in self.members.values() if member.fit and member.number not in assignment)
+        spares = [number for number, member in self.members.items() if member.fit and number not in roles]
         acts.append(Record("attempt-started", {"world_size": sum(ranks), "spares": spares, "hosts": hosts, **where}))
         acts.append(Tell(assignment, Prepare(world)))
         starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
@@ -369,10 +381,12 @@ class Lead:
             decided["cause"] = ""
         if isinstance(decision, Restart):
             decided["wait"] = decision.wait
+            decided["replaced"] = replacements(attempt.assignment, decision.assignment, self.members)
             acts.append(Record("decided", decided))
             return acts + self._restart(decision, now)
         if isinstance(decision, Requeue):
-            self.requeue = decision
+            unfit = (member.machine for _, member in sorted(self.members.items()) if not member.fit)
+            self.requeue = replace(decision, exclude=tuple(dict.fromkeys((*decision.exclude, *unfit))))
         acts.append(Record("decided", decided))
         return acts + self._end(outcome, concluded=True)
 
@@ -391,9 +405,12 @@ class Lead:
         """A node was lost between two attempts."""
         at, assignment = self.resume
         again = reassign(assignment, self.members)
-        if again is not None:
-            self.resume = (at, again)
+        if again == assignment:
             return []
+        if again is not None:
+            replaced = replacements(assignment, again, self.members)
+            self.resume = (at, again)
+            return [Record("decided", {"action": "restart", "why": "; ".join(replaced), "replaced": replaced})]
         lost = tuple(self.members[number].machine for number in assignment if self.members[number].lost)
         self.requeue = Requeue("a node was lost before the next attempt, and the job has no spare left", lost)
         decided = Record("decided", {"action": self.requeue.action, "why": self.requeue.why})

@@ -26,6 +26,13 @@ def lost_finding(node: int, host: str, why: str) -> Finding:
     )  # fmt: skip
 
 
+def gone_finding(why: str) -> Finding:
+    return Finding(
+        "node-lost", WARNING, why, "the job has a spare for it", "look at what that node printed above",
+        (Evidence(why),),
+    )  # fmt: skip
+
+
 def storage_finding(why: str, node: int, host: str) -> Finding:
     return Finding(
         "storage", ERROR, "the run folder could not be written any more", f"node {node}: {why}",

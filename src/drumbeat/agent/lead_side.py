@@ -416,10 +416,11 @@ class LeadSide:
             for node, number in enumerate(attempt.assignment)
             for member in [self.lead.members[number]]
         ]  # fmt: skip
+        taken = frozenset(attempt.assignment)
         spares = [
             {"member": number, "host": member.host}
             for number, member in sorted(self.lead.members.items())
-            if member.fit and number not in attempt.assignment
+            if member.fit and number not in taken
         ]
         return {
             "nodes": nodes,

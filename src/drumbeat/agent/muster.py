@@ -52,10 +52,11 @@ def missing(order: Order, members: Mapping[int, Member]) -> str:
     return f"node {text}" if text.isdigit() else f"nodes {text}"
 
 
-def is_enough(order: Order, members: Mapping[int, Member], elapsed: float) -> bool:
-    """A job with spares does not wait long for those it can do without."""
+def is_enough(order: Order, members: Mapping[int, Member], gone: int, elapsed: float) -> bool:
+    """A job with spares does not wait long for those it can do without, and not at all for the `gone`."""
     fit = sum(1 for member in members.values() if member.fit)
-    return bool(order.spares) and fit >= order.nodes and elapsed > min(SPARES_AFTER, order.timing.muster / 2)
+    waited = elapsed > min(SPARES_AFTER, order.timing.muster / 2) or len(members) + gone >= order.members
+    return bool(order.spares) and fit >= order.nodes and waited
 
 
 def timed_out(order: Order, members: Mapping[int, Member]) -> Finding:

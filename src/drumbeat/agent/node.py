@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import Callable, List, Optional, Set
 
+from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.local_caches import private_caches
@@ -214,7 +215,7 @@ class Node:
         for look in found:
             step, quiet = self.metrics.ranks.last(look.rank, now)
             looks.append(replace(look, host=self.facts.host, node=self.node_rank, step=step, quiet=quiet))
-        shown = to_plain({"t": time.time(), "ranks": looks, "ras": notes})
+        shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
         self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
         self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))
 

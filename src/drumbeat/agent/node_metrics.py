@@ -14,11 +14,11 @@ from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.read import Tail, decode
-from drumbeat.runfolder.records import parse_metric
+from drumbeat.runfolder.records import parse_metric, so_far_line
 
 _LOOK_EVERY = 0.25  # seconds between two looks at what ranks print
+_SO_FAR_EVERY = 8 << 10  # bytes of metrics; readers of large runs look at no less than the last 12 KiB of a file
 _LAST_LOOK = 10.0  # seconds for the last one
-_JUST_NOW = 60.0  # seconds
 _CLOCK_ERROR = 3600.0  # seconds by which a clock may be corrected while a run goes on
 
 
@@ -35,11 +35,15 @@ class NodeMetrics:
         self._logs = ""  # the folder of what ranks print
         self._next_look = 0.0
         self._steps_reported = False
+        self._unsaid = 0  # bytes of metrics since the last line that says what they add up to
 
     def begin_attempt(self, folder: str) -> None:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
+        counted = self.progress.first_t is not None
         self.progress, self.ranks = Progress(), RankProgress()
         self._logs = folder
+        if counted:
+            self._say_so_far()
 
     def finish(self, meanwhile: Callable[[], None]) -> None:
         """The ranks have ended: have the rest of what they printed read, as long as the storage answers."""
@@ -55,6 +59,7 @@ class NodeMetrics:
         if lines:
             data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
             self.child.append_if_room(self.folder.metrics, data)
+            self._unsaid += len(data)
         records = []
         for line in lines:
             record = decode(line) or {}
@@ -66,7 +71,15 @@ class NodeMetrics:
                 self.progress.add(metric)
                 self.ranks.add(metric, time.monotonic())
                 records.append(record)
+        if self._unsaid >= _SO_FAR_EVERY:
+            self._say_so_far()
         return records
+
+    def _say_so_far(self) -> None:
+        """After what was counted, so that a reader of the file's end need not read it all."""
+        self._unsaid = 0
+        line = so_far_line(self.progress.snapshot(), clock.now())
+        self.child.append_if_room(self.folder.metrics, line.encode())
 
     def _printed_records(self, final: bool) -> List[str]:
         """What the child has found since; at the end the caller waits for it before."""
@@ -82,14 +95,13 @@ class NodeMetrics:
 
 def in_our_time(lines: List[str]) -> List[str]:
     """Where the machine's clock was set forward or back, what ranks have just reported gets the time that we go on with."""
-    step = clock.stepped()
-    if not step:
+    if not clock.stepped():
         return lines
     shifted = []
     for line in lines:
         record = decode(line)
         t = record.get("t") if record else None
-        if record and isinstance(t, (int, float)) and abs(t - time.time()) < _JUST_NOW:
-            line = json.dumps({**record, "t": t - step})
+        if record and isinstance(t, (int, float)):
+            line = json.dumps({**record, "t": clock.own(t)})
         shifted.append(line)
     return shifted

@@ -27,9 +27,9 @@ def placed(order: Order, identity: Identity) -> Order:
     if order.hosts or order.master:
         return order
     hosts = identity.hosts
-    if len(hosts) != order.nodes:
+    if len(hosts) != order.members:
         raise Problem(
-            f"the order is for {order.nodes} nodes, but {identity.scheduler} says {len(hosts)}: {', '.join(hosts[:8])}",
+            f"the order is for {order.members} nodes, but {identity.scheduler} says {len(hosts)}: {', '.join(hosts[:8])}",
             "ask the scheduler for as many nodes as the job does",
         )
     # The run's clock starts with the job, not in the queue.
@@ -47,8 +47,8 @@ def _filled(order: Order, task: int) -> Tuple[str, ...]:
 
 def own_node(order: Order, identity: Identity) -> int:
     node = identity.node_rank
-    if node is None or not 0 <= node < order.nodes:
-        raise Problem(f"{identity.scheduler} does not say which of the {order.nodes} nodes this is (got {node})")
+    if node is None or not 0 <= node < order.members:
+        raise Problem(f"{identity.scheduler} does not say which of the {order.members} nodes this is (got {node})")
     return node
 
 

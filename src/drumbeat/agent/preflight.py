@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from typing import List, Sequence
 
 from drumbeat.agent.ranks.tasks import Tasks
@@ -21,7 +22,10 @@ def check_node(order: Order, facts: Facts, node: int, tasks: Tasks) -> List[Find
     found = tasks.findings(node, facts.host)
     if order.checks.get("preflight") == "off":
         return found
-    judged = [each for each in preflight(order, facts, node=node) if each.severity in (WARNING, ERROR)]
+    role = min(node, order.nodes - 1)  # a spare may get any
+    judged = [
+        replace(each, node=node) for each in preflight(order, facts, node=role) if each.severity in (WARNING, ERROR)
+    ]
     return [*found, *judged, *_against_host(order, facts, node)]
 
 

@@ -9,6 +9,7 @@ from drumbeat import clock
 from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.requeue import Next, after_end
+from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
@@ -40,12 +41,14 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     last = lead.history[-1]
     affected = lead.attempts[-1].affected(last.finding) if lead.attempts else ()
     hang = lead.attempts[-1].suspected if lead.attempts else None
+    roles = lead.attempts[-1].assignment if lead.attempts else tuple(sorted(lead.members))
     members = [
-        Member(member.number, member.host, member.address, member.clock_offset, member.ranks)
-        for _, member in sorted(lead.members.items())
+        Member(node, member.host, member.address, member.clock_offset, member.ranks)
+        for node, member in enumerate(lead.members[number] for number in roles)
     ]
     parts = ledger(lead.order.created, now, events, queued)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang)
+    replaced = replaced_nodes(events)
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.facts.model import Identity
 from drumbeat.order import Order
@@ -107,6 +107,9 @@ class Backend:
     exported: Mapping[str, str] = {}  # key of a job file -> variable with the user's default for it
     specific: Tuple[str, ...] = ()  # keys of Resources.specific that it understands
     takes_hosts = False  # whether its nodes are machines that the job or the site names
+    avoids_nodes = False  # whether it can be asked to leave nodes out (Resources.avoided)
+    leaves_objects = False  # whether a job that has ended stays in the cluster until `finish` removes it
+    no_spares = "nodes beyond those that the job runs on cannot be asked for"  # why; empty: they can
     interactive = ""  # how a user gets an allocation to type in, for messages
 
     # -- where we are ------------------------------------------------------------------------------------------------
@@ -126,11 +129,17 @@ class Backend:
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         """A Problem for whatever this scheduler cannot be asked; `where` names the place of a key in its file."""
+        if order.spares and self.no_spares:
+            raise Problem(f"{where('spares')}: {self.title} has no spares: {self.no_spares}", "leave it out")
         for key in order.resources.specific:
             if key not in self.specific:
                 raise Problem(
                     f"{where(key)}: {self.title} has no {key}", f"leave it out; it knows {_listed(self.specific)}"
                 )
+
+    def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
+        """Those of the hosts that this scheduler has; all of them where it cannot be asked."""
+        return set(hosts)
 
     def notes(self, order: Order) -> List[str]:
         """What the scheduler would accept, and the user hardly meant."""
@@ -149,6 +158,11 @@ class Backend:
     def after(self, handles: Sequence[str]) -> str:
         """What `dependency` says for a job that starts only when these jobs of the same scheduler have succeeded. Empty: it
         has no such thing, and the desk waits."""
+        return ""
+
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        """The handle that `submit` will give, where it is known before: by it a desk that is killed in the middle can be
+        tidied up after. Empty: the scheduler makes one up."""
         return ""
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:

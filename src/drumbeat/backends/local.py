@@ -19,6 +19,7 @@ class Local(Backend):
 
     name = "local"
     title = "this machine"
+    no_spares = ""
     default_site = "localhost"
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List
 
 from drumbeat.cli.options import add_json
 from drumbeat.problem import Problem
@@ -30,18 +30,7 @@ def run(args: argparse.Namespace) -> int:
         return _rules(args.json)
     if not args.paths:
         raise Problem("no log given", "drumbeat diagnose slurm-123.out, a folder, or - for stdin")
-    from drumbeat.cli.log_sources import Progress, find
-    from drumbeat.diagnose.reader import Reader
-
-    sources = find(args.paths)
-    reader = Reader()
-    progress = Progress()
-    for source in sources.files:
-        _read(reader, source, progress)
-    progress.end()
-    if len(sources.runs) == 1:
-        _add_record(reader, sources.runs[0])
-    report = reader.report()
+    report = read(args.paths).report()
     if args.json:
         from drumbeat.record import to_json
 
@@ -52,6 +41,21 @@ def run(args: argparse.Namespace) -> int:
     width = min(max(shutil.get_terminal_size((110, 24)).columns, 60), 140)
     print(render(report, width))
     return 0
+
+
+def read(paths: List[str]) -> Reader:
+    """Everything below these paths, read; of one run folder also what the run itself recorded."""
+    from drumbeat.cli.log_sources import Progress, find
+    from drumbeat.diagnose.reader import Reader
+
+    sources = find(paths)
+    reader, progress = Reader(), Progress()
+    for source in sources.files:
+        _read(reader, source, progress)
+    progress.end()
+    if len(sources.runs) == 1:
+        _add_record(reader, sources.runs[0])
+    return reader
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:

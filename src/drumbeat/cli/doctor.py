@@ -20,6 +20,16 @@ def add_arguments(parser: Any) -> None:
         metavar="FILE",
         help="inside a container: what drumbeat facts --json said outside it, to compare the RDMA libraries",
     )
+    from drumbeat.facts.framework_answers import FRAMEWORKS
+
+    parser.add_argument(
+        "--framework",
+        choices=FRAMEWORKS,
+        help="instead: how this framework was built, by its own report (ds_report, horovodrun --check-build, ompi_info)",
+    )
+    parser.add_argument(
+        "--python", metavar="PATH", default="python3", help="whose packages --framework asks; default: python3"
+    )
     add_json(parser)
     parser.epilog = "Exit code: 0 when nothing is worse than a warning, 1 when something would break a job."
 
@@ -35,6 +45,8 @@ def run(args: Any) -> int:
     from drumbeat.facts.replay import open_host
     from drumbeat.finding import ERROR, worst
 
+    if args.framework:
+        return _framework(args)
     facts = [gather(open_host(root)) for root in args.root] or [gather(LiveHost())]
     peers = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(facts)), "", 0)
     findings = [(each.host, examine(each, None, peers)) for each in facts]
@@ -47,6 +59,20 @@ def run(args: Any) -> int:
     everything = [finding for _, found in findings for finding in found]
     _print(args, findings)
     return 1 if worst(everything) == ERROR else 0
+
+
+def _framework(args: Any) -> int:
+    from drumbeat.doctor.frameworks import examine_framework
+    from drumbeat.facts.frameworks import ask
+    from drumbeat.facts.gather import gather
+    from drumbeat.facts.host import LiveHost
+    from drumbeat.finding import ERROR, worst
+
+    host = LiveHost()
+    gpus = tuple(gpu.vendor for gpu in gather(host).gpus if not gpu.integrated)
+    findings = examine_framework(ask(host, args.framework, args.python, gpus))
+    _print(args, [(args.framework, findings)])
+    return 1 if worst(findings) == ERROR else 0
 
 
 def _read(path: str, record: Any) -> Any:
@@ -72,7 +98,8 @@ def _print(args: Any, findings: List[Any]) -> None:
     from drumbeat.plan.text import finding_lines
 
     for name, found in findings:
-        fine = [finding for finding in found if finding.severity == OK]
+        looked = [line for finding in found if finding.code == "looked-at" for line in finding.seen]
+        fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
         counts = ", ".join(
             f"{len([one for one in rest if one.severity == severity])} {word}"
@@ -83,4 +110,6 @@ def _print(args: Any, findings: List[Any]) -> None:
         for finding in fine:
             evidence = f" ({finding.evidence[0].text})" if finding.evidence and finding.evidence[0].text else ""
             print(f"ok: {finding.title}{evidence}")
+        for line in looked:
+            print(f"looked at {line}")
         print()

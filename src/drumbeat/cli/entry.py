@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and seven that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and nine that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def main(arguments: List[str]) -> int:
         from drumbeat.runfolder.remote import serve
 
         return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
+    if arguments[:1] == ["_code"]:
+        from drumbeat.desk.code_sync import receive
+
+        return receive(arguments[1], arguments[2], arguments[3:])
     if arguments[:1] == ["_shim"]:
         from drumbeat.agent.ranks.rank_shim import run_shim
 

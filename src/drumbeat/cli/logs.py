@@ -70,6 +70,7 @@ def follow(found: Run) -> None:
 
 def _follow(found: Run, args: Any) -> bool:
     from drumbeat.backends.contract import UNKNOWN
+    from drumbeat.desk.gathering import Gathering
     from drumbeat.desk.state import GOING_ON, status
     from drumbeat.runfolder.follow import LINES, Follower
 
@@ -83,10 +84,14 @@ def _follow(found: Run, args: Any) -> bool:
                 limits = {"first_attempt": first, "last_attempt": args.attempt}
                 followers[run.path] = (Follower(run, what=(LINES,), rank=args.rank, **limits), label)
 
+    gathering = Gathering()
     printed = False
     unknown = 0.0  # since when nobody can say how the run stands: a busy scheduler answers again
     while True:
-        state, now = status(found).state, time.monotonic()
+        told, now = status(found), time.monotonic()
+        state, news = told.state, gathering.news(found, told)
+        if news:
+            print(f"{'waiting':<9} {news}", file=sys.stderr, flush=True)
         unknown = (unknown or now) if state == UNKNOWN else 0.0
         if state not in GOING_ON and not (unknown and now - unknown < _PATIENCE):
             break

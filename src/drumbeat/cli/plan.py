@@ -140,6 +140,8 @@ def _headline(order: Any) -> List[str]:
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
     ranks = ranks if order.ranks_per_node else "one rank per GPU"
     launcher = f"launcher {order.launcher} ({order.launcher_why})"
+    if order.spares:
+        ranks += f", {order.spares} spare node{'' if order.spares == 1 else 's'}"
     lines = [f"{order.name} on {order.site}: {nodes} x {ranks}, {launcher}", f"command   {shlex.join(order.command)}"]
     replaced = replaced_flags(order.command)
     if replaced:

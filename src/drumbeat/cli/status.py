@@ -72,6 +72,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         left = None if state.hang else state.progress.seconds_left()
         rest = f", about {duration(left)} left" if left is not None and state.goes_on else ""
         lines.append(("elapsed", duration(state.seconds) + rest))
+    if state.muster:
+        lines.append(("waiting", f"{state.muster.words}, since {duration(max(0.0, now - state.muster.since))}"))
     if state.hang:
         finding = state.hang.finding
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
@@ -80,6 +82,8 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("progress", progress_line(state.progress, left=not state.hang)))
     if state.gpus:
         lines.append(("GPUs", state.gpus.words))
+    if state.spares or state.replaced:
+        lines.append(("spares", "; ".join([f"{state.spares} left", *state.replaced])))
     ended = state.ranks.ended
     if ended:
         ago = duration(max(0.0, now - ended[-1].t))

@@ -17,6 +17,11 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: nccl (or rccl) where there are GPUs"
     )
+    parser.add_argument(
+        "--mpi",
+        action="store_true",
+        help="instead, behind mpirun: an MPI all-reduce by mpi4py, sums checked, host memory",
+    )
     parser.add_argument("--python", metavar="PATH", help="one with torch. Default: this one if it has it, else python3")
     parser.add_argument("--node-rank", type=int, metavar="K", help="typed on each machine: which node this is, from 0")
     parser.add_argument("--master", default="", metavar="HOST[:PORT]", help="node 0, as the others reach it")
@@ -33,6 +38,8 @@ def run(args: Any) -> int:
     from drumbeat.desk.verify import as_plain, judged, run_verify, verify_job, write_verdict
     from drumbeat.spec.flags import load_job
 
+    if args.mpi:
+        return _mpi(args)
     job = verify_job(load_job(args.job, args), args.quick, args.backend, args.python)
     if args.no_preflight:
         job = dataclasses.replace(job, checks=dataclasses.replace(job.checks, preflight="off"))
@@ -51,4 +58,29 @@ def run(args: Any) -> int:
         from drumbeat.verify.table import table
 
         print(table(results, judgement))
+    return code
+
+
+def _mpi(args: Any) -> int:
+    import json
+    import os
+
+    from drumbeat.desk.verify import run_verify
+    from drumbeat.desk.verify_mpi import mpi_job, mpi_results, require_mpi_launcher
+    from drumbeat.spec.flags import load_job
+    from drumbeat.verify.mpi import NOT_MEASURED, mpi_failed, mpi_lines
+
+    require_mpi_launcher(os.environ)
+    code, folder = run_verify(mpi_job(load_job(args.job, args), args.quick, args.python), args.node_rank, args.master)
+    if folder is None:
+        return code  # the lead's machine has the results
+    results = mpi_results(folder)
+    if results and mpi_failed(results) and code == 0:
+        code = 1
+    if args.json:
+        print(
+            json.dumps({"folder": folder.path, "exit_code": code, "results": results, "note": NOT_MEASURED}, indent=2)
+        )
+    elif results:
+        print("\n".join(mpi_lines(results)))
     return code

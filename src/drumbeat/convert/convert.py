@@ -51,8 +51,27 @@ def convert(text: str) -> Draft:
             draft.drop(other.line, other.text, "a job file starts one command; give this one a job of its own")
     if chosen is not None:
         _command(draft, chosen, known, script)
+        _only_for_dropped_flags(draft, chosen, script)
     _still_used(draft)
     return draft
+
+
+def _only_for_dropped_flags(draft: Draft, launch: Command, script: Script) -> None:
+    """An exported variable that only a dropped flag of the launcher used goes with it; srun in what stays is questioned."""
+    meant = " ".join(word.raw for word in launch.words)
+    lines = {each.name: each.line for each in script.assignments if each.how == "export"}
+    for export in [line for line in draft.setup if line.startswith("export ")]:
+        name = export[len("export ") :].partition("=")[0]
+        rest = [line for line in draft.setup if line != export]
+        carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *rest])
+        asked = re.compile(rf"\$\{{?{re.escape(name)}\b")
+        if asked.search(meant) and not asked.search(carried):
+            draft.setup.remove(export)
+            draft.drop(lines.get(name, launch.line), export, "only flags that drumbeat fills in used it")
+        elif re.search(r"\b(?:srun|scontrol)\b", export):
+            draft.question(
+                lines.get(name, launch.line), export, "asks Slurm on every node, inside the job: write its value"
+            )
 
 
 def _still_used(draft: Draft) -> None:

@@ -56,6 +56,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("time", ledger_words(summary.ledger, summary.training_share)))
     if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
         after.append(("metrics", _NO_METRICS))
+    after += [("replaced", words) for words in summary.replaced[-2:]]
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
@@ -191,6 +192,6 @@ def count(number: int, noun: str) -> str:
 
 
 def near(path: str) -> str:
-    """A path as short as it can be written from here."""
+    """A path as short as it can be written from here; from /, where nobody types, all of it."""
     relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    return path if relative.startswith("..") or os.getcwd() == os.sep else relative

@@ -12,13 +12,16 @@ import hashlib
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
-from typing import List
+from typing import List, Sequence
 
-from drumbeat.order import Order
+from drumbeat.order import Order, load_order
 from drumbeat.problem import Problem
+from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.signals import EXIT_PREFLIGHT
 
 MOST_BYTES = 200 << 20  # of all files together
 _MOST_FILES = 50_000
@@ -42,8 +45,10 @@ def with_code(order: Order, kind: str) -> Order:
     root = _top(order.workdir)
     inside = os.path.relpath(os.path.realpath(order.workdir), root)
     copy = os.path.normpath(os.path.join(RunFolder(order.folder).code_copy, inside))
-    digest = pack(root, order.folder).digest
-    return dataclasses.replace(order, code="sync", code_root=root, code_digest=digest, workdir=copy)
+    packed = pack(root, order.folder)
+    return dataclasses.replace(
+        order, code="sync", code_root=root, code_digest=packed.digest, code_bytes=len(packed.data), workdir=copy
+    )
 
 
 def pack(root: str, folder: str) -> Packed:
@@ -94,6 +99,28 @@ def unpack(data: bytes, target: str) -> None:
             assert source
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o755), "wb") as file:
                 file.write(source.read())
+
+
+def receive(order_file: str, target: str, pieces: Sequence[str]) -> int:
+    """`_code ORDER TARGET PIECE ...`, on a node to which the archive came in pieces."""
+    try:
+        with open(order_file, encoding="utf-8") as file:
+            order = load_order(file.read(), order_file)
+        data = b""
+        for path in pieces:
+            with open(path, "rb") as piece:
+                data += piece.read()
+        unpack_checked(data, order, target)
+    except (OSError, RecordError, Problem) as error:
+        print(f"drumbeat: the code that was sent with this run cannot be used: {error}", file=sys.stderr)
+        return EXIT_PREFLIGHT
+    return 0
+
+
+def unpack_checked(data: bytes, order: Order, target: str) -> None:
+    if hashlib.sha256(data).hexdigest() != order.code_digest:
+        raise Problem("the code was changed on its way")
+    unpack(data, target)
 
 
 def put_into(order: Order) -> None:

@@ -179,7 +179,8 @@ class Console:
         if isinstance(event, kinds.NodeJoined):
             self._connected[event.peer] = event.peer_host
         elif isinstance(event, kinds.Mustered):
-            size = f"{event.master_addr}:{event.master_port}"
+            host = f"[{event.master_addr}]" if ":" in event.master_addr else event.master_addr
+            size = f"{host}:{event.master_port}"
             here = len(self._connected) if self.order.spares else self.order.nodes
             nodes = f"{here} of {count(self.order.members, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")

@@ -7,7 +7,6 @@ silence counts as a request to stop. A detached one is on its own; the host keep
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -21,8 +20,9 @@ from typing import Any, Callable, Dict, Mapping
 from drumbeat.backends.ssh import parcel
 from drumbeat.backends.ssh.loader import read_bytes, read_line, reply
 from drumbeat.bundle.build import running_bundle
-from drumbeat.desk.code_sync import unpack
+from drumbeat.desk.code_sync import unpack_checked
 from drumbeat.desk.foreground import Foreground
+from drumbeat.desk.hosted_container import run_contained
 from drumbeat.desk.join import order_file
 from drumbeat.desk.scheduled_node import EVERY, joined
 from drumbeat.home import users_folder
@@ -68,6 +68,7 @@ def run_host() -> int:
 def _node(request: Mapping[str, Any]) -> int:
     """Everything that may fail comes first: nothing starts before every host is ready, and the desk says `go`."""
     order, node = load_order(request["order"]), int(request["node"])
+    os.chdir(os.sep)  # paths that are printed here are read at the desk
     shared = _open_folder(order, str(request["handle"]), node)
     reply(prepared=True, shared=shared)
     if not shared:
@@ -77,7 +78,7 @@ def _node(request: Mapping[str, Any]) -> int:
 
     def work() -> int:
         os.environ.update({str(name): str(value) for name, value in request["env"].items()})
-        code = _run_node(order, node, str(request["token"]))
+        code = _run_node(order, node, str(request["token"]), shared)
         if node == 0 and not shared:
             replace(os.path.join(order.folder, ENDED), "")  # for the desk's mirror: nothing is written any more
         return code
@@ -117,13 +118,12 @@ def _take_parcel(order: Order, data: bytes) -> None:
     if order.code != "sync":
         return
     with open(folder.code_archive, "rb") as file:
-        packed = file.read()
-    if hashlib.sha256(packed).hexdigest() != order.code_digest:
-        raise Problem("the code was changed on its way")
-    unpack(packed, folder.code_copy)
+        unpack_checked(file.read(), order, folder.code_copy)
 
 
-def _run_node(order: Order, node: int, token: str) -> int:
+def _run_node(order: Order, node: int, token: str, shared: bool) -> int:
+    if order.container:
+        return run_contained(order, node, token, shared)
     bundle = running_bundle()
     assert bundle, "_host runs from the bundle"
     folder = RunFolder(order.folder)

@@ -10,15 +10,15 @@ from typing import Any, List, Mapping, Optional
 
 from drumbeat.backends import get
 from drumbeat.backends.ssh import start
+from drumbeat.backends.ssh.container import host_python
 from drumbeat.backends.ssh.request import BEAT_EVERY, handle_of
-from drumbeat.backends.ssh.session import Session, Sessions
+from drumbeat.backends.ssh.session import Notice, Session, Sessions
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror
 from drumbeat.runfolder.run import Run
 from drumbeat.signals import EXIT_MUSTER, STOPS
 
-_NOTICE = 5.0  # seconds without an answer, after which it is said who is missing
 _LEAD_GONE = 60.0  # seconds for the other hosts to end after the lead's connection has
 _WORDS = {signal.SIGINT: "INT", signal.SIGQUIT: "QUIT", signal.SIGUSR2: "USR2"}  # else TERM
 
@@ -30,8 +30,7 @@ class Hosts:
         self.order, self.folder, self.token = order, folder, token
         self.sessions: Optional[Sessions] = None
         self.signals: List[int] = []
-        self.began = time.monotonic()
-        self.noticed = False
+        self.notice = Notice(len(order.hosts), lambda text: _say("waiting", text))
         self.started = False
         self.ended: List[str] = []  # hosts whose end was said
 
@@ -39,7 +38,7 @@ class Hosts:
         for number in STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        sessions = Sessions(self.order.hosts, self.folder.bundle, self.order.python, environ)
+        sessions = Sessions(self.order.hosts, self.folder.bundle, host_python(self.order), environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)
             self.sessions, self.started = sessions, True
@@ -108,10 +107,7 @@ class Hosts:
     def _waiting(self, hosts: List[str]) -> None:
         if self.signals:
             raise _Interrupted(self.signals[0])
-        if not self.noticed and time.monotonic() - self.began > _NOTICE:
-            self.noticed = True
-            more = f" and {len(hosts) - 4} more" if len(hosts) > 4 else ""
-            _say("waiting", f"no answer yet from {', '.join(hosts[:4])}{more}")
+        self.notice(hosts)
 
     # -- signals -----------------------------------------------------------------------------------------------------
 

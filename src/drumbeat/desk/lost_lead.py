@@ -7,6 +7,7 @@ import signal
 
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
@@ -31,7 +32,8 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     queued = os.path.exists(run.folder.script)
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
-    return summarize(order, attempts, run.members(), affected, progress, parts, hang.finding if hang else None)
+    found = hang.finding if hang else None
+    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced_nodes(events))
 
 
 def _hung(why: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional
 
 from drumbeat import backends
 from drumbeat.agent.ranks.script_text import script_at
@@ -67,7 +67,7 @@ def _make_order(job: Job, site: Site, place: Place, environ: Mapping[str, str]) 
     if place.kind == INSIDE:
         job = _one_task_per_rank(job, place)
     if job.nodes is None:
-        job = dataclasses.replace(job, nodes=_nodes(place))
+        job = dataclasses.replace(job, nodes=_nodes(job, place))
     here = _here(job, place, environ)
     order = resolve(job, site, here)
     if place.kind == HERE:
@@ -105,7 +105,11 @@ def _on_hosts(job: Job, site: Site, place: Place, environ: Mapping[str, str]) ->
     hosts = choose_hosts(job, site)
     backend = backends.get(site.backend if backends.get(site.backend).takes_hosts else backends.FOR_HOSTS)
     here = look_around(environ, place.master, gpus=None, hosts=hosts)
-    order = resolve(dataclasses.replace(job, nodes=len(hosts)), site, here)
+    if job.spares >= len(hosts):
+        raise Problem(
+            f"{job.where('spares')}: {job.spares}, but {len(hosts)} hosts are named in all", "name more hosts"
+        )
+    order = resolve(dataclasses.replace(job, nodes=len(hosts) - job.spares), site, here)
     if not (site.gpus and job.gpus is None) and _ranks_unknown(job, site, here, order):
         order = dataclasses.replace(order, ranks_per_node=0)
     order = dataclasses.replace(order, backend=backend.name, meeting="")
@@ -129,13 +133,18 @@ def with_defaults(job: Job, backend: Backend, environ: Mapping[str, str]) -> Job
     return laid_over(job_from_file(path), job, _DEFAULTS)  # only what asks for resources counts
 
 
-def _nodes(place: Place) -> Any:
-    """How many nodes, where the job does not say and their names are not known."""
-    if place.nodes is not None:
-        return place.nodes
-    if len(place.machines) > 1:
-        return len(place.machines)
-    return place.identity.nodes if place.kind == INSIDE and not place.identity.hosts else None
+def _nodes(job: Job, place: Place) -> Optional[int]:
+    """How many nodes, spares not counted, where the job does not say and their names are not known."""
+    total = place.nodes
+    if total is None and len(place.machines) > 1:
+        total = len(place.machines)
+    if total is None and place.kind == INSIDE and not place.identity.hosts:
+        total = place.identity.nodes
+    if total is not None and job.spares >= total:
+        raise Problem(
+            f"{job.where('spares')}: {job.spares}, but there are {total} nodes in all", "ask for fewer spares"
+        )
+    return None if total is None else total - job.spares
 
 
 def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
@@ -143,7 +152,7 @@ def _here(job: Job, place: Place, environ: Mapping[str, str]) -> Here:
     if place.machines:  # the nodes are those machines: their names, cores and GPUs count, not this one's
         first, names = place.machines[0], tuple(facts.host for facts in place.machines)
         here = look_around(environ, names[0], gpus=len([gpu for gpu in first.gpus if not gpu.integrated]) or None)
-        hosts = names if len(names) == (job.nodes or 1) else ()
+        hosts = names if len(names) == (job.nodes or 1) + job.spares else ()
         return dataclasses.replace(here, hostname=first.host, cpus=len(first.cpus.allowed) or 1, hosts=hosts)
     if place.kind == HERE:
         return look_around(environ, place.master)

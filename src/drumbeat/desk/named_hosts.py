@@ -16,7 +16,7 @@ def on_hosts(job: Job, site: Site) -> bool:
 
 
 def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
-    """As many as the job has nodes, from the first on."""
+    """As many as the job has nodes and spares, from the first on; the last ones are the spares."""
     backend = backends.get(site.backend, site.where("backend"))
     if job.hosts and not (backend.takes_hosts or site.backend == "local"):
         raise Problem(
@@ -24,7 +24,8 @@ def choose_hosts(job: Job, site: Site) -> Tuple[str, ...]:
             "leave hosts out; or name a site whose machines are reached by ssh: --site ssh",
         )
     hosts = job.hosts or site.hosts
-    wanted = job.nodes or (len(hosts) if job.hosts else site.nodes or len(hosts))
+    nodes = job.nodes or (None if job.hosts else site.nodes)
+    wanted = nodes + job.spares if nodes else len(hosts)
     if wanted > len(hosts) or not hosts:
         named = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} named" if hosts else "none are named"
         raise Problem(

@@ -92,10 +92,10 @@ def _run_here(
         print(f"drumbeat run: no scheduler here, so these have no effect: {', '.join(ignored)}", file=sys.stderr)
     check_inside(order)
     check_command(order, environ)
-    if node_rank is not None and node_rank >= order.nodes:
-        raise Problem(f"node rank {node_rank} of {order.nodes} nodes: ranks count from 0 to {order.nodes - 1}")
+    if node_rank is not None and node_rank >= order.members:
+        raise Problem(f"node rank {node_rank} of {order.members} nodes: ranks count from 0 to {order.members - 1}")
     bundle = cached_bundle(environ)
-    alone = node_rank is None or order.nodes == 1
+    alone = node_rank is None or order.members == 1
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
         with order_file(order) as path:
@@ -103,5 +103,5 @@ def _run_here(
     folder = create_run(order, job_file, bundle, environ)
     if on_created:
         on_created(folder)
-    nodes = range(order.nodes) if alone else [0]
+    nodes = range(order.members) if alone else [0]
     return Foreground(order, folder.order, nodes, folder.bundle, token).run(environ)

@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat import backends
-from drumbeat.backends.contract import ALIVE, CANCELLED, FAILED, QUEUED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.backends.contract import (
+    ALIVE,
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    QUEUED,
+    RUNNING,
+    UNKNOWN,
+    Backend,
+    Status,
+    overall,
+)
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.desk.leftovers import leftovers
@@ -21,8 +32,9 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
-from drumbeat.runfolder.derived import Ranks
+from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.hang import Hang, hang_of
+from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import read_run_record, write_run_record
@@ -48,6 +60,9 @@ class State:
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
     hang: Optional[Hang] = None  # reported, and not over
     gpus: Optional[GpuUse] = None  # of a run that is running
+    muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
+    spares: int = 0  # nodes that wait without a role, of a run that goes on
+    replaced: Tuple[str, ...] = ()  # which spares took whose place
 
     @property
     def goes_on(self) -> bool:
@@ -74,9 +89,13 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
     ranks = run.ranks() if goes_on else Ranks()
-    hang = hang_of(run.run_events()) if goes_on else None
+    events = run.run_events() if goes_on else []
+    muster = muster_of(events) if told.state == RUNNING else None
     gpus = gpu_use(run) if told.state == RUNNING else None
-    return State(run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, gpus)
+    return State(
+        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang_of(events),
+        gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events),
+    )  # fmt: skip
 
 
 def read_summary(run: Run) -> Optional[Summary]:
@@ -117,6 +136,11 @@ def status(run: Run) -> Status:
         asked = ask_scheduler(handle)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
+        if asked and asked.state == UNKNOWN and run.record.last_state:
+            return Status(handle, run.record.last_state, run.record.last_detail)
+        if asked and asked.state == UNKNOWN and run.record.submitting:
+            fix = f"drumbeat cancel {run.run_id} removes what it may have left"
+            return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
         if asked:
             return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
     if end:
@@ -223,10 +247,26 @@ def _cancel(run: Run) -> None:
         os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
         return
     state, backend = status(run).state, _scheduler(run.record.handle)
+    if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
+        _take_out(run, backend)
+        return
     if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")
     if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
         _take_out(run, backend)
+
+
+def remove_ended(run: Run) -> bool:
+    """A submitted job that has ended may stay in its cluster, with what it printed: take it away. False where nothing stays."""
+    told, backend = status(run), _scheduler(run.record.handle)
+    if backend is None or not backend.leaves_objects or run.record.desk is not None or run.record.last_state:
+        return False
+    if told.state not in (FAILED, FINISHED):
+        return False
+    backend.finish(run.record.handle, os.environ)
+    _asked.clear()
+    write_run_record(run.folder, replace(run.record, last_state=told.state, last_detail=told.detail))
+    return True
 
 
 def _take_out(run: Run, backend: Backend) -> None:
@@ -259,7 +299,7 @@ def _cancel_array(run: Run) -> None:
 def end_job(run: Run) -> bool:
     """What did not end when it was asked to is ended by the scheduler; false where there is none."""
     backend = _scheduler(run.record.handle)
-    if backend is None or run.record.desk is not None:
+    if backend is None or (run.record.desk is not None and not run.record.submitting):
         return False  # a job that was not submitted by us is its owner's to end
     _take_out(run, backend)
     return True

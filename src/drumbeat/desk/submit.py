@@ -11,6 +11,7 @@ from drumbeat.backends.contract import FINISHED
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.containers.image import check_image
 from drumbeat.desk.create import create_run, forget_run
+from drumbeat.desk.known_nodes import avoiding
 from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.place import find_place, to_queue
 from drumbeat.desk.state import state_of
@@ -28,7 +29,8 @@ from drumbeat.spec.job import Job
 def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
     """The order of a job that a scheduler will start."""
     place = to_queue(find_place(LiveHost()))
-    return make_order(job, site_of(job, place, environ), place, environ)
+    order = make_order(job, site_of(job, place, environ), place, environ)
+    return avoiding(order, environ) if job.bad_nodes == "avoid" else order
 
 
 def saved_order(path: str) -> Order:
@@ -93,7 +95,11 @@ def submit(
             f"{order.run_id} has been submitted already: {order.folder} is there", "make a new order: drumbeat plan"
         )
     folder = create_run(order, job_file, cached_bundle(environ), environ)
+    record = Run.open(folder.path).record
     try:
+        known = backend.handle(order, environ)
+        if known:
+            write_run_record(folder, replace(record, handle=known, submitting=True))
         for name, data in (files or {}).items():
             _write_private(folder.at(name), data)
         handle = backend.submit(request, environ)
@@ -102,7 +108,6 @@ def submit(
         if isinstance(error, OSError):
             raise Problem(f"cannot write {folder.path}: {error.strerror}", "choose another place with --runs") from None
         raise
-    record = Run.open(folder.path).record
     write_run_record(folder, replace(record, desk=None, handle=handle))  # nobody stays here
     return handle
 

@@ -85,6 +85,16 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
         _put("", "; ".join(about), lines, width)
     _evidence(path.evidence, lines, width)
     _record(transport.seen if path.answer != UNKNOWN else (), transport.unseen, lines, width)
+    used = {names for _, names in transport.nics}
+    if len(used) > 1 or (transport.nics and len(transport.nics) < 3):
+        _put(
+            "NIC used",
+            "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in transport.nics[:16]),
+            lines,
+            width,
+        )
+        if len(transport.nics) > 16:
+            _put("", f"and {len(transport.nics) - 16} more ranks (--json has all)", lines, width)
     different = {pair.path.words for pair in transport.pairs}
     if len(different) > 1:
         for pair in transport.pairs[:MAX_LIST]:

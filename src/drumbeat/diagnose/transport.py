@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from drumbeat.diagnose.communicators import Communicators, Edge, Member, Process
 from drumbeat.diagnose.groups import group
 from drumbeat.diagnose.paths import LOCAL, MAX_LISTED, MIXED, Path, of_choice, of_edges
+from drumbeat.diagnose.used_nics import UsedNics, used_nics
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 
 
@@ -48,6 +49,7 @@ class Transport:
     findings: Tuple[Finding, ...] = ()
     seen: Tuple[str, ...] = ()  # the lines that the answer rests on, as file:numbers
     unseen: Tuple[str, ...] = ()  # what could not be looked at
+    nics: UsedNics = ()  # the cards that each rank's connections between nodes use
 
     def verdict(self) -> Verdict:
         """The same in the words of every check, for events and gates."""
@@ -87,6 +89,7 @@ def judge(state: Communicators) -> Transport:
         sockets=tuple(sorted({name for p in processes for name in p.sockets | p.exchanges}))[:MAX_LISTED],
         seen=state.connections.texts() or tuple(item.place for item in path.evidence if item.place),
         unseen=_unseen(state, world, path),
+        nics=used_nics(state),
     )
 
 
@@ -102,9 +105,8 @@ def _unseen(state: Communicators, world: List[Member], path: Path) -> Tuple[str,
     unseen = []
     missing = missing_ranks(state)
     if missing:
-        unseen.append(
-            f"{len(missing)} of {len(missing) + len({member.rank for member in world})} ranks: not in these logs"
-        )
+        nranks = max(member.nranks for member in world)
+        unseen.append(f"{len(missing)} of {nranks} ranks: not in these logs")
     if not state.processes and state.spoke:
         unseen.append("NCCL's INFO lines: there are only warnings (NCCL_DEBUG=INFO writes them)")
     elif not state.processes and state.no_gpus:

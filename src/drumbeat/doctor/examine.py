@@ -7,6 +7,7 @@ from typing import List, Optional
 
 from drumbeat.doctor import combinations, gpus, host, network
 from drumbeat.doctor.case import alone, bad, make_case
+from drumbeat.doctor.looked import looked_at
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import INFO, OK, SEVERITIES, Finding
 from drumbeat.order import Order
@@ -27,6 +28,7 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
         findings += plan_node(case.order, facts, peers or alone(facts), 0).findings
     if facts.unknown:
         findings.append(bad("unknown", INFO, "some of this node could not be read", "", "", *facts.unknown[:16]))
+    findings.append(looked_at(case))
     return worst_first([replace(finding, host=finding.host or facts.host) for finding in findings])
 
 

@@ -21,6 +21,7 @@ class RankSeen:
     cpus: Optional[Tuple[int, ...]] = None  # None: its mask could not be read
     gpus: Optional[Tuple[int, ...]] = None  # those it uses; (): it has none open; None: which ones is not shown
     open: Tuple[int, ...] = ()  # those whose device file it holds: a runtime opens all that it is shown
+    instances: Tuple[str, ...] = ()  # of a divided GPU (MIG), where open files or the environment name them
     stepped: bool = False  # the job has reported a step
     settled: bool = True  # two looks in a row saw the same
 
@@ -37,6 +38,7 @@ class Row:
     verdict: str = UNKNOWN
     right: Tuple[int, ...] = ()  # the cores it should have, where that can be said
     note: str = ""
+    instances: Tuple[str, ...] = ()  # of a divided GPU
 
 
 def rows(facts: Facts, bound: Binding, right: Binding, seen: Sequence[RankSeen], first_rank: int = 0) -> List[Row]:
@@ -62,7 +64,7 @@ def _slot(bound: Binding, right: Binding, local_rank: int) -> Optional[Slot]:
 def _row(facts: Facts, rank: Optional[int], slot: Optional[Slot], right: Binding, about: Optional[RankSeen]) -> Row:
     if about is None:
         return Row(rank, note="no process of this rank was found")
-    row = Row(rank, about.pid, cpus=about.cpus, numa=_nodes_of(facts, about.cpus or ()))
+    row = Row(rank, about.pid, cpus=about.cpus, numa=_nodes_of(facts, about.cpus or ()), instances=about.instances)
     if about.cpus is None:
         return replace(row, note="its mask could not be read")
     if not about.settled:
@@ -79,6 +81,8 @@ def _row(facts: Facts, rank: Optional[int], slot: Optional[Slot], right: Binding
     if home is None:
         return replace(row, verdict=UNKNOWN, note=f"the NUMA node of GPU {ranges(row.gpus)} is not known")
     mine = frozenset(about.cpus)
+    if mine <= home and _another_gpus_cache(facts, row.gpus, mine, planned):
+        return replace(row, verdict=WRONG, right=planned, note="its cores share their L3 cache with another GPU's rank")
     if mine <= home:
         return replace(row, verdict=RIGHT, note=_other_cache(facts, mine, planned))
     allowed = frozenset(facts.cpus.allowed or facts.cpus.online)
@@ -131,9 +135,15 @@ def _shared(row: Row, users: Dict[int, List[Row]], parts: set[int], meant: set[i
         others = [other for other in users[gpu] if other is not row]
         if not others or gpu in meant:
             continue
+        if gpu in parts and not row.instances:
+            return replace(row, note=f"GPU {gpu} is divided (MIG); which instance it uses is not shown")
+        if gpu in parts:
+            others = [other for other in others if set(other.instances) & set(row.instances)]
+            if not others:
+                continue
         names = ", ".join(_name(other) for other in others)
         if gpu in parts:
-            return replace(row, note=f"GPU {gpu} is divided (MIG); which instance it uses is not shown")
+            return replace(row, verdict=SHARED, note=f"instance {', '.join(row.instances)} is also used by {names}")
         if len(row.gpus) == 1:
             return replace(row, verdict=SHARED, note=f"GPU {gpu} is also used by {names}")
     return row
@@ -162,6 +172,21 @@ def _other_cache(facts: Facts, mine: FrozenSet[int], planned: Sequence[int]) -> 
     if not here or not there or here <= there:
         return ""
     return f"another L3 cache than planned ({ranges(planned)})"
+
+
+def _another_gpus_cache(facts: Facts, gpus: Sequence[int], mine: FrozenSet[int], planned: Sequence[int]) -> bool:
+    """Where a NUMA node has one last-level cache per GPU (one CCD for each GCD of an MI250X), its cores are one GPU's own."""
+    nodes = {gpu.numa for gpu in facts.gpus if gpu.index in gpus}
+    if len(nodes) != 1 or not planned:
+        return False
+    node = nodes.pop()
+    cores = set(facts.cpus.numa.get(str(node), ()))
+    beside = [gpu for gpu in _discrete(facts) if gpu.numa == node]
+    caches = [set(group) for group in facts.cpus.l3 if set(group) & cores]
+    if len(beside) < 2 or len(caches) != len(beside):
+        return False
+    own = [cache for cache in caches if cache & set(planned)]
+    return len(own) == 1 and not mine & own[0]
 
 
 def _slot_of_gpu(binding: Binding, gpu: int) -> Optional[Slot]:

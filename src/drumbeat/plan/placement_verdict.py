@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts
 from drumbeat.finding import Evidence, Finding, Verdict
@@ -41,11 +41,15 @@ def _answer(table: Sequence[Row], bound: Binding, findings: Sequence[Finding], g
     return "as planned", good
 
 
-def text_table(table: Sequence[Row]) -> List[str]:
-    """The table for a person; a GPU in brackets was taken from the plan, not seen."""
-    cells = [("rank", "GPU", "cores", "NUMA", "NIC", "verdict")]
+def text_table(table: Sequence[Row], used: Optional[Mapping[str, Sequence[str]]] = None) -> List[str]:
+    """The table for a person; a GPU in brackets was taken from the plan, not seen.
+
+    `used`: the cards that NCCL's log shows for each rank, beside the one that is nearest to its GPU.
+    """
+    head = ("rank", "GPU", "cores", "NUMA", "NIC", "verdict")
+    cells = [head if used is None else (*head[:-1], "NIC used", head[-1])]
     for row in table:
-        gpu = ranges(row.gpus) if row.gpus else "-"
+        gpu = (ranges(row.gpus) if row.gpus else "-") + (f" {'+'.join(row.instances)}" if row.instances else "")
         words = row.verdict + (f", right: {ranges(row.right)}" if row.right else "")
         cells.append(
             (
@@ -54,11 +58,19 @@ def text_table(table: Sequence[Row]) -> List[str]:
                 "unknown" if row.cpus is None else ranges(row.cpus),
                 ranges(row.numa) or "-",
                 row.nic or "-",
+                *(() if used is None else (_used(row, used.get(str(row.rank), ())),)),
                 f"{words} ({row.note})" if row.note else words,
             )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+
+
+def _used(row: Row, names: Sequence[str]) -> str:
+    if not names:
+        return "not seen"
+    away = row.nic is not None and row.nic not in names and not any("/" in name for name in names)
+    return ", ".join(names) + (" (not the nearest)" if away else "")
 
 
 def _findings(table: Sequence[Row], facts: Facts, bound: Binding) -> List[Finding]:

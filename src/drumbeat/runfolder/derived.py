@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.read import decode
-from drumbeat.runfolder.records import Metric, parse_metric
+from drumbeat.runfolder.records import Metric, parse_metric, parse_so_far
 from drumbeat.runfolder.summary import AttemptEnd
 
 if TYPE_CHECKING:
@@ -46,6 +48,16 @@ class Ranks:
     ended: Tuple[RankEnd, ...] = ()
 
 
+def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Which spares took whose place, in words."""
+    return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
+
+
+def spares_left(events: Iterable[Event]) -> int:
+    """Nodes that waited without a role when the last attempt began."""
+    return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
+
+
 def attempt_ends(run: Run) -> List[AttemptEnd]:
     """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
     found: List[AttemptEnd] = []
@@ -79,33 +91,65 @@ def ranks(run: Run) -> Ranks:
 
 
 def progress(run: Run) -> Progress:
-    """How far it is, and how fast it was lately: the first and the last metrics of each node, however many there are."""
+    """How far it is, and how fast it has been in this attempt. Of long files only the ends are read: there the agent says what
+    everything before adds up to."""
     nodes = run.nodes()
     size = max(_HEAD, _RECENT // max(1, len(nodes)))
     offsets = run.clock_offsets()
-    recent: List[Metric] = []
-    starts: List[float] = []
     first = Progress()
+    parts: Dict[int, Progress] = {}
+    ends: Dict[int, List[Metric]] = {}
+    exact = True
     for node in nodes:
-        name, shift = _AT.node(node).metrics, offsets.get(node, 0.0)
-        head, tail = _ends(run, name, size)
-        for line in head:
-            metric = _metric(line, node)
+        head, tail = _ends(run, _AT.node(node).metrics, size)
+        for metric in (_metric(line, node) for line in head):
             if metric:
                 first.add(metric)
-        metrics = [metric for metric in (_metric(line, node) for line in tail) if metric]
-        steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
-        starts += [min(steps)] if steps else []
-        recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
-    total = Progress()
-    begin = max(starts, default=0.0)  # from here on all nodes are covered
-    for metric in sorted(recent, key=lambda metric: metric.t):
-        if metric.t >= begin or metric.kind != "step":
-            total.add(metric)
+        parts[node], ends[node], counted = _part(tail, node)
+        exact = exact and (counted or not head)
+    if exact:
+        total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
+    else:
+        total = _recent(ends, offsets)
     if first.first_loss is not None:
         total.first_loss = first.first_loss
     if first.first_validation is not None:
         total.first_validation = first.first_validation
+    return total
+
+
+def _part(lines: Sequence[str], node: int) -> Tuple[Progress, List[Metric], bool]:
+    """What a node's last lines add up to, its metrics, and whether one of the lines says what came before."""
+    part, metrics, counted = Progress(), [], False
+    for line in lines:
+        data = decode(line) or {}
+        so_far = parse_so_far(data, node)
+        metric = None if so_far else parse_metric(data, node)
+        if so_far:
+            try:
+                part, counted = Progress.restored(so_far.progress), True
+            except RecordError:
+                continue
+        elif metric:
+            part.add(metric)
+            metrics.append(metric)
+    return part, metrics, counted
+
+
+def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) -> Progress:
+    """Of files that do not say what their beginning adds up to: only the time that the ends of all of them cover."""
+    recent: List[Metric] = []
+    starts: List[float] = []
+    for node, metrics in ends.items():
+        shift = offsets.get(node, 0.0)
+        steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
+        starts += [min(steps)] if steps else []
+        recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
+    total = Progress()
+    begin = max(starts, default=0.0)
+    for metric in sorted(recent, key=lambda metric: metric.t):
+        if metric.t >= begin or metric.kind != "step":
+            total.add(metric)
     return total
 
 

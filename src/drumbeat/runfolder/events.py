@@ -46,6 +46,7 @@ class NodeJoined(Event):
     peer_host: str
     address: str
     clock_offset: float
+    name: str = ""  # as the scheduler calls the machine, where that is known
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class AttemptStarted(Event):
     world_size: int
     master_addr: str
     master_port: int
-    spares: int = 0  # nodes without a role that could take one
+    spares: Tuple[int, ...] = ()  # nodes without a role that could take one
     hosts: Tuple[str, ...] = ()  # in the order of node ranks, where a spare has a role
 
 
@@ -120,6 +121,7 @@ class Decided(Event):
     why: str
     cause: str = ""  # what kind of failure it was: docs/reliability.md
     wait: float = 0.0  # seconds until the restart
+    replaced: Tuple[str, ...] = ()  # which spare takes whose place
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,9 @@ class VerdictGiven(Event):
     verdict: Verdict
     peer: Optional[int] = None
     table: Tuple[str, ...] = ()  # of the affinity check: one line per rank, for a person
+    rows: Tuple[Any, ...] = ()  # the same as data
+    nics: Optional[Mapping[str, Tuple[str, ...]]] = None  # of the transport check: rank -> cards in use
+    carried: Optional[Mapping[str, int]] = None  # of the traffic check: RDMA port -> bytes each way
 
 
 @dataclass(frozen=True)

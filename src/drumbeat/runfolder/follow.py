@@ -15,10 +15,10 @@ from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.logs import Log, list_logs
 from drumbeat.runfolder.read import Files, Tail, decode
-from drumbeat.runfolder.records import Line, Metric, Sample, parse_metric, parse_sample
+from drumbeat.runfolder.records import Line, Metric, Sample, SoFar, parse_metric, parse_sample, parse_so_far
 from drumbeat.runfolder.run import Run
 
-Record = Union[Event, Line, Metric, Sample]
+Record = Union[Event, Line, Metric, Sample, SoFar]
 
 EVENTS, METRICS, TELEMETRY, LINES = "events", "metrics", "telemetry", "lines"
 _FILES = 512  # opened per poll
@@ -140,7 +140,7 @@ class Follower:
         if EVENTS in state.tails:
             records += self._read(state.tails[EVENTS], parse_event, budget, final)
         if METRICS in state.tails:
-            records += self._read(state.tails[METRICS], lambda data: parse_metric(data, number), budget, final)
+            records += self._read(state.tails[METRICS], lambda data: _metric(data, number), budget, final)
         if TELEMETRY in state.tails:
             tail, every = state.tails[TELEMETRY], self._every
             records += self._read(tail, lambda data: parse_sample(data, number), budget, final, every)
@@ -240,3 +240,7 @@ class Follower:
             attempts = self.run.attempts(state.number)
             self.first_attempt = max(self.first_attempt, attempts[-1] + 1 if attempts else 0)
         self._events.skip()
+
+
+def _metric(data: Dict[str, Any], node: int) -> Union[Metric, SoFar, None]:
+    return parse_metric(data, node) or parse_so_far(data, node)

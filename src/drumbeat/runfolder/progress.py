@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
-from drumbeat.record import from_plain, to_plain
+from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric
 
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
+_OF_FIRST_NODE = ("step", "steps", "first_step", "first_loss", "last_loss", "first_validation", "last_validation")
 
 
 @dataclass
@@ -80,12 +81,14 @@ class Progress:
         self.tokens += other.tokens
         self.samples += other.samples
         self.ranks += other.ranks
-        for name, pick in (("first_t", min), ("last_t", max)):
-            times = [getattr(self, name)] if getattr(self, name) is not None else []
-            times += [getattr(other, name) + clock_offset] if getattr(other, name) is not None else []
-            setattr(self, name, pick(times, default=None))
-        for name in ("step", "steps", "first_step", "first_loss", "last_loss", "first_validation", "last_validation"):
-            if getattr(self, name) is None:
+        if other.first_t is not None:
+            first = other.first_t + clock_offset
+            self.first_t = first if self.first_t is None else min(self.first_t, first)
+        if other.last_t is not None:
+            last = other.last_t + clock_offset
+            self.last_t = last if self.last_t is None else max(self.last_t, last)
+        for name in _OF_FIRST_NODE:
+            if getattr(self, name) is None and getattr(other, name) is not None:
                 setattr(self, name, getattr(other, name))
 
     @property
@@ -113,6 +116,21 @@ class Progress:
             return None
         return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
+    def snapshot(self) -> Dict[str, Any]:
+        """All that `restored` needs to count on from here."""
+        return {**self.to_plain(), "reporting": sorted(self._reporting), "lowest": self._lowest}
+
+    @staticmethod
+    def restored(data: Any) -> Progress:
+        """RecordError where it is no snapshot."""
+        progress = from_plain(Progress, data)
+        reporting, lowest = data.get("reporting"), data.get("lowest")
+        if not isinstance(reporting, list) or not all(isinstance(rank, int) for rank in reporting):
+            raise RecordError("reporting: no list of ranks")
+        progress._reporting = set(reporting)
+        progress._lowest = lowest if isinstance(lowest, int) else None
+        return progress
+
     def to_plain(self) -> Dict[str, Any]:
         plain: Dict[str, Any] = to_plain(self)
         return plain
@@ -120,6 +138,19 @@ class Progress:
     @staticmethod
     def from_plain(data: Any) -> Progress:
         return from_plain(Progress, data)
+
+
+def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:
+    """The run's progress from its nodes' parts, each with its clock offset, node 0's first: its losses are the run's."""
+    total, first = Progress(), True
+    for part, clock_offset in parts:
+        total.merge(part, clock_offset)
+        if first:
+            total.accuracy, total.target_reached = part.accuracy, part.target_reached
+            total.spent = part.spent
+            total.reported_rate, total.reported_unit = part.reported_rate, part.reported_unit
+        first = False
+    return total
 
 
 def _finite(value: Optional[float]) -> Optional[float]:

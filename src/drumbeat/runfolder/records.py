@@ -6,6 +6,7 @@ Any script may write metrics, so a record that cannot be used is dropped by its 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Tuple
@@ -71,6 +72,15 @@ class Line:
 
 
 @dataclass(frozen=True)
+class SoFar:
+    """What a node's metrics of the current attempt add up to, up to this line of its metrics.jsonl. The agent writes one now and
+    then, so that a reader who begins late, or reads only the end of a long file, counts what everybody else counts."""
+
+    node: int
+    progress: Mapping[str, Any]  # Progress.snapshot()
+
+
+@dataclass(frozen=True)
 class Member:
     """An agent on a machine, with its part in the run."""
 
@@ -80,6 +90,8 @@ class Member:
     clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
     ranks: int = 1
 
+
+SO_FAR = "so-far"  # a kind that only the agent writes
 
 _KINDS = {"int": int, "float": float, "str": str, "Tuple": tuple}
 
@@ -96,6 +108,8 @@ _KNOWN = frozenset({"t", *Metric.__dataclass_fields__} - {"node", "more"})
 def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
     """The metric that a decoded line stands for; None if one of its known values cannot be used."""
     get = data.get
+    if get("kind") == SO_FAR:
+        return None
     try:
         rank = get("rank", 0)
         return Metric(
@@ -119,6 +133,16 @@ def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def so_far_line(progress: Mapping[str, Any], t: float) -> str:
+    """The line of metrics.jsonl that `parse_so_far` reads."""
+    return json.dumps({"t": t, "kind": SO_FAR, "progress": progress}) + "\n"
+
+
+def parse_so_far(data: Mapping[str, Any], node: int) -> Optional[SoFar]:
+    progress = data.get("progress")
+    return SoFar(node, progress) if data.get("kind") == SO_FAR and isinstance(progress, dict) else None
 
 
 def parse_sample(data: Mapping[str, Any], node: int) -> Optional[Sample]:

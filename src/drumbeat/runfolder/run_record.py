@@ -34,6 +34,9 @@ class RunRecord:
     desk: Optional[Desk] = None
     output: str = ""  # what a scheduler's job prints; a path, or a name in the run folder
     cancelled: bool = False  # the desk has taken the job out of the queue: a scheduler may forget it at once
+    last_state: str = ""  # what its scheduler said last, kept where the desk has removed the job after its end
+    last_detail: str = ""
+    submitting: bool = False  # the desk is handing it over; if that desk is dead, nobody knows how far it came
     lead: str = ""  # the lead's host, in the folder of a node that does not see the lead's
 
 

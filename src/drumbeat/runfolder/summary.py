@@ -70,6 +70,8 @@ class Summary:
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
     throughput: Optional[Throughput] = None
+    spares: int = 0  # nodes that were asked for beyond `nodes`
+    replaced: Tuple[str, ...] = ()  # which of them took whose place
     ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see ledger.py
     training_share: Optional[float] = None  # effective training time ratio; None: no steps were reported
     schema: str = SCHEMA
@@ -88,9 +90,10 @@ def summarize(
     progress: Progress,
     parts: Mapping[str, float],
     hang: Optional[Finding] = None,
+    replaced: Sequence[str] = (),
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over."""
+    reported and was not over; `replaced`: which spares took whose place."""
     last = attempts[-1]
     rate = progress.rate()
     return Summary(
@@ -110,6 +113,8 @@ def summarize(
         consequences=tuple(affected) if last.finding else (),
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,
+        spares=order.spares,
+        replaced=tuple(_cut(words) for words in replaced[-_MOST_ATTEMPTS:]),
         ledger=dict(parts),
         training_share=training_share(parts),
     )

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_SIZE = re.compile(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")  # a comma, but not one in brackets
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -244,6 +245,13 @@ def _numbers(key: Key, node: Node, place: str) -> Tuple[int, ...]:
     return numbers
 
 
+def _size(key: Key, node: Node, place: str) -> str:
+    text = _text(key, node, place)
+    if not _SIZE.fullmatch(text):
+        raise Problem(f"{place}: expected {KINDS[key.kind]}, got {shown(text)}")
+    return text
+
+
 def _duration(key: Key, node: Node, place: str) -> int:
     text = _text(key, node, place)
     try:
@@ -273,6 +281,7 @@ _READERS: Dict[str, Callable[[Key, Node, str], Any]] = {
     "numbers": _numbers,
     "words": _words,
     "hosts": _hosts,
+    "size": _size,
     "duration": _duration,
     "switch": _switch,
 }

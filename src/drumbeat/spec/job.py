@@ -218,8 +218,8 @@ class Job:
     code: str = key(
         "choice",
         "How your code gets to the nodes: it is on storage that they share (shared), in the image (image), or sent with the job "
-        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most. The "
-        "run folder keeps that copy and its SHA-256.",
+        "(sync): what git lists in the checkout around `workdir`, with uncommitted changes and new files, 200 MiB at most (a "
+        "cluster may take less). The run folder keeps that copy and its SHA-256.",
         "sync",
         "shared",
         allowed=CODES,
@@ -254,6 +254,15 @@ class Job:
     )
     restarts: int = key(
         "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
+    )
+    spares: int = key(
+        "number",
+        "Nodes beyond `nodes` that wait without ranks. One takes the place of a node that is lost or bad: the job goes on from "
+        "its checkpoint, without waiting in a queue (docs/comeback.md). Of `hosts` the last ones are spares.",
+        "1",
+        0,
+        minimum=0,
+        flag="N",
     )
     stop_grace: int = key(
         "duration",
@@ -347,7 +356,7 @@ class Job:
         default_text="the scheduler's own variable, else ~/.config/drumbeat/defaults.yaml",
     )
     memory: Optional[str] = key(
-        "text", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
+        "size", "Memory of each node.", "440G", None, flag="SIZE", default_text="the site's, else the scheduler's"
     )
     cpus: Optional[int] = key(
         "number",
@@ -392,6 +401,14 @@ class Job:
         3,
         minimum=0,
         flag="N",
+    )
+    bad_nodes: str = key(
+        "choice",
+        "Whether the scheduler is asked to leave out the nodes that `drumbeat nodes` has on its exclude list.",
+        "use",
+        "avoid",
+        allowed=("avoid", "use"),
+        flag="X",
     )
     submit_options: Tuple[str, ...] = key(
         "words", "Other options of the scheduler's submit command, word by word.", '["--licenses=scratch"]', ()

@@ -14,14 +14,15 @@ from drumbeat.spec.site import Site
 def find_hosts(
     job: Job, site: Site, here: Here, nodes: int, emulated: bool
 ) -> Tuple[Tuple[str, ...], str, Optional[int]]:
-    """The hosts, node 0 among them, and the port, where one was given."""
+    """The hosts, node 0 among them, and the port, where one was given. `nodes` counts the spares too."""
     if emulated:
         hosts = tuple(f"127.0.{number >> 8}.{number & 255}" for number in range(1, nodes + 1))
         return hosts, hosts[0], None
     if here.hosts and len(here.hosts) != nodes:
+        with_spares = f" ({job.spares} of them spares)" if job.spares else ""
         raise Problem(
-            f"{job.where('nodes')}: {nodes} nodes requested, but the scheduler gave {len(here.hosts)}",
-            f"leave it out, or say {len(here.hosts)}",
+            f"{job.where('nodes')}: {nodes} nodes requested{with_spares}, but the scheduler gave {len(here.hosts)}",
+            f"leave it out, or say {max(1, len(here.hosts) - job.spares)}",
         )
     master, port = _split_port(here.master)
     master = master or (here.hosts[0] if here.hosts else "")

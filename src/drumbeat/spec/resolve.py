@@ -49,14 +49,14 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     script = here.script(command, workdir)
     launcher, launcher_why = choose_launcher(command, job.launcher, script, here.environ, job.ranks_per_node)
     launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
-    nodes = job.nodes or len(here.hosts) or (launch and launch.nodes) or site.nodes or 1
+    nodes = job.nodes or _without_spares(job, here) or (launch and launch.nodes) or site.nodes or 1
     inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)
-    hosts, master, port = find_hosts(job, site, here, nodes, emulated)
+    hosts, master, port = find_hosts(job, site, here, nodes + job.spares, emulated)
     env, passed = environment(job, site, here, emulated)
     runs = _path(job.runs, job.where("runs"), here) or _path(site.runs, site.where("runs"), here) or "runs"
     textfile = _path(job.textfile, job.where("textfile"), here) or _path(site.textfile, site.where("textfile"), here)
@@ -87,6 +87,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         wrap=_wrap(job, here, nodes * ranks),
         trace=job.trace,
         restarts=job.restarts or (launch and launch.restarts) or 0,
+        spares=job.spares,
         fewest_nodes=launch.node_range[0] if launch and launch.node_range else None,
         on_end=tuple(expand(word, here.environ, job.where("on-end")) for word in job.on_end),
         textfile=_absolute(textfile, here) if textfile else "",
@@ -174,6 +175,16 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
             f"write the value there; drumbeat tune {_TUNED.get(open_places[0], 'layout')} tries several",
         )
     return tuple(expand(word, here.environ, job.where("command")) for word in job.command)
+
+
+def _without_spares(job: Job, here: Here) -> int:
+    """How many of the given hosts are nodes; 0 where none are given."""
+    if here.hosts and job.spares >= len(here.hosts):
+        raise Problem(
+            f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
+            "at least one of them must be a node",
+        )
+    return len(here.hosts) - job.spares if here.hosts else 0
 
 
 def _existing_launch(command: Tuple[str, ...], here: Here) -> Optional[Found]:

@@ -147,7 +147,7 @@ class Site:
         "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="the scheduler's"
     )
     memory: Optional[str] = key(
-        "text", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
+        "size", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
     )
     needs: Tuple[str, ...] = key(
         "words",

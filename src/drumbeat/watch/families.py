@@ -35,7 +35,7 @@ _OF_RUN = (
     ("left_seconds", "Time left until the last planned step.", "seconds_left"),
     ("elapsed_seconds", "Time since the start, or how long the run took.", "elapsed"),
     ("nodes_planned", "Nodes that the run asked for.", "nodes"),
-    ("nodes_present", "Nodes that have joined and are not lost.", "nodes_here"),
+    ("nodes_present", "Nodes that have joined and are neither lost, excluded nor spare.", "nodes_here"),
     ("ranks", "Ranks of the current attempt.", "world"),
     ("ranks_ended", "Ranks of the current attempt that have ended.", "ranks_ended"),
     ("attempt", "Number of the current attempt, from 0.", "attempt"),

@@ -48,7 +48,7 @@ class Head:
     seconds_left: Optional[float]
     elapsed: Optional[float]  # since the lead's start, or how long it took; waiting time while it is queued
     nodes: int  # planned
-    nodes_here: int  # that have joined and are not lost
+    nodes_here: int  # that have joined and are neither lost, excluded nor spare
     world: Optional[int]  # ranks
     ranks_ended: int
     gpus: int
@@ -91,7 +91,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         seconds_left=progress.seconds_left() if standing.goes_on and not view.hangs else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,
-        nodes_here=sum(1 for node in nodes if node.joined and not node.lost),
+        nodes_here=sum(1 for node in nodes if node.joined and not (node.lost or node.idle)),
         world=view.world or view.planned_ranks or None,
         ranks_ended=view.ended_ranks,
         gpus=sum(len(node.gpus) for node in nodes),

@@ -12,11 +12,12 @@ from typing import Deque, Dict, Iterable, List, Optional, Tuple
 
 from drumbeat.finding import Finding, Verdict
 from drumbeat.order import Order
+from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE as HANG
-from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.records import Line, Member, Metric, Sample
+from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
 from drumbeat.runfolder.summary import Summary
 from drumbeat.watch.checks import Check, check_of
 from drumbeat.watch.curve import Curve, Point, rates
@@ -43,7 +44,6 @@ class RunView:
         self.planned_nodes = order.nodes if order else 0
         self.planned_ranks = order.nodes * order.ranks_per_node if order and order.ranks_per_node else 0
         self.hosts: Tuple[str, ...] = tuple(order.hosts) if order else ()
-        self.progress = Progress()
         self.nodes: Dict[int, NodeView] = {}
         self.ranks: Dict[int, RankView] = {}  # of the current attempt
         self.attempt = 0
@@ -65,6 +65,8 @@ class RunView:
         self.ended_ranks = 0
         self.changes = 0  # goes up with every record
         self.hangs = False  # a hang was reported and is not over
+        self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
+        self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
         self._verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
         self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
@@ -86,6 +88,8 @@ class RunView:
             self._sample(record)
         elif isinstance(record, Event):
             self._event(record)
+        elif isinstance(record, SoFar):
+            self._so_far(record)
         else:
             assert isinstance(record, Line), record
 
@@ -108,6 +112,14 @@ class RunView:
     def shown(self) -> Progress:
         """Progress by the summary where there is one, else by what was read so far."""
         return self.summary.progress if self.summary else self.progress
+
+    @property
+    def progress(self) -> Progress:
+        """What was read so far, of the current attempt."""
+        if self._total[0] != self.changes:
+            parts = [(self._parts[node], self._offsets.get(node, 0.0)) for node in sorted(self._parts)]
+            self._total = (self.changes, merged(parts))
+        return self._total[1]
 
     def rate(self) -> Optional[Tuple[float, str]]:
         """Throughput of all ranks since the first step; at the end, the summary's."""
@@ -151,7 +163,7 @@ class RunView:
         if self._impossible(t):
             return
         self._saw(t)
-        self.progress.add(metric, offset)
+        self._parts.setdefault(metric.node, Progress()).add(metric)
         if self._reporter is None or metric.rank < self._reporter:
             self._reporter = metric.rank
         rank = self.ranks.get(metric.rank)
@@ -167,6 +179,12 @@ class RunView:
             self.reported_rate.add(t, metric.rate)
         if metric.rank == self._reporter:
             self._reported(metric, rank, t)
+
+    def _so_far(self, record: SoFar) -> None:
+        try:
+            self._parts[record.node] = Progress.restored(record.progress)
+        except RecordError:
+            return
 
     def _reported(self, metric: Metric, rank: RankView, t: float) -> None:
         """What the lowest rank says speaks for the run."""
@@ -235,6 +253,9 @@ class RunView:
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+        elif isinstance(event, kinds.Excluded):
+            self.node(event.peer).idle = f"excluded: {event.why}"
+            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
         elif isinstance(event, kinds.Resumed):
             self.hangs = False
         elif isinstance(event, kinds.Stopping):
@@ -253,7 +274,7 @@ class RunView:
         self.planned_nodes = event.nodes
         self.planned_ranks = event.nodes * event.ranks_per_node or self.planned_ranks
         for node in self.nodes.values():
-            node.joined, node.lost = False, ""
+            node.joined, node.lost, node.idle = False, "", ""
 
     def _joined(self, event: kinds.NodeJoined) -> None:
         node = self.node(event.peer)
@@ -264,6 +285,9 @@ class RunView:
         self._go_to(event.attempt)
         self.world, self.failure, self.hangs = event.world_size, None, False
         self.phase = "waiting for the first step"
+        for node in self.nodes.values():
+            if not node.idle.startswith("excluded"):
+                node.idle = "spare" if node.node in event.spares else ""
         if event.attempt:
             self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
 

@@ -67,6 +67,7 @@ class NodeView:
     slowed: int = 0  # GPUs that something slows down
     joined: bool = False
     lost: str = ""  # why
+    idle: str = ""  # why it has no ranks: spare, or excluded and why
     ranks: Dict[int, RankView] = field(default_factory=dict)
     curves: Dict[str, Curve] = field(default_factory=lambda: {name: Curve(5.0, 120) for name in CURVES})
     _cpu: Mapping[str, Any] = field(default_factory=dict)

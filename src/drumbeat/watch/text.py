@@ -135,7 +135,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
     means, gpus = node.means, node.gpus
     clocks = [gpu.clock for gpu in gpus if gpu.clock is not None]
     heat = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
-    remark = f"lost: {node.lost}" if node.lost else ", ".join(node.throttle)
+    remark = f"lost: {node.lost}" if node.lost else node.idle or ", ".join(node.throttle)
     return (
         str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
         percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
@@ -188,7 +188,9 @@ def matching(nodes: Sequence[NodeView], wanted: str) -> List[NodeView]:
 
 
 def _searched(node: NodeView) -> str:
-    return " ".join((str(node.node), node.host, f"lost: {node.lost}" if node.lost else "", *node.throttle)).lower()
+    return " ".join(
+        (str(node.node), node.host, f"lost: {node.lost}" if node.lost else "", node.idle, *node.throttle)
+    ).lower()
 
 
 def percent(value: Optional[float]) -> str:

@@ -169,7 +169,7 @@ def may_run_programs(folder: str) -> bool:
 
 
 def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
-    codes = [(failure["rank"], failure["exit_code"], float(failure["t"])) for failure in failures]
+    codes = [(failure["rank"], failure["exit_code"], clock.own(float(failure["t"]))) for failure in failures]
     return [End(rank, None if code < 0 else code, -code if code < 0 else None, at) for rank, code, at in codes]
 
 

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shlex
-import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -40,11 +39,11 @@ class Stages:
             ) from None
         os.set_inheritable(lock, True)  # launchers close it before they start ranks
         number = sum(1 for stage in self.read() if not stage.refused)
-        self._add({"command": shlex.join(command), "t": time.time()})
+        self._add({"command": shlex.join(command)})
         return number
 
     def refuse(self, command: Sequence[str], why: str) -> None:
-        self._add({"command": shlex.join(command), "refused": why, "t": time.time()})
+        self._add({"command": shlex.join(command), "refused": why})
 
     def failures(self, number: int) -> str:
         """The file in which the driver of this stage says how its ranks failed."""

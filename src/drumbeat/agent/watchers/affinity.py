@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.facts.parse import cpulist
 from drumbeat.finding import ERROR, WARNING
@@ -87,6 +88,7 @@ def look_at_ranks(
     counts, else the oldest.
     """
     found: Dict[Optional[int], List[Tuple[RankSeen, Mapping[str, str]]]] = {}
+    divided = any(gpu.mig for gpu in gpus)
     for pid in sorted(_pids(), key=lambda pid: (int(start_time(pid) or 0), pid)):
         environ = _environ(pid)
         if environ is None or environ.get("DRUMBEAT_RUN") != run_id or environ.get("NODE_RANK") != str(node):
@@ -95,7 +97,14 @@ def look_at_ranks(
         opened = _open_gpus(pid, gpus)
         if (rank is None and not opened) or _is_shim(pid):
             continue
-        about = RankSeen(rank, pid, _cpus(pid), _used(pid, opened, users), opened or ())
+        about = RankSeen(
+            rank,
+            pid,
+            _cpus(pid),
+            _used(pid, opened, users),
+            opened or (),
+            mig_instances(pid, environ) if divided else (),
+        )
         found.setdefault(rank, []).append((about, environ))
     chosen = []
     for rank, processes in found.items():
@@ -283,4 +292,4 @@ class Placement:
 
 
 def _facts_of(about: RankSeen) -> Tuple[Any, ...]:
-    return about.cpus, about.gpus, about.open
+    return about.cpus, about.gpus, about.open, about.instances

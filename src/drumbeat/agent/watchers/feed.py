@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
+from drumbeat import clock
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Counted, Found, Judged, Message
 
@@ -52,7 +52,7 @@ class Watching:
         for watcher in self.watchers:
             for action in watcher.on(saw, now):
                 if isinstance(action, Emit) and action.kind == "census":
-                    self.tell(Counted(self.attempt, action.data["rows"], time.time()))
+                    self.tell(Counted(self.attempt, action.data["rows"], clock.now()))
                 elif isinstance(action, Emit):
                     self.record(action.kind, action.data)
                     if action.kind == "verdict":

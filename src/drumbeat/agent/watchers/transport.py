@@ -164,7 +164,9 @@ class Gate:
         seen = tuple(item.place or item.text for item in path.evidence)
         verdict = Verdict("transport", path.answer, path.confidence, words or path.words, tuple(findings), seen)
         stopping = bool(wrong)
-        return [self._verdict(verdict, now), *(self._act(finding, stopping) for finding in findings)]
+        used = self._reader.transport().nics if self._reader is not None else ()
+        more = {"nics": {str(rank): names for rank, names in used}} if used else {}
+        return [self._verdict(verdict, now, **more), *(self._act(finding, stopping) for finding in findings)]
 
     def _unproved(self, path: Path) -> bool:
         silent = path.answer == UNKNOWN or (path.answer == LOCAL and self.place.nodes > 1)
@@ -251,7 +253,8 @@ class Gate:
         actions: List[Action] = []
         if finding:
             verdict = replace(verdict, findings=(finding,))
-        actions.append(self._verdict(verdict, now))
+        carried = {name: amount for name, amount in self._talk["rdma"].items() if amount}
+        actions.append(self._verdict(verdict, now, **({"carried": carried} if carried else {})))
         if finding:
             actions.append(self._act(finding, True))
         if self.path is None:  # no NCCL here: the counters are the only witness
@@ -276,9 +279,9 @@ class Gate:
 
     # -- saying ------------------------------------------------------------------------------------------------------
 
-    def _verdict(self, verdict: Verdict, now: float) -> Action:
+    def _verdict(self, verdict: Verdict, now: float, **more: Any) -> Action:
         seconds = round(now - (self._started or now), 3)
-        return Emit("verdict", {"verdict": verdict, "seconds": seconds})
+        return Emit("verdict", {"verdict": verdict, "seconds": seconds, **more})
 
     def _finding(self, code: str, title: str, cause: str, fix: str, evidence: Tuple[Evidence, ...]) -> Finding:
         place = self.place

@@ -7,6 +7,7 @@ a flood from elsewhere costs the members nothing, and one from a member's own ma
 
 from __future__ import annotations
 
+import ipaddress
 import resource
 import selectors
 import socket
@@ -14,6 +15,7 @@ from collections import OrderedDict
 from typing import Callable, Dict, List, Set
 
 from drumbeat.agent.wire.channel import Channel
+from drumbeat.agent.wire.handshake import plain_address
 from drumbeat.agent.wire.messages import Message, WireError
 
 PROVE_WITHIN = 3.0  # seconds, where strangers hold more than half of the places
@@ -78,7 +80,7 @@ class Door:
                 sock, address = self._listener.accept()
             except OSError:  # nobody more, or one who is gone already
                 return
-            source = str(address[0]) if isinstance(address, tuple) else ""
+            source = _origin(str(address[0])) if isinstance(address, tuple) else ""
             self._strangers[sock] = Channel(sock, self._token, lead=True)
             self._source[sock] = source
             self._since.setdefault(source, OrderedDict())[sock] = self._clock
@@ -145,3 +147,12 @@ def most_strangers(nodes: int, files: int) -> int:
             "container's --ulimit)"
         )
     return min(left, nodes + _SPARE_STRANGERS)
+
+
+def _origin(address: str) -> str:
+    """One source of connections: an IPv4 address, or the network (/64) of an IPv6 one, all of which its owner has."""
+    address = plain_address(address)
+    try:
+        return str(ipaddress.ip_network((address, 64), strict=False)) if ":" in address else address
+    except ValueError:
+        return address

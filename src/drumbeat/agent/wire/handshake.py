@@ -22,6 +22,8 @@ GREETING = "drumbeat-muster-4"
 LEAD, NODE = "lead", "node"
 MAC_LENGTH = 32  # characters: 128 bits in hex
 
+_MAPPED = "::ffff:"  # an IPv4 address on an IPv6 socket
+
 Place = Tuple[str, int]  # address and port; for a unix socket its name and 0
 
 
@@ -37,8 +39,14 @@ def listening(sock: socket.socket) -> Place:
 
 def _place(name: Any) -> Place:
     if isinstance(name, tuple):
-        return str(name[0]), int(name[1])
+        return plain_address(str(name[0])), int(name[1])
     return (name.decode("latin-1") if isinstance(name, bytes) else str(name)), 0
+
+
+def plain_address(address: str) -> str:
+    """An IPv4 address that reached an IPv6 socket as IPv4; a link-local one without the interface, which each end names alone."""
+    address = address.partition("%")[0]
+    return address[len(_MAPPED) :] if address.lower().startswith(_MAPPED) and "." in address else address
 
 
 def proof(token: bytes, role: str, lead: str, node: str, place: Place) -> str:
@@ -97,8 +105,8 @@ class Seal:
 
     def open(self, line: bytes) -> bytes:
         """What was sealed, without its newline; WireError if it is not the next message of this connection."""
-        mac, data = line[:MAC_LENGTH], line[MAC_LENGTH + 1 :]
-        if not hmac.compare_digest(mac, self._mac(data)):
+        mac, data = line[: MAC_LENGTH + 1], line[MAC_LENGTH + 1 :]
+        if not hmac.compare_digest(mac, self._mac(data) + b" "):
             raise WireError("a message was changed, repeated, left out or put in by somebody else on the way")
         return data
 

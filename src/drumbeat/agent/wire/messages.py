@@ -6,6 +6,7 @@ On the wire a message is one line of JSON: its fields, and under `is` the name o
 from __future__ import annotations
 
 import json
+import signal as signals
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
@@ -16,11 +17,17 @@ from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
 from drumbeat.plan.world_seen import Row
 from drumbeat.record import RecordError, from_plain, to_plain
+from drumbeat.runfolder.progress import Progress
 
 
 class WireError(Exception):
     """The other side is not one of us, or does not keep to the protocol."""
 
+
+_MOST_RANKS = 1 << 20
+_LAST_DAY = 1e11  # seconds since 1970
+_LAST_SIGNAL = 64
+_LONGEST_REASON = 200  # characters
 
 # -- a member to the lead ----------------------------------------------------------------------------------------------
 
@@ -36,10 +43,16 @@ class Hello:
     network: Network = field(default_factory=Network)
     findings: Tuple[Finding, ...] = ()
 
+    def __post_init__(self) -> None:
+        _within("ranks", self.ranks, 0, _MOST_RANKS)
+
 
 @dataclass(frozen=True)
 class Pong:
     t: float
+
+    def __post_init__(self) -> None:
+        _within("t", self.t, 0.0, _LAST_DAY)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,10 @@ class Beat:
     slowest: Optional[Pace] = None
     usual: Optional[float] = None  # median of the ranks' own seconds per step
 
+    def __post_init__(self) -> None:
+        for name in ("t", "silent", "stale", "every", "usual"):
+            _within(name, getattr(self, name), -_LAST_DAY, _LAST_DAY)
+
 
 @dataclass(frozen=True)
 class RankEnded:
@@ -75,6 +92,12 @@ class RankEnded:
     by_us: bool
     finding: Optional[Finding] = None
 
+    def __post_init__(self) -> None:
+        _within("rank", self.rank, 0, _MOST_RANKS)
+        _within("exit_code", self.exit_code, -255, 255)
+        _within("signal", self.signal, 0, _LAST_SIGNAL)
+        _within("t", self.t, 0.0, _LAST_DAY)
+
 
 @dataclass(frozen=True)
 class Done:
@@ -84,15 +107,25 @@ class Done:
     progress: Dict[str, Any] = field(default_factory=dict)
     stuck: str = ""  # processes that could not be ended, in words
 
+    def __post_init__(self) -> None:
+        Progress.from_plain(self.progress)  # RecordError where it is none
+
 
 @dataclass(frozen=True)
 class StopAsked:
     signal: int
 
+    def __post_init__(self) -> None:
+        if self.signal not in signals.Signals._value2member_map_:
+            raise RecordError(f"signal {self.signal}")
+
 
 @dataclass(frozen=True)
 class FirstStep:
     t: float
+
+    def __post_init__(self) -> None:
+        _within("t", self.t, 0.0, _LAST_DAY)
 
 
 @dataclass(frozen=True)
@@ -262,9 +295,15 @@ def decode(plain: Dict[str, Any]) -> Message:
     """WireError for a message that is none of ours, or of another version's shape."""
     cls = _TYPES.get(str(plain.get("is")))
     if cls is None:
-        raise WireError(f"a message of unknown type {plain.get('is')!r}")
+        raise WireError(f"a message of unknown type {str(plain.get('is'))[:40]!r}")
     try:
         message: Message = from_plain(cls, plain)
-    except RecordError as error:
-        raise WireError(f"a message that does not fit: {error}") from None
+    except (RecordError, AssertionError, ArithmeticError, ValueError, TypeError) as error:
+        raise WireError(f"a message that does not fit: {str(error)[:_LONGEST_REASON]}") from None
     return message
+
+
+def _within(name: str, value: Optional[float], low: float, high: float) -> None:
+    """What a member says is counted with: a number that cannot be true is refused where it comes in."""
+    if value is not None and not low <= value <= high:
+        raise RecordError(f"'{name}' is {str(value)[:40]}")

@@ -12,10 +12,10 @@ from drumbeat.agent.wire.messages import WireError
 
 def listening_address(master: str, emulated: bool) -> str:
     """As narrow as is safe: where all members dial one address of this machine, that address alone. A name may mean one of
-    our networks here and another one elsewhere, so it is all of them until the nodes have come together."""
+    our networks here and another one elsewhere, so it is all of them, IPv4 and IPv6, until the nodes have come together."""
     if emulated:
         return master
-    everywhere = "0.0.0.0"  # noqa: S104
+    everywhere = _everywhere()
     try:
         address = ipaddress.ip_address(master)
         if address.is_loopback:
@@ -27,6 +27,17 @@ def listening_address(master: str, emulated: bool) -> str:
     return master
 
 
+def _everywhere() -> str:
+    """All addresses of this machine, as one to listen on: IPv4 alone where the kernel has no IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("::", 0))
+        return "::"
+    except OSError:
+        return "0.0.0.0"  # noqa: S104
+
+
 def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
     """Listen on the first candidate port that is free; a taken one costs nothing but the try."""
     last: Optional[OSError] = None
@@ -35,6 +46,8 @@ def listen(address: str, ports: Tuple[int, ...]) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
             sock.bind((address, port))
             sock.listen(4096)
         except OSError as error:

@@ -7,11 +7,11 @@ from typing import Callable, List, Mapping, Optional, Sequence
 
 from drumbeat.backends.contract import Backend, Request, Status
 from drumbeat.backends.kubernetes import choice
-from drumbeat.backends.kubernetes.client import Cluster
+from drumbeat.backends.kubernetes.client import Cluster, handle_of
 from drumbeat.backends.kubernetes.job import PodFiles, SubmittedJob
 from drumbeat.backends.kubernetes.options import settings_of
 from drumbeat.backends.kubernetes.pod import gpu_resource
-from drumbeat.backends.kubernetes.render import check, render
+from drumbeat.backends.kubernetes.render import check, object_name, render
 from drumbeat.backends.kubernetes.submit import remove, submit
 from drumbeat.order import Order
 from drumbeat.problem import Problem
@@ -21,8 +21,10 @@ from drumbeat.runfolder.mirror import Mirror, is_complete
 class Kubernetes(Backend):
     name = "kubernetes"
     title = "Kubernetes"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "kubernetes"
     specific = ("qos", "gpus-as")
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
@@ -60,6 +62,10 @@ class Kubernetes(Backend):
         cluster = Cluster(os.environ, settings.context, settings.namespace)
         chosen = choice.choose(settings, choice.ask(cluster))
         return render(order, chosen.kind, chosen.why, chosen.version)
+
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        settings = settings_of(order)
+        return handle_of(Cluster(environ, settings.context, settings.namespace).settled(), object_name(order.run_id))
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         return submit(request, environ)

@@ -93,9 +93,9 @@ class SubmittedJob:
         return self.cluster.argv("exec", "-it", pod.name, "-c", about.container, "--", "sh", "-c", shell)
 
     def cancel(self) -> None:
-        if self.about() is None:
-            raise Problem(f"there is no job {self.name} in namespace {self.cluster.namespace} any more")
-        remove(self.cluster, self.name)
+        """Whatever carries the run's label, also where a desk was killed before it had sent everything."""
+        if not remove(self.cluster, self.name):
+            raise Problem(f"nothing of {self.name} is in namespace {self.cluster.namespace} any more")
 
 
 class PodFiles:

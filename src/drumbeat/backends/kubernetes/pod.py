@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
+from drumbeat.backends.kubernetes.code import pieces_of, secret_name
 from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
 from drumbeat.backends.kubernetes.script import FILES, LOCAL, SCRIPT
 from drumbeat.order import Order
@@ -177,11 +178,10 @@ def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
     memory: Plain = {"medium": "Memory"}
     if settings.shm:
         memory["sizeLimit"] = settings.shm
+    sources: List[Plain] = [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]
+    sources += [{"secret": {"name": secret_name(name, piece)}} for piece in pieces_of(order)]
     made: List[Plain] = [
-        {
-            "name": "drumbeat",
-            "projected": {"sources": [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]},
-        },
+        {"name": "drumbeat", "projected": {"sources": sources}},
         {"name": "run", "emptyDir": {}},
         {"name": "shm", "emptyDir": memory},
     ]

@@ -14,10 +14,11 @@ import yaml
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
+from drumbeat.backends.kubernetes.code import check_code, inside, pieces_of
 from drumbeat.backends.kubernetes.kinds import objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import TOKEN, Plain, labels_of, program_name
-from drumbeat.backends.kubernetes.script import PACKED, SCRIPT, pod_folder, pod_script, python_of
+from drumbeat.backends.kubernetes.script import LOCAL, PACKED, SCRIPT, pod_folder, pod_script, python_of
 from drumbeat.order import Order, dump_order
 from drumbeat.problem import Problem
 
@@ -62,12 +63,14 @@ def check(order: Order) -> None:
         raise Problem("arrays are not submitted to Kubernetes", "submit the job once for each value")
     if order.modules:
         raise Problem("a pod has no environment modules", "put what they bring into the image; leave modules out")
+    check_code(order)
 
 
 def sent_order(order: Order, settings: Settings) -> Order:
     """The order as pods read it: the run folder is theirs, and images may have to be pulled before all are there."""
     timing = dataclasses.replace(order.timing, muster=float(settings.muster))
-    return dataclasses.replace(order, folder=pod_folder(order, settings), timing=timing)
+    workdir = inside(order, LOCAL) if order.code == "sync" else order.workdir
+    return dataclasses.replace(order, folder=pod_folder(order, settings), workdir=workdir, timing=timing)
 
 
 def _files(order: Order, settings: Settings, name: str, kind: str) -> Plain:
@@ -93,9 +96,19 @@ def _header(order: Order, name: str, kind: str, why: str) -> str:
         f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` sends exactly this text.",
         f"kind {kind}: {why}",
         f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {program_name(name)} ({PACKED}).",
+        *_about_code(order, name),
         *(f"{option.text}: {option.why}" for option in order.resources.options),
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def _about_code(order: Order, name: str) -> List[str]:
+    pieces = pieces_of(order)
+    if not pieces:
+        return []
+    last = f" to {name}-{pieces[-1]}" if len(pieces) > 1 else ""
+    sent = f"{order.code_bytes:,} bytes packed, sha256 {order.code_digest}"
+    return [f"Also Secret {name}-{pieces[0]}{last}: the code of {order.code_root}, {sent}."]
 
 
 class _Dumper(yaml.SafeDumper):

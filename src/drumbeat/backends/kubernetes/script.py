@@ -11,6 +11,8 @@ import shlex
 from typing import List
 
 from drumbeat import __version__
+from drumbeat.backends.kubernetes.code import FOLDER as CODE_FOLDER
+from drumbeat.backends.kubernetes.code import pieces_of
 from drumbeat.backends.kubernetes.options import Settings
 from drumbeat.containers.wrap import inside_command
 from drumbeat.order import Order
@@ -45,6 +47,11 @@ def pod_script(order: Order, settings: Settings) -> str:
     program = f"{LOCAL}/drumbeat.pyz"
     unpack = "import gzip, shutil, sys; shutil.copyfileobj(gzip.open(sys.argv[1]), open(sys.argv[2], 'wb'))"
     prepare = [f"{_python(order)} -I -S -c {shlex.quote(unpack)} {FILES}/{PACKED} {program} || exit 78"]
+    pieces = " ".join(f"{FILES}/{piece}" for piece in pieces_of(order))
+    if pieces:
+        prepare.append(
+            f"{_python(order)} -I -S {program} _code {FILES}/order.json {LOCAL}/{CODE_FOLDER} {pieces} || exit 78"
+        )
     return node_script(order, pod_folder(order, settings), settings.linger, prepare, program, f"{FILES}/order.json")
 
 

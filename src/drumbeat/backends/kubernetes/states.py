@@ -50,6 +50,9 @@ def read_pod(item: Plain) -> Pod:
     words, fix = _trouble(status)
     ended = _terminated(status)
     running = [each for each in status.get("containerStatuses") or () if "running" in _at(each, "state")]
+    going = bool(meta.get("deletionTimestamp"))
+    if running and not words and not going and _unanswered(status):
+        running, words, fix = [], f"does not answer: its node {spec.get('nodeName') or ''} is not ready", _LOST_FIX
     return Pod(
         name=str(meta.get("name", "?")),
         host=str(spec.get("hostname") or meta.get("name", "?")),
@@ -60,7 +63,7 @@ def read_pod(item: Plain) -> Pod:
         fix=fix,
         exit_code=ended.get("exitCode") if isinstance(ended.get("exitCode"), int) else None,
         ready=bool(running),
-        going=bool(meta.get("deletionTimestamp")),
+        going=going,
         machine=str(spec.get("nodeName") or ""),
     )
 
@@ -77,11 +80,19 @@ def _node(meta: Plain) -> Optional[int]:
     return None
 
 
+def _unanswered(status: Plain) -> bool:
+    """Whether the cluster has lost sight of a pod whose container ran when it was last seen: our pods have no probe, so that
+    nothing else makes a running one unready."""
+    return any(each.get("type") == "Ready" and each.get("status") != "True" for each in status.get("conditions") or ())
+
+
 def _trouble(status: Plain) -> Tuple[str, str]:
     """Why a pod does not run, or how it ended; empty for one that runs or ended well."""
     reason, message = str(status.get("reason") or ""), _short(status.get("message"))
-    if reason in _ENDS or reason:
+    if reason:
         words, fix = _ENDS.get(reason, (reason.lower(), ""))
+        if reason == "Evicted" and re.search("storage|disk|emptydir|inodes", message, re.IGNORECASE):
+            fix = _DISK_FIX
         return f"{words}{': ' + message if message else ''}", fix
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
@@ -110,6 +121,11 @@ def _trouble(status: Plain) -> Tuple[str, str]:
     return ("is pending: the scheduler has not looked at it yet", "") if status.get("phase") == "Pending" else ("", "")
 
 
+_LOST_FIX = "it is replaced after some minutes unless the node comes back; the run goes on from its last checkpoint"
+_DISK_FIX = (
+    "it wrote more to its node's disk than it may: write to a claim (--pvc), or ask for more with "
+    "--resource ephemeral-storage=SIZE"
+)
 _ENDS = {
     "OOMKilled": ("", "ask for more with --memory, or use smaller batches and fewer data loader workers"),
     "Evicted": ("was evicted", "a node ran short of memory or disk: ask for what the job needs with --memory"),
@@ -130,6 +146,8 @@ _DISRUPTIONS = {
     "TerminationByKubelet": ("was ended by its node, which ran short of memory or disk", _ENDS["Evicted"][1]),
     "DeletionByPodGC": ("was lost with its node", _ENDS["NodeLost"][1]),
 }
+# Reasons of events about a pod that was taken away.
+_TAKEN = {"Preempted": _ENDS["Preempted"], "Evicted": _ENDS["Evicted"], "TaintManagerEviction": _ENDS["NodeLost"]}
 _NO_IMAGE = "check the name and tag of container:, and whether the cluster may pull it (--pull-secret NAME)"
 _WAITING = {
     "ImagePullBackOff": ("cannot get its image", _NO_IMAGE),
@@ -194,15 +212,15 @@ def judge(handle: str, nodes: int, job: Job, pods: Sequence[Pod], events: Sequen
     lead = next((pod for pod in pods if pod.node == 0), None)
     running = [pod for pod in pods if pod.ready and not pod.going]
     troubled = [pod for pod in pods if pod.words and pod.phase != "Succeeded"]
-    told = "; ".join(pod.told for pod in troubled[:3]) + (
-        f"; and {len(troubled) - 3} more" if len(troubled) > 3 else ""
-    )
+    taken = taken_away(events, {pod.name for pod in pods}) if len(running) < nodes else []
+    lines = [*(pod.told for pod in troubled), *taken]
+    told = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
     if job.failed or (lead and lead.phase == "Failed" and not job.present):
         code = lead.exit_code if lead else None
         return Status(handle, FAILED, told or job.failed, code)
     if job.finished or (lead and lead.phase == "Succeeded"):
         return Status(handle, FINISHED, exit_code=0)
-    if running:
+    if running or any(pod.phase == "Running" for pod in pods):
         lacking = f"{len(running)} of {nodes} pods run" if len(running) < nodes else ""
         return Status(handle, RUNNING, "; ".join(filter(None, (lacking, told))))
     if job.suspended:
@@ -228,6 +246,19 @@ def _creation_trouble(events: Sequence[Plain]) -> str:
                 )
             return f"no pod can be made: {_short(text)}"
     return ""
+
+
+def taken_away(events: Sequence[Plain], there: Collection[str]) -> List[str]:
+    """Pods that the cluster took from the run and that are gone: only events still tell."""
+    found: Dict[str, str] = {}
+    for event in events:
+        pod, reason = str(_at(event, "involvedObject").get("name", "")), str(event.get("reason") or "")
+        if pod in there or reason not in _TAKEN or str(event.get("message") or "").startswith("Cancelling"):
+            continue
+        words, fix = _TAKEN[reason]
+        detail = f": {_short(event.get('message'))}" if reason in ("Preempted", "Evicted") else ""
+        found[pod] = f"{pod} {words}{detail} ({fix})"
+    return list(found.values())
 
 
 def reasons_for_pending(name: str, events: Sequence[Plain], came: Collection[str]) -> List[str]:

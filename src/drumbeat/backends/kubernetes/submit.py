@@ -8,7 +8,8 @@ import secrets
 from typing import List, Mapping, Sequence
 
 from drumbeat.backends.contract import Request
-from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of
+from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
+from drumbeat.backends.kubernetes.code import code_secrets, pieces_of, secret_name
 from drumbeat.backends.kubernetes.kinds import RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.payload import as_text, packed
@@ -32,18 +33,18 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     text = request.text.encode()
     hidden = json.dumps(_secret(order, name, environ)).encode()
     program = json.dumps(_program(order, name)).encode()
+    code = [json.dumps(piece).encode() for piece in code_secrets(order, name, labels_of(name))]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
     replace(os.path.join(order.folder, MANIFEST), request.text)
     try:
-        for part in (hidden, program):
+        for part in (hidden, program, *code):
             cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
         created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
         _check_kept(created)
-    except Problem:
-        remove(cluster, name)
-        raise
-    _adopt(cluster, created, name)
+    except Problem as refused:
+        raise _take_back(cluster, name, refused) from None
+    _adopt(cluster, created, name, order)
     return handle_of(cluster, name)
 
 
@@ -97,7 +98,7 @@ def _check_kept(created: Sequence[Plain]) -> None:
             )
 
 
-def _adopt(cluster: Cluster, created: Sequence[Plain], name: str) -> None:
+def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) -> None:
     """Whoever deletes the job also deletes what belongs to it. Without the right to change objects, `drumbeat cancel` and
     the end of the run do that."""
     owners = [item for item in created if item.get("kind") not in ("ConfigMap", "Service")]
@@ -112,21 +113,35 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str) -> None:
     }
     patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
     own = [f"configmap/{name}", f"configmap/{program_name(name)}", f"secret/{name}"]
+    own += [f"secret/{secret_name(name, piece)}" for piece in pieces_of(order)]
     own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
     own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
     cluster.try_call("patch", *own, "--type=merge", "-p", patch)
 
 
-def remove(cluster: Cluster, name: str) -> None:
-    """Everything that carries the run's label; pods go with the objects that made them."""
+def remove(cluster: Cluster, name: str) -> bool:
+    """Everything that carries the run's label; pods go with the objects that made them. Whether there was anything. A Problem
+    where the cluster does not let anything be removed."""
     known = set(cluster.try_call("api-resources", "-o", "name", "--verbs=delete").stdout.decode().split())
     kinds = [RESOURCE["job"], *(kind for kind in dict.fromkeys(RESOURCE.values()) if kind in known - {RESOURCE["job"]})]
     what = ",".join((*kinds, "services", "configmaps", "secrets"))
-    words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false")
-    done = cluster.try_call("delete", what, *words)
-    if done.returncode != 0:  # one kind that may not be touched must not keep the others
-        for kind in what.split(","):
-            cluster.try_call("delete", kind, *words)
+    words = ("-l", f"{RUN_LABEL}={name}", "--ignore-not-found", "--wait=false", "-o", "name")
+    done = [cluster.try_call("delete", what, *words)]
+    if done[0].returncode != 0:  # one kind that may not be touched must not keep the others
+        done = [cluster.try_call("delete", kind, *words) for kind in what.split(",")]
+    if all(each.returncode for each in done):
+        raise problem_of(done[-1].stderr.decode("utf-8", "replace"), cluster.namespace)
+    return any(each.stdout.strip() for each in done)
+
+
+def _take_back(cluster: Cluster, name: str, refused: Problem) -> Problem:
+    """The job was refused half way: what is there goes; where even that fails, how to do it by hand is said."""
+    try:
+        remove(cluster, name)
+    except Problem as left:
+        by_hand = f"kubectl delete jobs,services,configmaps,secrets -n {cluster.namespace} -l {RUN_LABEL}={name}"
+        return Problem(f"{refused.what}; what was sent before could not be removed ({left.what})", f"later: {by_hand}")
+    return refused
 
 
 def _items(answer: bytes) -> List[Plain]:

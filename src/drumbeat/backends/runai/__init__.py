@@ -35,8 +35,10 @@ _FILES = 60.0  # seconds for one answer out of a pod
 class RunAi(Backend):
     name = "runai"
     title = "Run:ai"
+    no_spares = "a pod that is lost is replaced by the cluster itself"
     default_site = "rcp"
     specific = ("qos",)
+    leaves_objects = True
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
@@ -72,8 +74,16 @@ class RunAi(Backend):
 
     def render(self, order: Order) -> Request:
         check_pod(order)
+        if order.code == "sync":
+            raise Problem(
+                "code: sync is not sent to pods of Run:ai: a secret that its pods read has no room for it",
+                "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
+            )
         cli, why = client.find_cli(os.environ)
         return render(order, cli, why)
+
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        return f"runai://{order.resources.account}/{object_name(order.run_id)}"
 
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         order = request.order
@@ -97,7 +107,7 @@ class RunAi(Backend):
         if done.returncode != 0:
             cluster.try_call("delete", "secret", name, "--ignore-not-found")
             raise client.refusal(done, "refuses this job")
-        return f"runai://{order.resources.account}/{name}"
+        return self.handle(order, environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         job = SubmittedJob(handle, environ)

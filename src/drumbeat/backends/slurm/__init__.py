@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status
 from drumbeat.backends.slurm import client, directives, steps
@@ -24,6 +24,8 @@ _CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slur
 class Slurm(Backend):
     name = "slurm"
     title = "Slurm"
+    no_spares = ""
+    avoids_nodes = True
     default_site = "slurm"
     interactive = "salloc -N 2"
     specific = directives.SPECIFIC
@@ -61,6 +63,9 @@ class Slurm(Backend):
             raise Problem(
                 f"{where('container-runtime')}: pod, but Slurm starts no pods", "apptainer, podman, docker, pyxis"
             )
+
+    def existing_nodes(self, hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
+        return client.existing_nodes(hosts, environ)
 
     def notes(self, order: Order) -> List[str]:
         exported = {**self.exported, "time": "SBATCH_TIMELIMIT"}

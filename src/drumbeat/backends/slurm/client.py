@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence, Set
 
 from drumbeat.backends.contract import UNKNOWN, Handle, Status, parse_handle
 from drumbeat.backends.slurm import states
@@ -48,6 +48,16 @@ def cluster_name(environ: Mapping[str, str]) -> str:
     done = _call(["scontrol", "show", "config"], environ)
     match = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
     return match.group(1) if match else ""
+
+
+def existing_nodes(hosts: Sequence[str], environ: Mapping[str, str]) -> Set[str]:
+    """sbatch refuses a job that excludes a node which Slurm does not have."""
+    try:
+        done = _call(["sinfo", "--noheader", "--Node", "--format=%N"], environ)
+    except Problem:
+        return set(hosts)
+    known = set(done.stdout.split())
+    return set(hosts) & known if done.returncode == 0 and known else set(hosts)
 
 
 def status(handle: str, environ: Mapping[str, str]) -> Status:

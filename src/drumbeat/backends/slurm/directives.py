@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, List, Mapping, Tuple
+from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
+from drumbeat.hostlist import HostlistError, expand
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.spec.resources import flag_of
@@ -112,9 +113,11 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
             ("dependency", specific.get("dependency")), ("array", request.array),
         ) if value),
         (f"--chdir={order.workdir}", ""),
-        (f"--nodes={order.nodes}", ""),
+        (f"--nodes={order.members}", f"{order.nodes}, and {order.spares} spare" if order.spares else ""),
         *_tasks(order),
     ]  # fmt: skip
+    if order.spares:
+        made.append(("--no-kill", "the job goes on when a node is lost: a spare takes its place"))
     if request.memory:
         made.append((f"--mem={request.memory}", "of each node"))
     if request.exclusive:
@@ -137,8 +140,27 @@ def directives(order: Order, requeue: bool = True) -> List[Tuple[str, str]]:
     ]
     if specific.get("mail"):
         made += [(f"--mail-user={specific['mail']}", ""), ("--mail-type=END,FAIL", "")]
+    made += _exclude(order)
     given = {flag_of(text) for text, _ in made}
     return made + [(option.text, option.why) for option in request.options if flag_of(option.text) not in given]
+
+
+def _exclude(order: Order) -> List[Tuple[str, str]]:
+    """The nodes that are avoided, beside those that the job itself excludes."""
+    request = order.resources
+    if not request.avoided:
+        return []
+    own = [each.text.partition("=")[2] for each in request.options if flag_of(each.text) == "--exclude"]
+    hosts = [*filter(None, own), *(node.host for node in request.avoided if node.host not in _names(own))]
+    why = ", ".join(f"{node.host}: {node.why}" for node in request.avoided[:4])
+    return [(f"--exclude={','.join(hosts)}", f"drumbeat nodes: {why[:300]}")]
+
+
+def _names(lists: Sequence[str]) -> Set[str]:
+    try:
+        return {name for text in lists for name in expand(text)}
+    except HostlistError:
+        return set()  # the name of a file, say
 
 
 def _tasks(order: Order) -> List[Tuple[str, str]]:

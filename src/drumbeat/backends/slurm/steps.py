@@ -20,12 +20,24 @@ def srun_options(order: Order) -> List[tuple[str, str]]:
     tasks = order.ranks_per_node if order.launcher == "tasks" else 1
     each = "one task per rank: local id 0 is the node's agent, the others guard one rank each"
     return [
-        (f"--nodes={order.nodes}", "all nodes of the job"),
+        (f"--nodes={order.members}", "all nodes of the job" + (", spares too" if order.spares else "")),
         (f"--ntasks-per-node={tasks}", each if tasks > 1 else "one agent per node; it starts the node's ranks"),
-        (f"--ntasks={order.nodes * tasks}", "given, or the allocation's own value would count"),
+        (f"--ntasks={order.members * tasks}", "given, or the allocation's own value would count"),
         *_cores(order, tasks),
         ("--overlap", "two runs may share an allocation; without it the second would wait for the first"),
         ("--cpu-bind=none", "the agent binds each rank to the cores beside its GPU"),
+        *_when_one_ends(order),
+    ]
+
+
+def _when_one_ends(order: Order) -> List[tuple[str, str]]:
+    if order.spares:
+        return [
+            ("--no-kill", "the step goes on when a node is lost: a spare takes its place"),
+            ("--kill-on-bad-exit=0", "the same for an agent that dies; the lead ends the others when the run ends"),
+            ("--wait=0", "no limit for the others after the first agent has ended"),
+        ]
+    return [
         ("--kill-on-bad-exit=1", "an agent that dies must not leave the others waiting"),
         ("--wait=60", "seconds after the first agent has ended until the rest is ended too"),
     ]

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shlex
+import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import (
@@ -25,10 +26,11 @@ from drumbeat.backends.contract import (
     parse_handle,
 )
 from drumbeat.backends.ssh import connection
+from drumbeat.backends.ssh.container import check_container, host_python
 from drumbeat.backends.ssh.parcel import pack
 from drumbeat.backends.ssh.render import render
 from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
-from drumbeat.backends.ssh.session import ANSWER_SECONDS, Sessions, Waiting, ask
+from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.home import users_folder
 from drumbeat.order import Order
@@ -48,6 +50,7 @@ class Ssh(Backend):
     title = "ssh"
     default_site = "ssh"
     takes_hosts = True
+    no_spares = ""
 
     def check(self, order: Order, where: Callable[[str], str]) -> None:
         super().check(order, where)
@@ -56,10 +59,10 @@ class Ssh(Backend):
         twice = [host for host in order.hosts if order.hosts.count(host) > 1]
         if twice:
             raise Problem(f"{where('hosts')}: {twice[0]} is named twice", "each host is one node: name it once")
-        if len(order.hosts) != order.nodes:
+        if len(order.hosts) != order.members:
             named = f"{len(order.hosts)} are named" if order.hosts else "none is named"
             raise Problem(
-                f"{where('hosts')}: {order.nodes} nodes, but {named}",
+                f"{where('hosts')}: {order.members} nodes, but {named}",
                 "hosts: [a, b] in the job file, --hosts a,b, or --hostfile FILE",
             )
         for key, value in (("array", order.resources.array), ("modules", order.modules)):
@@ -68,12 +71,7 @@ class Ssh(Backend):
                     f"{where(key)}: hosts reached by ssh have no {key}",
                     {"modules": "load them in setup: module load ..."}.get(key, "leave it out"),
                 )
-        if order.container:
-            raise Problem(
-                f"{where('container')}: containers are not started on ssh hosts",
-                "start it yourself on each host, and drumbeat inside: docs/run.md, several machines without a scheduler; "
-                "or --container none",
-            )
+        check_container(order, where("container-runtime"))
         if order.launcher == "tasks":
             raise Problem(
                 f"{where('launcher')}: tasks are a scheduler's, and there is none",
@@ -83,12 +81,16 @@ class Ssh(Backend):
     def render(self, order: Order) -> Request:
         return render(order)
 
+    def handle(self, order: Order, environ: Mapping[str, str]) -> str:
+        return handle_of(order)
+
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
-        sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, order.python, environ)
+        sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, host_python(order), environ)
         try:
-            start(sessions, order, secrets.token_hex(32), environ, detach=True)
+            notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
+            start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
         except Problem:
             self._stop_started(sessions, order, environ)
             raise
@@ -102,7 +104,7 @@ class Ssh(Backend):
         for session in sessions.all:
             if session.reply("started"):
                 with contextlib.suppress(Problem):
-                    ask(session.host, words, RunFolder(order.folder).bundle, order.python, environ)
+                    ask(session.host, words, RunFolder(order.folder).bundle, host_python(order), environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]
@@ -198,7 +200,7 @@ def remember(order: Order, sessions: Sessions, environ: Mapping[str, str]) -> No
     lead's folder."""
     names = {str(session.reply("host")): session.host for session in sessions.all}
     shared = bool(sessions.all[0].reply("shared"))
-    record = {"hosts": names, "order": order.hosts, "python": order.python, "shared": shared}
+    record = {"hosts": names, "order": order.hosts, "python": host_python(order), "shared": shared}
     _write_record(handle_of(order), record, environ)
 
 

@@ -21,6 +21,7 @@ from drumbeat.problem import Problem
 
 ANSWER_SECONDS = 60.0  # until all hosts have answered, however slowly they log us in
 _OTHERS = 10.0  # seconds after the first host that failed: the others may fail as well, and all are named at once
+_NOTICE = 5.0  # seconds without an answer, after which it is said who is missing
 _MOST_LINE = 256 << 20  # bytes without an end of line: a host that is broken must not fill our memory
 _MOST_COMPLAINT = 64 << 10
 
@@ -219,6 +220,22 @@ class Sessions:
     def kill(self) -> None:
         for session in self.all:
             session.kill()
+
+
+class Notice:
+    """Says who has not answered yet: after a few seconds, and again whenever fewer are missing."""
+
+    def __init__(self, hosts: int, say: Callable[[str], None]) -> None:
+        self.hosts, self.say = hosts, say
+        self.begin, self.said = time.monotonic(), 0
+
+    def __call__(self, missing: Sequence[str]) -> None:
+        if len(missing) == self.said or time.monotonic() - self.begin < _NOTICE:
+            return
+        self.said = len(missing)
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        here = self.hosts - len(missing)
+        self.say(f"{here} of {self.hosts} hosts have answered; waiting for {', '.join(missing[:4])}{more}")
 
 
 def _without(failed: Sequence[Session], pending: Sequence[Session], seconds: float) -> Problem:

@@ -17,15 +17,15 @@ MAX_BYTES = 4 << 20  # of a file that is looked at for dumps
 # Reader -> words of which one must stand in the text.
 READERS: Dict[str, Tuple[str, ...]] = {
     "nvidia_topo": ("GPU0",),
-    "nvidia_query": ("Attached GPUs", "Product Name"),
+    "nvidia_query": ("Attached GPUs", "Product Name", "GPU UUID", "<nvidia_smi_log>"),
     "rocm_topo": ("ROCm S", "(Topology) Numa"),
-    "amd_smi": ("XGMI", "NUMA_NODE", "ACCESS TABLE", "LINK TYPE TABLE"),
+    "amd_smi": ("XGMI", "NUMA_NODE", "ACCESS TABLE", "LINK TYPE TABLE", "HOPS TABLE", "WEIGHT TABLE"),
     "gids": ("n_gids_found", "INDEX"),
     "rdma_link": ("physical_state", " ==> "),
     "ibstat": ("CA '",),
     "ibv": ("hca_id", "node GUID"),
     "nccl_xml": ("<system", "<graphs"),
-    "ds_report": ("DeepSpeed C++/CUDA extension op report", "DeepSpeed general environment info"),
+    "ds_report": ("op name ......", "DeepSpeed general environment info"),
     "ip_addr": ("link/ether", "link/infiniband", "link/loopback"),
     "scontrol": ("JobId=", "NodeName="),
 }

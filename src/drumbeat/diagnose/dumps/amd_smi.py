@@ -27,11 +27,13 @@ def _topology(text: str) -> Optional[Content]:
     tables: Dict[str, List[List[str]]] = {}
     for match in _TABLE.finditer(text):
         tables[match[1].strip()] = [line.split() for line in match[2].splitlines() if line.split()]
-    if "LINK TYPE" not in tables and "ACCESS" not in tables:
+    if not tables.keys() & {"LINK TYPE", "ACCESS", "HOPS", "WEIGHT", "NUMA BW"}:
         return None
     addresses = [row[0] for row in next(iter(tables.values()))]
     kinds = sorted({cell for row in tables.get("LINK TYPE", []) for cell in row[1:] if cell not in ("SELF", "N/A")})
-    facts = [f"{len(addresses)} GPUs, linked by {', '.join(kinds) or 'unknown links'}"]
+    facts = [
+        f"{len(addresses)} GPUs, linked by {', '.join(kinds) or 'links of a kind that is not shown (LINK TYPE TABLE)'}"
+    ]
     findings = []
     closed = [
         f"{row[0]}-{addresses[column]}"

@@ -18,7 +18,7 @@ _ROW = re.compile(
 def read(text: str) -> Optional[Content]:
     rows = [match.groupdict() for match in _ROW.finditer(text)]
     if not rows:
-        return None
+        return _none() if re.search(r"\bn_gids_found=0\b", text) else None
     devices: Dict[str, List[Dict[str, Optional[str]]]] = {}
     for row in rows:
         devices.setdefault(str(row["device"]), []).append(row)
@@ -68,3 +68,15 @@ def read(text: str) -> Optional[Content]:
             )
         )
     return Content("show_gids", tuple(facts), tuple(findings), {"roce_v2_ipv4_index": indices})
+
+
+def _none() -> Content:
+    """An empty table is an answer: typical of a pod whose network namespace has no RDMA address."""
+    finding = Finding(
+        "gid-none",
+        WARNING,
+        "no RDMA device has a GID here",
+        "the container or pod was not given an RDMA device, or none of its interfaces has an address in this namespace",
+        "give the pod an RDMA interface (a second network, host network), or expect NCCL to use sockets",
+    )
+    return Content("show_gids", ("no entry in any GID table",), (finding,), {})

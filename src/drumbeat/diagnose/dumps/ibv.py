@@ -10,7 +10,7 @@ from drumbeat.diagnose.dumps.content import Content
 from drumbeat.finding import WARNING, Finding
 
 _HCA = re.compile(r"^\s*hca_id:\s*(\S+)")
-_FIELD = re.compile(r"^\s*(port|state|link_layer|active_mtu|phys_state):\s*(.*?)\s*$")
+_FIELD = re.compile(r"^\s*(port|state|link_layer|active_mtu|active_width|active_speed):\s*(.*?)\s*$")
 _DEVICES = re.compile(
     r"^\s*device\s+node GUID\s*\n\s*-+\s+-+\s*\n((?:\s*\S+\s+[0-9a-f]{16}\s*(?:\n|$))+)", re.MULTILINE
 )
@@ -19,22 +19,27 @@ _DEVICES = re.compile(
 def read(text: str) -> Optional[Content]:
     found: List[ports.Port] = []
     findings: List[Finding] = []
-    device, number, state, link = "", 0, "", ""
+    device, number, state, link, lanes, speed = "", 0, "", "", 0.0, 0.0
 
     def close() -> None:
         if device and number and state:
-            found.append(ports.Port(device, number, state, link=link))
+            found.append(ports.Port(device, number, state, link=link, rate=lanes * speed or None))
 
     for line in text.splitlines():
         if match := _HCA.match(line):
             close()
-            device, number, state, link = match[1], 0, "", ""
+            device, number, state, link, lanes, speed = match[1], 0, "", "", 0.0, 0.0
         elif device and (match := _FIELD.match(line)):
             if match[1] == "port":
                 close()
                 number, state, link = int(match[2]) if match[2].isdigit() else 0, "", ""
+                lanes, speed = 0.0, 0.0
             elif match[1] == "state":
                 state = match[2].split(" ")[0].replace("PORT_", "")
+            elif match[1] == "active_width":
+                lanes = _number(match[2], r"(\d+)X")
+            elif match[1] == "active_speed":
+                speed = _number(match[2], r"(\d+(?:\.\d+)?) Gbps")
             elif match[1] == "link_layer":
                 link = match[2]
             elif match[1] == "active_mtu" and state == "ACTIVE" and match[2].startswith(("256 ", "512 ", "1024 ")):
@@ -50,6 +55,11 @@ def read(text: str) -> Optional[Content]:
     kind = "ibv_devinfo" if found else "ibv_devices"
     data = ports.data(found) if found else {"devices": names}
     return Content(kind, facts, ports.findings(found or software) + tuple(findings), data)
+
+
+def _number(text: str, pattern: str) -> float:
+    match = re.match(pattern, text)
+    return float(match[1]) if match else 0
 
 
 def _small_mtu(device: str, mtu: str) -> Finding:

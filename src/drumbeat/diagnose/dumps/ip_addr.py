@@ -11,7 +11,7 @@ from drumbeat.finding import WARNING, Finding
 _LINK = re.compile(
     r"^\d+: ([\w.@:-]+?)(?:@[\w.-]+)?: <([A-Z0-9_,-]*)>(?: mtu (\d+))?.*?(?: state (\w+))?", re.MULTILINE
 )
-_ADDRESS = re.compile(r"^\s+inet (\d{1,3}(?:\.\d{1,3}){3})(?:/(\d+))?", re.MULTILINE)
+_ADDRESS = re.compile(r"^\s*inet (\d{1,3}(?:\.\d{1,3}){3})(?:/(\d+))?", re.MULTILINE)
 _HOST_ONLY = re.compile(r"(?:docker|veth|virbr|br-|cni|flannel|cali|podman|lo$|tun|tailscale)")
 
 

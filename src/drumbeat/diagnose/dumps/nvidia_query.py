@@ -9,13 +9,20 @@ from drumbeat.diagnose.dumps.content import Content
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$", re.MULTILINE)
+_BUS = re.compile(r"^\s+Bus Id\s*: ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$", re.MULTILINE)
+_XML_GPU = re.compile(r'<gpu id="([0-9A-Fa-f:.]+)">(.*?)(?=<gpu id=|\Z)', re.DOTALL)
 _LINE = re.compile(r"^( +)(.+?)\s*(?:: (.*?))?\s*$")
 
 
 def read(text: str) -> Optional[Content]:
+    if "<nvidia_smi_log>" in text:
+        return _xml(text)
     parts = _GPU.split(text)[1:]
     if not parts:
-        return None
+        named = _BUS.search(text)  # cut off at the top
+        if named is None or text.count("GPU UUID") != 1:
+            return None
+        parts = [named[1], text]
     facts: List[str] = []
     findings: List[Finding] = []
     for bus, body in zip(parts[::2], parts[1::2]):
@@ -26,8 +33,24 @@ def read(text: str) -> Optional[Content]:
         findings += _of_gpu(bus, fields, mig)
     driver = re.search(r"^Driver Version\s*: (\S+)", text, re.MULTILINE)
     if driver:
-        facts.insert(0, f"driver {driver[1]}, {len(parts) // 2} GPUs")
+        facts.insert(0, f"driver {driver[1]}, {_gpus(len(parts) // 2)}")
     return Content("nvidia-smi -q", tuple(facts), tuple(findings), {"gpus": len(parts) // 2})
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _xml(text: str) -> Optional[Content]:
+    """The XML form (-x): names only; what else it holds is not read, and that is said."""
+    driver = re.search(r"<driver_version>([^<]{1,40})<", text)
+    found = [(bus, re.search(r"<product_name>([^<]{1,80})<", body)) for bus, body in _XML_GPU.findall(text)]
+    if not found:
+        return None
+    facts = [f"driver {driver[1] if driver else 'unknown'}, {_gpus(len(found))}"]
+    facts += [f"{bus}: {name[1] if name else 'unknown'}" for bus, name in found]
+    facts.append("errors, throttling and links are read from nvidia-smi -q without -x")
+    return Content("nvidia-smi -q -x", tuple(facts), (), {"gpus": len(found)})
 
 
 def _fields(body: str) -> Dict[str, str]:

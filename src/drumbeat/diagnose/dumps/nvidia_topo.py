@@ -101,14 +101,16 @@ def _findings(
     near = {name for distance, names in beside.values() if distance not in ("SYS", "SOC") for name in names}
     idle = [nic for nic in nics if nic not in near]
     if near and idle:
+        named = not any(name.startswith("NIC") and name not in legend for name in near)
         keep = ",".join(sorted((legend.get(name, name) for name in near), key=_natural))
+        fix = f"NCCL_IB_HCA={keep} uses the cards beside the GPUs only"
         found.append(
             Finding(
                 "nic-near-no-gpu",
                 INFO,
                 f"nearest to no GPU: {', '.join(legend.get(name, name) for name in idle)}",
                 "mostly cards for storage or management",
-                f"NCCL_IB_HCA={keep} uses the cards beside the GPUs only",
+                fix if named else "the NIC legend below the table names the devices; it is not in this text",
             )
         )
     if nvlink and pairs:

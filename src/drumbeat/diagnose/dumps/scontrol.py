@@ -65,7 +65,8 @@ def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> N
     job = fields["JobId"].split(" ")[0]
     state = fields.get("JobState", "unknown").split(" ")[0]
     reason = fields.get("Reason", "").split(" ")[0]
-    about = [state, f"{fields['NumNodes']} nodes" if "NumNodes" in fields else "", fields.get("NodeList", "")]
+    count = fields.get("NumNodes", "").split(" ")[0]
+    about = [state, f"{count} node{'s' * (count != '1')}" if count else "", fields.get("NodeList", "")]
     about.append(
         f"ran {fields['RunTime']} of {fields['TimeLimit']}" if {"RunTime", "TimeLimit"} <= fields.keys() else ""
     )
@@ -79,13 +80,19 @@ def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> N
         words = next((text for start, text in _WAITS.items() if reason.startswith(start)), "")
         severity = INFO if reason in ("Resources", "Priority", "Dependency") else WARNING
         title = f"job {job} waits: {reason}" + (f" ({words})" if words else "")
-        findings.append(Finding("job-waits", severity, title))
+        wanted = fields.get("ReqNodeList", "(null)").split(" ")[0]
+        fix = (
+            f"it asks for {wanted} by name (--nodelist): without that it could start elsewhere"
+            if wanted[:1] != "("
+            else ""
+        )
+        findings.append(Finding("job-waits", severity, title, "", fix))
     tres = (
         fields.get("TresPerNode", "") + fields.get("AllocTRES", "") + fields.get("TRES", "") + fields.get("ReqTRES", "")
     )
     if tres and "gpu" not in tres:
         findings.append(
-            Finding("job-without-gpus", WARNING, f"job {job} asked for no GPU", "", "--gpus-per-node (or --gres=gpu:N)")
+            Finding("job-without-gpus", INFO, f"job {job} asked for no GPU", "", "--gpus-per-node (or --gres=gpu:N)")
         )
 
 

@@ -5,14 +5,22 @@ const NODE_COLOURS = ["#2f6df6", "#e8833a", "#1f9e77", "#c04bc9", "#d2344b", "#0
 const MARK_COLOURS = { failed: "--bad", lost: "--bad", restart: "--warn", stop: "--warn", attempt: "--warn", finding: "--warn",
   "first step": "--good", end: "--quiet", checkpoint: "--accent", validation: "--quiet" };
 const QUIET_MARKS = new Set(["validation", "checkpoint"]);
+const MOST_MARKS = 20; // a mark costs Plotly about half a millisecond per drawing
+const PATIENCE = 10e3; // milliseconds; the longest time that a chart waits with new points
+const BUDGET = 40; // milliseconds of drawing per message; a chart takes 10 to 20
+const REST = 300; // milliseconds until the next charts have their turn
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+let colours = new Map();
+function css(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
 // Plotly shows times without a zone: give it local ones.
 const at = (t) => t * 1000 - new Date(t * 1000).getTimezoneOffset() * 60000;
 
 export class Chart {
-  constructor(place, { title, unit = "", names, band = false, log = false, format = ".4~g", range = null, compact = false }) {
-    Object.assign(this, { names, band, log, unit, format, range, compact });
+  constructor(place, { title, unit = "", names, band = false, log = false, format = ".4~g", range = null, zero = true, compact = false }) {
+    Object.assign(this, { names, band, log, unit, format, range, zero, compact });
     this.box = element("div", "chart");
     const row = element("div", "row");
     row.append(element("h2", "", title));
@@ -24,9 +32,27 @@ export class Chart {
     this.data = {};
     this.marks = [];
     this.dirty = false;
+    this.drawn = 0; // when, by performance.now(); 0: never
     this.seen = true;
-    new ResizeObserver(() => { this.dirty = true; }).observe(this.plot);
-    if (!compact) new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; }, { rootMargin: "200px" }).observe(this.box);
+    this.onChange = () => {};
+    new ResizeObserver(() => this.redraw()).observe(this.plot);
+    if (!compact) new IntersectionObserver(([entry]) => { this.seen = entry.isIntersecting; this.onChange(); }, { rootMargin: "200px" }).observe(this.box);
+  }
+
+  redraw() { this.dirty = true; this.drawn = 0; this.onChange(); }
+
+  // Milliseconds until it is worth drawing again: the time between two of its points, or one pixel of its axis.
+  wait(now) {
+    if (!this.drawn) return 0;
+    let gap = Infinity; // a long curve hardly changes with one more point
+    for (const [name] of this.names) {
+      const points = this.data[name] || [], last = points.length - 1;
+      if (last < 2) continue;
+      const pixel = (points[last][0] - points[0][0]) / (this.plot.clientWidth || 300);
+      const step = points[last - 1][0] - points[last - 2][0]; // the last one is still filling
+      gap = Math.min(gap, Math.max(pixel, last > 40 ? 2 * step : step));
+    }
+    return Math.max(0, this.drawn + (gap === Infinity ? 0 : Math.min(PATIENCE, 1000 * gap)) - now);
   }
 
   // `piece`: {since, p}: points from before `since` are kept.
@@ -64,42 +90,77 @@ export class Chart {
     return traces;
   }
 
+  // The latest of what went wrong; of validations and checkpoints as many as can be told apart.
+  shownMarks(span) {
+    const loud = this.marks.filter(([, kind]) => !QUIET_MARKS.has(kind)).slice(-MOST_MARKS);
+    let before = -Infinity;
+    const quiet = this.marks.filter(([t, kind]) => {
+      const apart = QUIET_MARKS.has(kind) && at(t) - before >= span / MOST_MARKS;
+      if (apart) before = at(t);
+      return apart;
+    });
+    return loud.concat(quiet.slice(-MOST_MARKS));
+  }
+
   draw() {
     this.dirty = false;
+    this.drawn = performance.now();
     this.box.hidden = this.empty;
     if (this.empty) return;
     const traces = this.traces();
-    const shapes = this.marks.map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: at(t), x1: at(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
-      line: { width: kind === "failed" || kind === "lost" ? 2 : 1, dash: kind === "failed" || kind === "lost" || QUIET_MARKS.has(kind) ? "solid" : "dot", color: css(MARK_COLOURS[kind] || "--quiet") } }));
-    const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false, automargin: true };
-    const named = traces.filter((trace) => trace.name).length > 1;
     const spans = traces.map((trace) => trace.x[trace.x.length - 1] - trace.x[0]), span = Math.max(...spans);
+    const shapes = this.shownMarks(span).map(([t, kind]) => ({ type: "line", xref: "x", yref: "paper", x0: at(t), x1: at(t), y0: 0, y1: QUIET_MARKS.has(kind) ? 0.06 : 1,
+      line: { width: kind === "failed" || kind === "lost" ? 2 : 1, dash: kind === "failed" || kind === "lost" || QUIET_MARKS.has(kind) ? "solid" : "dot", color: css(MARK_COLOURS[kind] || "--quiet") } }));
+    const axis = { gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickfont: { size: 11 }, fixedrange: false };
+    const named = traces.filter((trace) => trace.name).length > 1;
     const ticks = span < 180e3 ? "%H:%M:%S" : span < 72e6 ? "%H:%M" : "%b %-d %H:%M";
     const layout = {
       width: this.plot.clientWidth, height: this.plot.clientHeight, margin: { l: 46, r: 10, t: named && !this.compact ? 22 : 6, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", shapes,
       font: { color: css("--quiet"), family: "system-ui, sans-serif", size: 11 }, hovermode: "x unified", showlegend: named && !this.compact,
       legend: { orientation: "h", yanchor: "bottom", y: 1, xanchor: "right", x: 1, font: { size: 11 }, bgcolor: "transparent" }, uirevision: "keep", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
-      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.log ? "normal" : "tozero" },
+      xaxis: { ...axis, type: "date", tickformat: ticks, hoverformat: "%H:%M:%S", nticks: Math.max(2, Math.floor(this.plot.clientWidth / 90)), tickangle: 0, showgrid: false }, yaxis: { ...axis, nticks: 5, type: this.log ? "log" : "linear", exponentformat: "SI", rangemode: this.zero && !this.log ? "tozero" : "normal" },
     };
     if (this.range) layout.yaxis.range = this.range;
     Plotly.react(this.plot, traces, layout, { displayModeBar: false });
   }
 }
 
-// One chart per frame, in turns: the page stays smooth however many there are.
+// Draws what has changed, the oldest chart first, and no longer than about BUDGET at a time, so that numbers are never late.
 export class Painter {
   constructor(charts) {
-    this.charts = charts;
-    let turn = 0;
-    const step = () => {
-      const waiting = (_, index) => this.charts[(turn + index) % this.charts.length];
-      const next = this.charts.map(waiting).find((chart) => chart.dirty && (chart.seen || chart.box.hidden));
-      turn = next ? this.charts.indexOf(next) + 1 : turn;
-      if (next && window.Plotly) next.draw();
-      requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
+    Object.assign(this, { charts, asked: false, timer: 0, began: null, paints: [] });
+    for (const chart of charts) chart.onChange = () => this.wake();
   }
 
-  restyle() { for (const chart of this.charts) chart.dirty = true; }
+  // A message has come, at `began` if given: what it changed is painted from the next frame on.
+  wake(began = null) {
+    this.began = began === null ? this.began : began;
+    if (!this.asked) requestAnimationFrame(() => this.frame());
+    this.asked = true;
+  }
+
+  frame() {
+    this.asked = false;
+    if (!window.Plotly) { setTimeout(() => this.wake(), REST); return; }
+    const begin = performance.now(), changed = this.charts.filter((chart) => chart.dirty && (chart.seen || chart.box.hidden));
+    for (const chart of changed.filter((chart) => chart.wait(begin) === 0).sort((a, b) => a.drawn - b.drawn)) {
+      if (performance.now() - begin < BUDGET || !chart.drawn) chart.draw();
+    }
+    this.rest(performance.now(), changed.filter((chart) => chart.dirty));
+  }
+
+  rest(now, changed) {
+    clearTimeout(this.timer);
+    if (changed.length) this.timer = setTimeout(() => this.wake(), Math.max(REST, Math.min(...changed.map((chart) => chart.wait(now)))));
+    if (this.began === null) return;
+    const began = this.began, channel = new MessageChannel();
+    this.began = null;
+    channel.port1.onmessage = () => { this.paints = [...this.paints.slice(-99), performance.now() - began]; }; // comes after the frame is painted
+    channel.port2.postMessage(0);
+  }
+
+  restyle() {
+    colours = new Map();
+    for (const chart of this.charts) chart.redraw();
+  }
 }

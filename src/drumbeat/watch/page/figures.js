@@ -1,5 +1,5 @@
 // The figures above the curves. `data-value` holds the number itself, unrounded.
-import { duration, element, number, scaled, stepTime } from "./words.js";
+import { duration, element, number, scaled, setText, stepTime } from "./words.js";
 
 const STEADY = 0.02; // a change of speed below this is none
 
@@ -35,19 +35,23 @@ function figuresOf(head) {
 
 export function showFigures(place, head) {
   const kept = new Map([...place.children].map((box) => [box.dataset.name, box]));
-  place.replaceChildren(...figuresOf(head).map(([name, label, value, [shown, unit], note, noteClass]) => {
+  const boxes = figuresOf(head).map(([name, label, value, [shown, unit], note, noteClass]) => {
     let box = kept.get(name);
     if (!box) {
       box = element("div", "figure");
       box.dataset.name = name;
-      box.append(element("div", "label"), element("div", "value"), element("div", "note"));
+      const amount = element("div", "value");
+      amount.append(element("span"), element("small"));
+      box.append(element("div", "label"), amount, element("div", "note"));
     }
     box.dataset.value = value === null ? "" : value;
     const [labelBox, valueBox, noteBox] = box.children;
-    labelBox.textContent = label;
-    valueBox.replaceChildren(shown, element("small", "", unit.startsWith(" ") || !unit ? unit : ` ${unit}`));
-    noteBox.textContent = note || "";
+    setText(labelBox, label);
+    setText(valueBox.firstChild, shown);
+    setText(valueBox.lastChild, unit.startsWith(" ") || !unit ? unit : ` ${unit}`);
+    setText(noteBox, note || "");
     noteBox.className = `note ${noteClass || ""}`;
     return box;
-  }));
+  });
+  if (boxes.length !== place.children.length || boxes.some((box, index) => box !== place.children[index])) place.replaceChildren(...boxes);
 }

@@ -1,6 +1,7 @@
 // Every GPU or rank of every node as one cell. A column is a node; many nodes continue on the next line.
 const STOPS = { light: ["#e9eef8", "#a9c7f5", "#5b93ee", "#2f5fd0", "#2a2f86"], dark: ["#1a2433", "#1d4a7a", "#1f7f9e", "#36b98f", "#c9ea6a"] };
 const GAP = 2;
+const SHADES = 64, EMPTY = SHADES, LOST = SHADES + 1, QUIET = SHADES + 2, NOTHING = 255; // places in the palette
 
 function mix(stops, share) {
   const place = Math.min(0.999, Math.max(0, share)) * (stops.length - 1);
@@ -9,12 +10,24 @@ function mix(stops, share) {
   return `rgb(${parts[0].map((low, which) => Math.round(low + (parts[1][which] - low) * rest)).join(",")})`;
 }
 
+function palette(theme) {
+  const css = getComputedStyle(document.documentElement);
+  const shades = Array.from({ length: SHADES }, (_, shade) => mix(STOPS[theme], shade / (SHADES - 1)));
+  return [...shades, ...["--empty", "--bad", "--quiet"].map((name) => css.getPropertyValue(name).trim())];
+}
+
+// Where a node's column begins.
+function place(s, data, index) {
+  return [s.left + (index % s.perLine) * s.wide, Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between];
+}
+
 export class Heat {
   constructor(box, scale, onNode) {
     Object.assign(this, { box, scale, onNode, canvas: box.querySelector("canvas"), tip: box.querySelector("#tip"), data: null });
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     this.canvas.addEventListener("click", (event) => { const hit = this.hit(event); if (hit) this.onNode(this.data.nodes[hit.node]); });
+    this.frame = "";
     new ResizeObserver(() => this.draw()).observe(box);
   }
 
@@ -32,39 +45,53 @@ export class Heat {
   draw() {
     const data = this.data;
     if (!data || !data.nodes.length || !data.columns) { this.canvas.style.height = "0"; return; }
-    const dark = document.documentElement.dataset.theme === "dark", stops = dark ? STOPS.dark : STOPS.light;
-    const css = getComputedStyle(document.documentElement), s = this.shape(), ratio = window.devicePixelRatio || 1;
+    const s = this.shape(), ratio = window.devicePixelRatio || 1, width = this.box.clientWidth;
     const height = s.lines * (data.columns * s.tall + s.between) + 4;
-    const width = this.box.clientWidth;
-    this.canvas.width = width * ratio; this.canvas.height = height * ratio; this.canvas.style.height = `${height}px`;
+    const theme = document.documentElement.dataset.theme === "dark" ? "dark" : "light";
+    const frame = JSON.stringify([width, height, ratio, theme, s, data.columns, data.unit, data.low, data.high, data.nodes]);
     const pen = this.canvas.getContext("2d");
-    pen.scale(ratio, ratio); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
-    const span = data.high - data.low || 1, empty = css.getPropertyValue("--empty"), quiet = css.getPropertyValue("--quiet"), bad = css.getPropertyValue("--bad");
-    const lost = new Set(data.lost);
+    if (frame !== this.frame) { // else only cells that have changed are painted
+      this.frame = frame;
+      this.painted = new Uint8Array(data.nodes.length * data.columns).fill(NOTHING);
+      this.palette = palette(theme);
+      this.canvas.width = width * ratio; this.canvas.height = height * ratio; this.canvas.style.height = `${height}px`;
+      pen.scale(ratio, ratio); pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
+      this.labels(pen, s);
+    }
+    const span = data.high - data.low || 1, lost = new Set(data.lost), texts = s.wide >= 34 && s.tall > 12;
     data.values.forEach((row, index) => {
-      const x = s.left + (index % s.perLine) * s.wide, top = Math.floor(index / s.perLine) * (data.columns * s.tall + s.between) + s.between;
+      const [x, top] = place(s, data, index), gone = lost.has(data.nodes[index]);
       for (let cell = 0; cell < data.columns; cell++) {
-        const value = row[cell], y = top + cell * s.tall;
-        const share = value === null || value === undefined ? null : (value - data.low) / span;
-        pen.fillStyle = lost.has(data.nodes[index]) ? bad : share === null ? empty : mix(stops, share);
-        if (s.tall > 12) { pen.beginPath(); pen.roundRect(x, y, s.wide - s.gap, s.tall - s.gap, 4); pen.fill(); }
+        const value = row[cell], y = top + cell * s.tall, which = index * data.columns + cell;
+        const share = value === null || value === undefined ? null : Math.min(1, Math.max(0, (value - data.low) / span));
+        const colour = gone ? LOST : share === null ? EMPTY : Math.round(share * (SHADES - 1));
+        if (!texts && this.painted[which] === colour) continue;
+        this.painted[which] = colour;
+        pen.fillStyle = this.palette[colour];
+        if (s.tall > 12) { pen.clearRect(x, y, s.wide - s.gap, s.tall - s.gap); pen.beginPath(); pen.roundRect(x, y, s.wide - s.gap, s.tall - s.gap, 4); pen.fill(); }
         else pen.fillRect(x, y, s.wide - s.gap, s.tall - s.gap);
-        if (s.wide >= 34 && s.tall > 12 && share !== null) {
-          pen.fillStyle = (share > 0.45) !== dark ? "#ffffff" : dark && share > 0.75 ? "#10202a" : dark ? "#dfe8f2" : "#17202c";
+        if (texts && share !== null) {
+          pen.fillStyle = (share > 0.45) !== (theme === "dark") ? "#ffffff" : theme === "light" ? "#17202c" : share > 0.75 ? "#10202a" : "#dfe8f2";
           pen.textAlign = "center"; pen.fillText(value >= 100 ? Math.round(value) : value, x + s.wide / 2 - 1, y + s.tall / 2 - 1);
         }
       }
-      if (index % s.perLine === 0 || (s.wide >= 34)) {
-        pen.fillStyle = quiet; pen.textAlign = s.wide >= 34 ? "center" : "left";
-        pen.fillText(`${data.nodes[index]}`, s.wide >= 34 ? x + s.wide / 2 - 1 : x, top - 7);
-      }
-      if (index % s.perLine === 0) {
-        pen.fillStyle = quiet; pen.textAlign = "right"; pen.fillText(s.tall > 12 || data.columns > 3 ? "0" : "", s.left - 6, top + s.tall / 2 - 1);
-        if (data.columns > 1) pen.fillText(`${data.columns - 1}`, s.left - 6, top + (data.columns - 0.5) * s.tall - 1);
-      }
+    });
+  }
+
+  labels(pen, s) {
+    const { data } = this, wide = s.wide >= 34;
+    pen.fillStyle = this.palette[QUIET];
+    data.nodes.forEach((node, index) => {
+      const [x, top] = place(s, data, index), first = index % s.perLine === 0;
+      pen.textAlign = wide ? "center" : "left";
+      if (first || wide) pen.fillText(`${node}`, wide ? x + s.wide / 2 - 1 : x, top - 7);
+      if (!first) return;
+      pen.textAlign = "right";
+      pen.fillText(s.tall > 12 || data.columns > 3 ? "0" : "", s.left - 6, top + s.tall / 2 - 1);
+      if (data.columns > 1) pen.fillText(`${data.columns - 1}`, s.left - 6, top + (data.columns - 0.5) * s.tall - 1);
     });
     const bar = document.createElement("i");
-    bar.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
+    bar.style.background = `linear-gradient(90deg, ${this.palette.slice(0, SHADES).filter((_, shade) => shade % 7 === 0).join(",")})`;
     const shown = (value) => `${Number(value.toPrecision(3))} ${data.unit}`;
     this.scale.replaceChildren(shown(data.low), bar, shown(data.high));
   }
@@ -72,7 +99,7 @@ export class Heat {
   hit(event) {
     if (!this.data || !this.data.nodes.length) return null;
     const s = this.shape(), edge = this.canvas.getBoundingClientRect();
-    const x = event.clientX - edge.left - s.left, y = event.clientY - edge.top, line = data_line(y, this.data.columns * s.tall + s.between);
+    const x = event.clientX - edge.left - s.left, y = event.clientY - edge.top, line = Math.max(0, Math.floor(y / (this.data.columns * s.tall + s.between)));
     const column = Math.floor(x / s.wide), cell = Math.floor((y - line * (this.data.columns * s.tall + s.between) - s.between) / s.tall);
     const node = line * s.perLine + column;
     if (x < 0 || column >= s.perLine || node >= this.data.nodes.length || cell < 0 || cell >= this.data.columns) return null;
@@ -93,5 +120,3 @@ export class Heat {
     this.tip.style.top = `${hit.y + 16}px`;
   }
 }
-
-function data_line(y, height) { return Math.max(0, Math.floor(y / height)); }

@@ -3,7 +3,7 @@ import { Chart, Painter } from "./charts.js";
 import { Drawer } from "./drawer.js";
 import { showFigures } from "./figures.js";
 import { Heat } from "./heat.js";
-import { clock, duration, element, fillTable, scaled } from "./words.js";
+import { clock, duration, element, fillTable, scaled, setText } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const token = decodeURIComponent(location.hash.slice(1));
@@ -12,7 +12,7 @@ const CHECKS = { affinity: "placement", transport: "network", traffic: "traffic"
 const SHOWS = [["use", "GPU use"], ["memory", "memory"], ["power", "power"], ["temperature", "temperature"], ["clock", "clock"], ["step", "step time"]];
 const MARK_DOTS = { failed: "bad", lost: "bad", restart: "warn", stop: "warn", attempt: "warn", finding: "warn", "first step": "good", checkpoint: "plain" };
 
-let latest = null, shown = 0, show = null, shownMarks = "";
+let latest = null, shown = 0, show = null, shownMarks = "", shownChecks = "", heard = 0;
 const charts = {};
 
 async function get(path) {
@@ -28,7 +28,7 @@ function notice(text) {
 function makeCharts() {
   const place = $("charts");
   const plain = (name, title, more) => { charts[name] = new Chart(place, { title, names: [[name, title, "--accent"]], ...more }); };
-  charts.loss = new Chart(place, { title: "Loss", names: [["loss", "training", "--accent"], ["validation", "validation", "--warn"]] });
+  charts.loss = new Chart(place, { title: "Loss", zero: false, names: [["loss", "training", "--accent"], ["validation", "validation", "--warn"]] });
   charts.loss.box.classList.add("wide");
   plain("rate", "Throughput", { format: ".4~s" });
   plain("step_seconds", "Time per step", { unit: "s" });
@@ -48,6 +48,7 @@ function nameNodes(curves) {
 }
 
 function take(message) {
+  const began = performance.now();
   latest = message.head;
   nameNodes(message.curves);
   for (const chart of Object.values(charts)) {
@@ -55,25 +56,30 @@ function take(message) {
     chart.setMarks(message.marks);
   }
   const head = latest;
-  charts.loss.now.textContent = head.loss === null ? "" : Number(head.loss.toPrecision(4));
-  charts.rate.now.textContent = head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join("");
+  setText(charts.loss.now, head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
+  setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(""));
   showHead(head);
   showFigures($("figures"), head);
   showChecks(head);
   showEvents(message.marks);
   if (show === null && (head.gpus || head.step !== null)) choose(head.gpus ? "use" : "step");
   for (const button of $("shows").children) button.hidden = !head.gpus && button.dataset.show !== "step";
+  if (head.state === "running" && !calm.matches) beat.animate({ opacity: [0.25, 1], transform: ["scale(1.5)", "scale(1)"] }, 500);
+  heard = began;
+  showAge();
+  painter.wake(began);
 }
 
 function showHead(head) {
-  $("run").textContent = head.run_id;
-  document.title = head.step === null ? `${head.run_id} · ${head.state}` : `${head.step}${head.steps ? "/" + head.steps : ""} · ${head.run_id}`;
-  $("state").textContent = head.state === "running" && head.phase ? head.phase : head.state;
+  setText($("run"), head.run_id);
+  const title = head.step === null ? `${head.run_id} · ${head.state}` : `${head.step}${head.steps ? "/" + head.steps : ""} · ${head.run_id}`;
+  if (document.title !== title) document.title = title;
+  setText($("state"), head.state === "running" && head.phase ? head.phase : head.state);
   $("state").className = `chip ${head.state}`;
-  $("detail").textContent = head.detail === head.state ? "" : head.detail;
+  setText($("detail"), head.detail === head.state ? "" : head.detail);
   document.body.classList.toggle("live", head.state === "running");
   const share = head.steps && head.step !== null ? Math.min(100, (100 * head.step) / head.steps) : 0;
-  $("bar").firstElementChild.style.width = `${share}%`;
+  $("bar").firstElementChild.style.transform = `scaleX(${share / 100})`;
   $("bar").setAttribute("aria-valuenow", Math.round(share));
   const failure = head.failure;
   $("failure").hidden = !failure;
@@ -94,6 +100,9 @@ function item(dot, text, when) {
 }
 
 function showChecks(head) {
+  const key = JSON.stringify([head.checks, head.findings]);
+  if (key === shownChecks) return;
+  shownChecks = key;
   const dots = { mismatch: "bad", unknown: "", "as planned": "good" };
   const lines = head.checks.map((check) => {
     const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
@@ -115,6 +124,7 @@ function showEvents(marks) {
   $("events").replaceChildren(...(lines.length ? lines : [item("", "nothing yet", "")]));
 }
 
+const beat = document.querySelector(".beat"), calm = matchMedia("(prefers-reduced-motion: reduce)");
 const drawer = new Drawer($("drawer"), get);
 const heat = new Heat($("heat"), $("scale"), (node) => drawer.open(node));
 
@@ -196,10 +206,11 @@ $("theme").addEventListener("click", () => {
 });
 $("filter").addEventListener("input", refreshNodes);
 setInterval(() => { if (latest && document.visibilityState === "visible") { refreshHeat(); refreshNodes(); drawer.refresh(); } }, SLOW);
-setInterval(() => {
-  if (!latest || latest.updated === null || latest.state !== "running") { $("age").textContent = ""; return; }
-  $("age").textContent = `data ${duration(Math.max(0, Date.now() / 1000 - latest.updated))} old`;
-}, 1000);
-window.drumbeat = { charts, get shown() { return shown; } }; // for tests and bench
+function showAge() {
+  const known = latest && latest.updated !== null && latest.state === "running";
+  setText($("age"), known ? `data ${duration(Math.max(0, Math.round(Date.now() / 1000 - latest.updated)))} old` : "");
+}
+setInterval(() => { if (performance.now() - heard > 3000) showAge(); }, 1000);
+window.drumbeat = { charts, painter, get shown() { return shown; } }; // for tests and bench
 stayConnected();
 setTimeout(refreshNodes, 700);

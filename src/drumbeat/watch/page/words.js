@@ -42,17 +42,31 @@ export function element(tag, className, text) {
   return made;
 }
 
+// Only what has changed is touched: anything else makes the browser lay the page out anew.
+export function setText(box, text) {
+  if (box.textContent !== text) box.textContent = text;
+}
+
 export function fillTable(table, columns, rows, onRow) {
   // Columns of which nothing is known are left out.
   const used = columns.map((_, index) => index).filter((index) => rows.some((row) => row[index] !== "-" && row[index] !== ""));
-  const head = element("tr");
-  for (const index of used) head.append(element("th", "", columns[index]));
-  const body = rows.map((row) => {
+  const fill = (line, tag, texts) => {
+    while (line.children.length > texts.length) line.lastChild.remove();
+    while (line.children.length < texts.length) line.append(element(tag));
+    texts.forEach((text, index) => setText(line.children[index], String(text)));
+  };
+  const head = table.tHead, body = table.tBodies[0];
+  if (!head.firstChild) head.append(element("tr"));
+  fill(head.firstChild, "th", used.map((index) => columns[index]));
+  while (body.children.length > rows.length) body.lastChild.remove();
+  while (body.children.length < rows.length) {
     const line = element("tr");
-    for (const index of used) line.append(element("td", "", row[index]));
-    if (onRow) line.addEventListener("click", () => onRow(row));
-    return line;
+    if (onRow) line.addEventListener("click", () => onRow(line.row));
+    body.append(line);
+  }
+  rows.forEach((row, number) => {
+    const line = body.children[number];
+    line.row = row;
+    fill(line, "td", used.map((index) => row[index]));
   });
-  table.tHead.replaceChildren(head);
-  table.tBodies[0].replaceChildren(...body);
 }

@@ -1,0 +1,67 @@
+"""drumbeat nodes: what past runs say about each node, and which nodes new jobs avoid."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from drumbeat.cli.options import add_json
+
+_DEFAULT = "7d"
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="show",
+        choices=("show", "exclude", "forget"),
+        help="show (default): what runs say about nodes, and who is excluded. exclude HOST: new jobs avoid it. "
+        "forget HOST: new jobs use it again, and what was said about it is dropped",
+    )
+    parser.add_argument("hosts", nargs="*", metavar="HOST", help="a node, or a node list such as nid[001-004]")
+    parser.add_argument("--for", dest="how_long", metavar="TIME", help=f"exclude: for how long (default: {_DEFAULT})")
+    parser.add_argument("--why", metavar="TEXT", default="", help="exclude: the reason, shown by submit")
+    parser.add_argument("--site", metavar="S", help="the cluster (default: the one this machine belongs to)")
+    add_json(parser)
+
+
+def run(args: Any) -> int:
+    import os
+
+    from drumbeat.desk import known_nodes
+    from drumbeat.problem import Problem
+
+    site = known_nodes.site_here(args.site, os.environ)
+    hosts = known_nodes.host_names(args.hosts)
+    if args.action == "show":
+        if args.how_long or args.why:
+            raise Problem("--for and --why belong to: drumbeat nodes exclude HOST")
+        return _show(args, site, hosts)
+    if not hosts:
+        raise Problem(f"{args.action} which node?", f"drumbeat nodes {args.action} HOST")
+    if args.action == "exclude":
+        changed = known_nodes.exclude(site, hosts, args.how_long or _DEFAULT, args.why, os.environ)
+    else:
+        changed = known_nodes.forget(site, hosts, os.environ)
+    _print(args, changed)
+    return 0
+
+
+def _show(args: Any, site: str, hosts: List[str]) -> int:
+    import os
+
+    from drumbeat.desk import known_nodes
+
+    _print(args, known_nodes.table(site, hosts, os.environ))
+    return 0
+
+
+def _print(args: Any, result: Any) -> None:
+    import json
+
+    if args.json:
+        plain: Dict[str, Any] = result.plain()
+        print(json.dumps(plain))
+        return
+    for line in result.lines():
+        print(line)

@@ -1,0 +1,94 @@
+"""What is done to a run from outside, once its fault begins. Each gets the run folder and the desk's process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+from tests.runs.test_nobody_left import tree
+
+Act = Callable[[Path, "subprocess.Popen[str]"], None]
+
+
+def _signal(number: int, *roles: str) -> Act:
+    """Signals guards and agents: `agent 1` is the agent of node 1. The guards first: they would notice."""
+
+    def act(run: Path, desk: subprocess.Popen[str]) -> None:
+        found = tree(run.name)
+        pids = [found[role.split()[0]][int(role.split()[1])] for role in roles]
+        for pid in pids:
+            os.kill(pid, number)
+
+    return act
+
+
+def _desk(*numbers: int) -> Act:
+    def act(run: Path, desk: subprocess.Popen[str]) -> None:
+        for index, number in enumerate(numbers):
+            time.sleep(1.0 if index else 0.0)
+            desk.send_signal(number)
+
+    return act
+
+
+def _cancel(run: Path, desk: subprocess.Popen[str]) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "drumbeat", "cancel", str(run)], check=False, capture_output=True, timeout=120
+    )
+
+
+def _delete(run: Path, desk: subprocess.Popen[str]) -> None:
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def _garbage(run: Path, desk: subprocess.Popen[str]) -> None:
+    """To every port on which an agent of the run listens now; there should be none."""
+    pids = {pid for nodes in tree(run.name).values() for pid in nodes.values()}
+    for port in _listening(pids):
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            sock.sendall(b'{"proof":"\\u00e9"}\n' + os.urandom(4096))
+
+
+def _listening(pids: set[int]) -> List[int]:
+    inodes = set()
+    for pid in pids:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    ports = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in Path(table).read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+ACTS: Dict[str, Act] = {
+    "kill the desk": _desk(signal.SIGKILL),
+    "hang up": _desk(signal.SIGHUP),
+    "interrupt": _desk(signal.SIGINT),
+    "interrupt twice": _desk(signal.SIGINT, signal.SIGINT),
+    "terminate": _desk(signal.SIGTERM),
+    "cancel": _cancel,
+    "kill the lead": _signal(signal.SIGKILL, "agent 0"),
+    "kill the lead's guard": _signal(signal.SIGKILL, "guard 0"),
+    "kill node 0": _signal(signal.SIGKILL, "guard 0", "agent 0"),
+    "kill agent 1": _signal(signal.SIGKILL, "agent 1"),
+    "kill node 1": _signal(signal.SIGKILL, "guard 1", "agent 1"),
+    "stop node 1": _signal(signal.SIGSTOP, "guard 1", "agent 1"),
+    "stop agent 1": _signal(signal.SIGSTOP, "agent 1"),
+    "delete the folder": _delete,
+    "garbage": _garbage,
+}

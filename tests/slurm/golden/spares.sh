@@ -1,0 +1,96 @@
+#!/bin/bash
+#SBATCH --job-name=llama
+#SBATCH --chdir=/project/465/code
+#SBATCH --nodes=5                                # 4, and 1 spare
+#SBATCH --ntasks-per-node=1                      # one agent per node; it starts the node's ranks
+#SBATCH --gpus-per-node=8                        # all ranks see all GPUs of their node: --gpus-per-task would hide peers
+#SBATCH --no-kill                                # the job goes on when a node is lost: a spare takes its place
+#SBATCH --signal=B:USR2@90                       # 90 s before the end; B: to this script alone, or every process would get it
+#SBATCH --requeue                                # after a preemption or a lost node the job comes back; each start has its own logs
+#SBATCH --open-mode=append                       # a job that comes back must not overwrite what it wrote
+#SBATCH --output=/project/465/code/runs/llama-20231114-221320-dd56/slurm-%j.out
+
+# Written by drumbeat 0.1.0 for run llama-20231114-221320-dd56: `drumbeat submit` sends exactly this file.
+BASE=/project/465/code/runs/llama-20231114-221320-dd56
+RUN=$BASE
+
+if [ "${1:-}" = node ]; then  # what srun runs on each node
+  exec python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"
+fi
+
+# by this token the agents of this run know each other; it is made here and written nowhere
+DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
+echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
+rm -f "$RUN/verdict"
+
+# what sbatch was told of tasks is about this script, and srun would take it for its own
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_GPUS_PER_TASK
+# --nodes=5: all nodes of the job, spares too
+# --ntasks-per-node=1: one agent per node; it starts the node's ranks
+# --ntasks=5: given, or the allocation's own value would count
+# --overlap: two runs may share an allocation; without it the second would wait for the first
+# --cpu-bind=none: the agent binds each rank to the cores beside its GPU
+# --no-kill: the step goes on when a node is lost: a spare takes its place
+# --kill-on-bad-exit=0: the same for an agent that dies; the lead ends the others when the run ends
+# --wait=0: no limit for the others after the first agent has ended
+srun \
+  --nodes=5 \
+  --ntasks-per-node=1 \
+  --ntasks=5 \
+  --overlap \
+  --cpu-bind=none \
+  --no-kill \
+  --kill-on-bad-exit=0 \
+  --wait=0 \
+  sh "$BASE/job.sh" node &
+step=$!
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
+# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
+(
+  trap '' TERM USR2
+  until [ -s "$RUN/verdict" ]; do kill -0 $step 2>/dev/null || exit; sleep 1; done
+  grep -q lost=. "$RUN/verdict" || for second in $(seq 20); do sleep 1; done
+  for second in 1 2 3; do sleep 1; done
+  kill -TERM $step 2>/dev/null; sleep 1; kill -KILL $step 2>/dev/null
+) &
+watcher=$!; disown $watcher
+wait $step; code=$?
+while kill -0 $step 2>/dev/null; do wait $step; code=$?; done  # a trap ends a wait early
+kill -KILL $watcher 2>/dev/null
+
+# the lead's verdict, read as words: nothing in that file is ever run
+verdict() { sed -n "s/^$1=\([A-Za-z0-9._,-]*\)\$/\1/p" "$RUN/verdict" 2>/dev/null | tail -n 1; }
+said=$(verdict code); lost=$(verdict lost)
+case $said in ''|*[!0-9]*) ;; *) code=$said;; esac
+
+# a job that Slurm ends is COMPLETING by now: whether that one comes back is Slurm's to decide
+running() { squeue --noheader --format="%A %T" --jobs=$SLURM_JOB_ID | grep -qx "$SLURM_JOB_ID RUNNING"; }
+# a running job cannot change its exclude list: hold it, change it, release it, all before Slurm kills this script
+leave_out() {
+  trap '' TERM
+  before=$(squeue --noheader --format=%x --jobs=$SLURM_JOB_ID)  # what was excluded so far
+  case $before in ''|*null*) ;; *) lost=$before,$lost;; esac
+  if ! running; then  # Slurm has seen the loss too
+    scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost" 2>/dev/null
+    return
+  fi
+  echo "drumbeat  queueing the job again without $lost"
+  scontrol requeuehold $SLURM_JOB_ID
+  if scontrol update JobId=$SLURM_JOB_ID ExcNodeList="$lost"; then
+    scontrol release $SLURM_JOB_ID
+  else
+    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
+  fi
+}
+if [ "$(verdict next)" != requeue ]; then
+  exit $code
+elif [ -n "$lost" ]; then
+  leave_out
+elif running; then  # the ranks have saved and want to be started again
+  scontrol requeue $SLURM_JOB_ID ||
+    echo "drumbeat: Slurm refuses to queue this job again; submit it once more to go on"
+fi
+exit $code

@@ -1,0 +1,71 @@
+"""A job with a spare loses a node: it goes on in the same allocation, and Slurm does not end it. On a real Slurm."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.comeback.test_spare import events
+from tests.conftest import wait_for
+from tests.slurm.conftest import FRAGILE, output, said
+
+RANKS = Path(__file__).parent.parent / "comeback" / "ranks.py"
+
+
+@pytest.fixture
+def whole(cluster, oar):
+    """All nodes of the partition are up, whatever an earlier test did to them."""
+    for node in FRAGILE:
+        if node not in cluster.pids:
+            cluster.repair(node)
+    oar("nodes", "forget", *FRAGILE)
+    up = lambda: cluster.out("sinfo", "-h", "-p", "fragile", "-t", "idle", "-o", "%D").split() == [str(len(FRAGILE))]  # noqa: E731
+    wait_for(up, 90, "three idle nodes")
+
+
+def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
+    place = oar.home / "spare"
+    place.mkdir()
+    job = oar.job(
+        "spare", nodes=2, spares=1, ranks_per_node=2, partition="fragile", workdir=place,
+        command=f"python3 {RANKS} 100000 0.1 10",
+    )  # fmt: skip
+    number, folder = oar.submit(job)
+    said(folder, "attempt 0 rank 3 node 1 on reed2", 90)
+    saved = place / "checkpoint"
+    wait_for(lambda: saved.exists() and int(saved.read_text() or 0) >= 20, 90, "a checkpoint")
+    cluster.cut("reed2")
+    cut = time.time()
+    text = said(folder, "attempt 1 rank 3 node 1 on reed3", 90)
+    resumed = int(text.partition("attempt 1 rank 0")[2].split("from step ")[1].split()[0])
+    wait_for(lambda: len(events(folder, "first-step")) == 2, 60, "steps on the spare")
+    back = events(folder, "first-step")[1]["t"] - cut
+    print(
+        f"from the cut to the first new step: {back:.1f} s (of these {events(folder, 'node-lost')[0]['t'] - cut:.1f} s to notice)"
+    )
+    assert back < 60, "in place, without a queue"
+    before = events(folder, "attempt-ended")[0]["progress"]["step"]
+    assert resumed >= 20 and before - resumed <= 10 + 5, "no step lost beyond the last checkpoint"
+    # Slurm finds the node down, and the job still runs: --no-kill
+    wait_for(lambda: "down" in cluster.out("sinfo", "-h", "-n", "reed2", "-o", "%T"), 90, "Slurm to see it")
+    step = json.loads(oar("status", "--json", number).stdout)["progress"]["step"]
+    further = lambda: json.loads(oar("status", "--json", number).stdout)["progress"]["step"] > step  # noqa: E731
+    wait_for(further, 60, "more steps")
+    status = oar("status", number).stdout
+    assert "spares     0 left; reed3 takes the place of reed2 (node 1)" in status, status
+    assert cluster.job(number)["JobState"] == "RUNNING"
+    (place / "enough").touch()
+    ended = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"], 120)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "0", output(folder)
+    known = json.loads(oar("nodes", "--json").stdout)["nodes"]
+    assert [node["host"] for node in known if node["excluded"]] == ["reed2"], known
+    script = oar("plan", "--render", job).stdout
+    assert "#SBATCH --exclude=reed2" in script and f"reed2: lost in {folder.name}" in script
+    assert "--exclude" not in oar("plan", "--render", "--bad-nodes", "use", job).stdout
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (
+        summary["outcome"] == "finished"
+        and summary["replaced"]
+        and summary["attempts"][0]["finding"]["host"] == "reed2"
+    )
