@@ -102,10 +102,8 @@ if __name__ == "__main__":
     print(
         json.dumps(
             {
-                "64 channels": norm_relu(64, 3, 5, 7),
                 "mean far from zero": norm_relu(16, 2, 9, 9, shift=40.0),
                 "2048 channels": norm_relu(2048, 3, 2, 1, shift=-3.0),
-                "one use": norm_add_relu(False, 1),
                 "two uses": norm_add_relu(False, 2),
                 "projected, three uses": norm_add_relu(True, 3),
                 "blocks": blocks_of_a_resnet(),

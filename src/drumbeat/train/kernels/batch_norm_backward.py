@@ -95,7 +95,7 @@ def _add_relu_sums(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _slopes(
+def _terms(
     sums, line, out, programs, channels, count, kinds: tl.constexpr, kind: tl.constexpr, block: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
@@ -113,12 +113,12 @@ def _slopes(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _relu_backward(
-    d_out, source, line, slopes, d_source, size, channels, width: tl.constexpr, rows: tl.constexpr
+    d_out, source, line, terms, d_source, size, channels, width: tl.constexpr, rows: tl.constexpr
 ):  # fmt: skip
     first, at, exists, column = place(tl.program_id(0) * rows, size, width, rows)
     channel = column % channels
     gain, offset = tl.load(line + 2 * channels + channel), tl.load(line + 3 * channels + channel)
-    slope, level = tl.load(slopes + 2 * channels + channel), tl.load(slopes + 3 * channels + channel)
+    slope, level = tl.load(terms + 2 * channels + channel), tl.load(terms + 3 * channels + channel)
     x = tl.load(source + first + at, mask=exists, other=0.0).to(tl.float32)
     grad = tl.load(d_out + first + at, mask=exists, other=0.0).to(tl.float32)
     value = tl.where(x * gain + offset > 0, grad, 0.0) * gain + x * slope + level
@@ -127,22 +127,20 @@ def _relu_backward(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm_backward(
-    d_sum, source, line, slopes, d_source, shortcut, shortcut_line, shortcut_slopes, d_shortcut, size, channels,
+    d_sum, source, line, terms, d_source, shortcut, shortcut_line, shortcut_terms, d_shortcut, size, channels,
     normalised: tl.constexpr, width: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
     first, at, exists, column = place(tl.program_id(0) * rows, size, width, rows)
     channel = column % channels
     grad = tl.load(d_sum + first + at, mask=exists, other=0.0).to(tl.float32)
     x = tl.load(source + first + at, mask=exists, other=0.0).to(tl.float32)
-    value = grad * tl.load(line + 2 * channels + channel) + x * tl.load(slopes + 2 * channels + channel)
-    value += tl.load(slopes + 3 * channels + channel)
+    value = grad * tl.load(line + 2 * channels + channel) + x * tl.load(terms + 2 * channels + channel)
+    value += tl.load(terms + 3 * channels + channel)
     tl.store(d_source + first + at, value.to(d_source.dtype.element_ty), mask=exists)
     if normalised:
         x = tl.load(shortcut + first + at, mask=exists, other=0.0).to(tl.float32)
         value = grad * tl.load(shortcut_line + 2 * channels + channel)
-        value += x * tl.load(shortcut_slopes + 2 * channels + channel) + tl.load(
-            shortcut_slopes + 3 * channels + channel
-        )
+        value += x * tl.load(shortcut_terms + 2 * channels + channel) + tl.load(shortcut_terms + 3 * channels + channel)
         tl.store(d_shortcut + first + at, value.to(d_shortcut.dtype.element_ty), mask=exists)
 
 
@@ -151,10 +149,10 @@ def norm_relu_backward(d_out: Tensor, x: Tensor, line: Tensor) -> Tuple[Tensor, 
     channels, programs = x.shape[1], programs_for(x)
     sums = torch.empty((programs, 2, channels), dtype=torch.float32, device=x.device)
     _relu_sums[(programs,)](d_out, x, line, sums, x.numel(), rows_of(x), programs, channels, WIDTH, num_warps=WARPS)
-    slopes = _slopes_of(sums, line, x, 1)
+    terms = _terms_of(sums, line, x, 1)
     d_x = torch.empty_like(x)
-    _relu_backward[grid(x)](d_out, x, line, slopes, d_x, x.numel(), channels, WIDTH, ROWS, num_warps=WARPS)
-    return d_x, slopes[0], slopes[1]
+    _relu_backward[grid(x)](d_out, x, line, terms, d_x, x.numel(), channels, WIDTH, ROWS, num_warps=WARPS)
+    return d_x, terms[0], terms[1]
 
 
 def norm_add_relu_backward(
@@ -170,22 +168,22 @@ def norm_add_relu_backward(
         grads[0], grads[min(1, len(grads) - 1)], grads[-1], bits, x, line, shortcut, other_line, d_sum, sums, x.numel(),
         rows_of(x), programs, len(grads), normalised, channels, WIDTH, num_warps=WARPS,
     )  # fmt: skip
-    slopes = _slopes_of(sums, line, x, 1)
-    more = _slopes_of(sums, other_line, x, 2) if normalised else slopes
+    terms = _terms_of(sums, line, x, 1)
+    more = _terms_of(sums, other_line, x, 2) if normalised else terms
     d_x = torch.empty_like(x)
     d_shortcut = torch.empty_like(x) if normalised else d_sum
     _norm_backward[grid(x)](
-        d_sum, x, line, slopes, d_x, shortcut, other_line, more, d_shortcut, x.numel(), channels, normalised, WIDTH, ROWS,
+        d_sum, x, line, terms, d_x, shortcut, other_line, more, d_shortcut, x.numel(), channels, normalised, WIDTH, ROWS,
         num_warps=WARPS,
     )  # fmt: skip
-    return d_x, slopes[0], slopes[1], d_shortcut, more[0] if normalised else None, more[1] if normalised else None
+    return d_x, terms[0], terms[1], d_shortcut, more[0] if normalised else None, more[1] if normalised else None
 
 
-def _slopes_of(sums: Tensor, line: Tensor, x: Tensor, kind: int) -> Tensor:
+def _terms_of(sums: Tensor, line: Tensor, x: Tensor, kind: int) -> Tensor:
     programs, kinds, channels = sums.shape
     out = torch.empty_like(line)
     block = min(BLOCK, channels)
-    _slopes[(channels // block,)](
+    _terms[(channels // block,)](
         sums, line, out, programs, channels, x.numel() // channels, kinds, kind, block, TILE, num_warps=WARPS
     )  # fmt: skip
     return out
