@@ -33,7 +33,7 @@ pyz: drumbeat.pyz
 drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
 	$(BIN)/python -m drumbeat.bundle.build $@
 
-.PHONY: docs dist
+.PHONY: docs dist tutorial
 
 # The documentation as a site, in site/; every link and anchor is checked.
 docs: .venv-docs/.done
@@ -48,6 +48,10 @@ docs: .venv-docs/.done
 # dist/: the wheel and drumbeat.pyz, each tried in an environment of its own.
 dist: $(VENV)/.cpu
 	$(PYTHON) tools/dist.py
+
+# The commands of the laptop tutorial, as typed.
+tutorial: $(VENV)/.cpu
+	$(BIN)/python tests/docs/tutorial.py
 
 bench: $(VENV)/.cpu
 	$(BIN)/python bench/start.py
@@ -81,7 +85,7 @@ versions:
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]' pytest pytest-timeout hypothesis
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
-		tests/integrations tests/versions/deepspeed_run.py
+		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 
 # Ten command lines as people have them, with the real launchers, on two nodes of two ranks; each once more with a killed rank.
 workloads: $(VENV)/.dev
@@ -91,7 +95,8 @@ workloads: $(VENV)/.dev
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 cluster: $(VENV)/.dev
 	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
-	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py tests/cluster/troubles_on_a_cluster.py
+	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py \
+		tests/cluster/troubles_on_a_cluster.py tests/cluster/kinds_on_a_cluster.py
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info

@@ -34,12 +34,30 @@ def main():
         done([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel])
         attempt("wheel", [os.path.join(place, "venv", "bin", "drumbeat")], place)
         attempt("drumbeat.pyz", [sys.executable, "-I", "-S", pyz], place)
-        for tool, words in (("uvx", ["--from", wheel, "drumbeat"]), ("pipx", ["run", "--spec", wheel, "drumbeat"])):
-            if shutil.which(tool):
-                attempt(tool, [tool, *words], place, TRIED[:2])
-            else:
-                print(f"{tool}: not installed here, not tried")
+        try_tools(place, wheel)
     print(f"{wheel}\n{pyz}")
+
+
+def try_tools(place, wheel):
+    """`pipx install` and `uvx`, as people install command line tools today; both come into an environment of their own."""
+    tools = os.path.join(place, "tools")
+    done([sys.executable, "-m", "venv", tools])
+    done(
+        [
+            os.path.join(tools, "bin", "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "pipx",
+            "uv",
+        ]
+    )
+    attempt("uvx", [os.path.join(tools, "bin", "uvx"), "--from", wheel, "drumbeat"], place, TRIED[:2])
+    homes = {name: os.path.join(place, "pipx-home", name) for name in ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR")}
+    done([os.path.join(tools, "bin", "pipx"), "install", wheel], quiet=True, env={**os.environ, **homes})
+    attempt("pipx", [os.path.join(homes["PIPX_BIN_DIR"], "drumbeat")], place)
 
 
 def compare_with_source(wheel):
@@ -49,7 +67,7 @@ def compare_with_source(wheel):
     source = os.path.join(ROOT, "src")
     wanted = {
         os.path.relpath(path, source)
-        for ending in ("py", "yaml", "sh")
+        for ending in ("py", "yaml", "sh", "html", "js", "css")
         for path in glob.glob(os.path.join(source, "drumbeat", "**", f"*.{ending}"), recursive=True)
     }
     missing = sorted(wanted - there)

@@ -5,6 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from drumbeat.agent.ranks.launcher_driver import program
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.facts.model import Facts, Identity, Peer, Peers
 from drumbeat.plan.binding import Binding, Slot
@@ -50,3 +53,17 @@ def test_bash_functions_find_the_stand_in_or_the_real_program(tmp_path):
     )
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
     assert done.stdout == "stand-in 1\nreal 2\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "worker, name",
+    [
+        (["/v/bin/python", "-u", "train.py", "--lr", "1"], "train.py"),
+        (["python3", "-u", "-m", "pkg.train"], "pkg.train"),
+        (["./train.sh", "--lr"], "./train.sh"),
+    ],
+)
+def test_the_failure_table_names_the_users_program(worker, name):
+    shim = ["/usr/bin/python3", "-I", "drumbeat.pyz", "_rank", "{}"]
+    assert program(shim, ["--nnodes=2", "--no-python", *shim, *worker]) == name
+    assert program(shim, ["--nnodes=2", *worker]) == program([], worker) == ""

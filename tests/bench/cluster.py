@@ -56,6 +56,8 @@ class Cluster:
     def up(self, seconds: float = 30.0) -> None:
         for name in ("etc", "state", "spool", "log", "run", "dev", "munge", "home"):
             os.makedirs(os.path.join(self.base, name), mode=0o755, exist_ok=True)
+        os.makedirs(f"{self.base}/pmix", exist_ok=True)
+        os.symlink("libpmix.so.2", f"{self.base}/pmix/libpmix.so")
         # A small disk that runs full: mounted before the nodes are, so that they see it too.
         os.makedirs(os.path.join(self.home, "small"), exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "small", f"{self.home}/small"], check=True)

@@ -90,6 +90,10 @@ shift 3
 hostname "$name"
 mount --make-rprivate /
 mount --bind "$base/etc/hosts" /etc/hosts
+# Slurm's PMIx plug-in opens libpmix.so, a name that only the development package has.
+for lib in /usr/lib/*/pmix2/lib; do
+  [ -e "$lib/libpmix.so" ] || mount -t overlay pmix -o "lowerdir=$base/pmix:$lib" "$lib"
+done 2>/dev/null
 for place in /run /dev/shm; do mount -t tmpfs -o mode=1777 node "$place"; done
 # Each node has a /tmp of its own; a checkout that lies there must stay visible all the same.
 case "$code" in /tmp/*) mkdir /run/code && mount --rbind "$code" /run/code ;; esac

@@ -209,9 +209,13 @@ class Cluster:
         """Whether it is the release that Debian has the source of; newer ones have other options."""
         return "v1.20." in self.version()
 
-    def version(self) -> str:
-        argv = [str(self.programs / "kube-apiserver"), "--version"]
+    def version(self, program: str = "kube-apiserver") -> str:
+        argv = [self.program(program), "--version"]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    @property
+    def old_kubelet(self) -> bool:
+        return "v1.20." in self.version("kubelet")
 
     def _images(self) -> None:
         source, program = self.base / "image" / "pause.c", self.base / "image" / "pause.bin"
@@ -226,7 +230,7 @@ class Cluster:
         (folder / "cni" / "10.conflist").write_text(json.dumps(pod_network(number, folder)))
         (folder / "containerd.toml").write_text(containerd_config(folder))
         (folder / "kubelet.yaml").write_text(
-            json.dumps({**kubelet_config(f"{self.prefix}-{name}"), **({} if self.old else _NEWER)})
+            json.dumps({**kubelet_config(f"{self.prefix}-{name}"), **({} if self.old_kubelet else _NEWER)})
         )
         for group in CGROUPS:
             Path(f"/sys/fs/cgroup/{group}/{self.prefix}-{name}").mkdir(exist_ok=True)
@@ -247,9 +251,9 @@ class Cluster:
         self.wait(lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0, 200, "containerd")
         for image in ("pause", "host"):
             self._sh("ctr", "-a", socket, "-n", "k8s.io", "images", "import", self.base / "image" / f"{image}.tar")
-        runtime = ["--container-runtime=remote"] if self.old else []
+        runtime = ["--container-runtime=remote"] if self.old_kubelet else []
         self._start(f"kubelet{number}", [
-            *enter, self.programs / "kubelet", f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.kubeconfig}",
+            *enter, self.program("kubelet"), f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.kubeconfig}",
             f"--root-dir={folder}/kubelet", f"--cert-dir={folder}/pki", f"--hostname-override={name}",
             f"--node-ip={NET}.{number}", *runtime, f"--container-runtime-endpoint=unix://{socket}",
         ])  # fmt: skip

@@ -19,9 +19,10 @@ def hosts(kubeconfig: str) -> str:
         service, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
         for subset in item.get("subsets") or ():
             for address in [*(subset.get("addresses") or ()), *(subset.get("notReadyAddresses") or ())]:
+                lines.append(f"{address['ip']} {service}.{namespace}.svc.cluster.local")
                 if address.get("hostname"):
                     lines.append(f"{address['ip']} {address['hostname']}.{service}.{namespace}.svc.cluster.local")
-    return "\n".join(sorted(lines)) + "\n"
+    return "\n".join(sorted(set(lines))) + "\n"
 
 
 def main(kubeconfig: str, folder: str, address: str) -> None:

@@ -126,6 +126,40 @@ def test_the_command(drumbeat, tmp_path):
     assert done.returncode == 1 and "no line starts a training" in done.stderr
 
 
+def test_gpus_per_task_and_a_gres_without_a_number():
+    options = ("-N 2", "--ntasks-per-node=4", "--gpus-per-task=1", "--overcommit")
+    made = job(script("srun python train.py", sbatch=options))
+    assert made.gpus == 4 and made.submit_options == ()
+    assert job(script("srun python train.py", sbatch=("--gres=gpu:a100",))).gpus == 1
+
+
+def test_variables_in_options_are_what_sbatch_makes_of_them():
+    text = script("srun python train.py", sbatch=("--nodes=$NODES", "--err=x-%j.err"))
+    assert job(text).nodes is None and job(text).submit_options == ()
+    assert "expands no variable" in why(text, "$NODES")[0] and why(text, "x-%j.err")
+
+
+def test_options_of_containers_that_stand_alone():
+    text = script('srun --container-image a.sqsh --no-container-mount-home bash -c "cd /x\npython train.py"')
+    assert job(text).command == ("python", "train.py") and job(text).container == "a.sqsh"
+
+
+def test_arguments_of_the_script_are_asked_for():
+    draft = convert(script("python3 $1 --lr ${2:-1e-3}"))
+    assert draft.keys["command"] == ["python3", "ARGUMENT", "--lr", "ARGUMENT"]
+    assert any("argument of the batch script" in note.why for note in draft.to_check)
+
+
+def test_what_is_done_after_the_training_stays_with_it():
+    text = script("srun bash -c 'cp data /tmp; python train.py; cp /tmp/model .'")
+    assert job(text).command == ("bash", "-c", "cp data /tmp; python train.py; cp /tmp/model .")
+
+
+def test_an_unknown_program_is_named():
+    draft = convert(script("srun tune run --nnodes 2 recipe"))
+    assert "command" not in draft.keys and draft.unknown == (2, "srun tune run --nnodes 2 recipe")
+
+
 def test_an_export_that_only_dropped_flags_used_goes_with_them():
     draft = convert(
         "#!/bin/bash\n#SBATCH --nodes=2\n"

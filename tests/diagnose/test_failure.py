@@ -274,9 +274,7 @@ def test_worlds_of_one_rank_are_noticed():
     assert [finding.code for finding in read(text).environment] == ["lone-worlds"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\x00\x00\x00", "\n\n\n", "Traceback (most recent call last):", "Root Cause (first observed failure):"]
-)
+@pytest.mark.parametrize("text", ["", "\x00\x00\x00", "\n\n\n", "Root Cause (first observed failure):"])
 def test_empty_and_cut_off_logs(text):
     failure = read(text).failure
     assert failure.answer == (NO_FAILURE if text.strip("\0\n") else NOT_KNOWN) and failure.finding is None
@@ -304,3 +302,11 @@ def test_what_is_not_about_a_run_gets_no_verdict():
 
 def test_a_warning_alone_is_a_line_of_nccl():
     assert "only warnings" in read(LOST.splitlines()[0]).transport.unseen[0]
+
+
+def test_an_exception_long_before_a_cancel_did_not_end_the_run():
+    steps = "\n".join(f"step {number} loss 2" for number in range(400))
+    cancel = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-08-21T02:53:05 ***"
+    failure = read(f"{traceback('OSError: no config.json')}\n{cancel}\n{cancel}\n{cancel}\n{steps}\n{cancel}").failure
+    assert (failure.answer, failure.finding.rank) == ("cancelled", None)
+    assert read(f"{traceback('OSError: no config.json')}\nstep 1\n{cancel}").failure.answer == "exception"

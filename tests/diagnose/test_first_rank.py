@@ -48,6 +48,7 @@ def test_a_traceback_without_its_end_is_not_nothing():
     ).failure
     assert (failure.answer, failure.confidence) == ("exception", "likely")
     assert "cut off" in failure.finding.title and failure.finding.cause == "raised at /home/u/train.py:12"
+    assert read("step 1\nTraceback (most recent call last):").failure.answer == "exception"
     ignored = 'Exception ignored in: <f>\nTraceback (most recent call last):\n  File "/home/u/a.py", line 2, in __del__'
     assert read(f"step 1 loss 2\n{ignored}").failure.answer == NO_FAILURE
 

@@ -56,6 +56,49 @@ def test_commands_are_taken(page, capsys):
             assert end.code == 0, f"{page.name}: drumbeat {line}\n{capsys.readouterr().err}"
 
 
+FILE = re.compile(r"[\w./-]+\.(?:py|sh|yaml|sbatch|log|out)\b")
+YOURS = re.compile(
+    r"(train\w*|main|run_clm)\.(py|sh)|job\.yaml|run\.sbatch|slurm-\d+\.out|order\.json"
+)  # the reader's own
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "docs"], ids=lambda page: page.name)
+def test_files_in_commands_exist(page):
+    """Tutorials, how-tos and README: what a command names is here, is written by the page, or is plainly the reader's own."""
+    text = page.read_text()
+    for line in re.findall(r"^(?:\$ )?((?:python3? |\S*drumbeat(?:\.pyz)? |cp |sh |bash ).*)$", text, re.MULTILINE):
+        for name in FILE.findall(line.split(" # ")[0]):
+            written = re.search(rf"(>|--html|--save) {re.escape(name)}", text)
+            assert written or YOURS.fullmatch(name) or (ROOT / name).exists(), f"{page.name}: {line}"
+
+
+def test_the_tutorial_about_batch_scripts_as_typed(tmp_path, drumbeat):
+    """Every command of it that needs no cluster, with the output that the page shows."""
+    page = (ROOT / "docs/tutorials/from-sbatch.md").read_text()
+    script = (ROOT / "examples/run.sbatch").read_text()
+    blocks = [text for _, text in FENCE.findall(page)]
+    assert blocks[0] == script
+    (drumbeat.folder / "run.sbatch").write_text(script)
+    shown = next(text for text in blocks if text.startswith("$ drumbeat lint"))
+    assert drumbeat.here("lint", "run.sbatch").stdout.splitlines() == shown.splitlines()[1:]
+    job = drumbeat.here("convert", "run.sbatch").stdout
+    assert job == next(text for text in blocks if text.startswith("# From run.sbatch"))
+    (drumbeat.folder / "job.yaml").write_text(job)
+    rendered = drumbeat.here("plan", "--site", "olivia", "--render", "job.yaml").stdout
+    for line in next(text for text in blocks if "#SBATCH --chdir" in text).splitlines():
+        if not re.search(r"--(chdir|output)=", line):
+            assert line in rendered.splitlines(), line
+
+
+@pytest.mark.parametrize("name", ["rdma", "tcp"])
+def test_the_logs_of_the_howto_say_what_it_shows(name, drumbeat):
+    page = (ROOT / "docs/howto/rdma.md").read_text()
+    found = drumbeat.here("diagnose", ROOT / f"examples/logs/{name}.log").stdout
+    for line in found.splitlines():
+        if line.startswith(("failure", "transport")):
+            assert line in page, line
+
+
 def test_pages_made_from_the_code():
     page = document.page()
     assert all(f"## drumbeat {name}" in page for name in COMMANDS) and "`--table markdown\\|csv\\|latex`" in page

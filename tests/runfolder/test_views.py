@@ -20,8 +20,8 @@ from drumbeat.hostlist import expand, fold
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
-from drumbeat.runfolder.events import Mustered, NodeJoined
-from drumbeat.runfolder.records import Line
+from drumbeat.runfolder.events import AttemptStarted, Mustered, NodeJoined
+from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary, Throughput, write_summary
 from tests.runfolder.folders import events, log, make_run, metrics, order
@@ -301,6 +301,16 @@ def test_the_console_says_whom_it_waits_for(tmp_path, capsys):
     assert "connected  3 of 3 nodes in 0.2 s; MASTER_ADDR:PORT = 10.0.0.1:4711" in text
 
 
+def test_progress_is_that_of_the_running_attempt(tmp_path):
+    said = console(tmp_path)
+    said._show([Metric(0, 0, 10.0 + step, "step", step=step, loss=1.0) for step in range(7)])
+    assert said.progress.step == 6
+    said._show(
+        [AttemptStarted("x", 1.0, 1.0, 0, "h", 0, 1, 2, "10.0.0.1", 4711), Metric(0, 0, 60.0, "step", step=3, loss=2.0)]
+    )
+    assert (said.progress.step, said.progress.last_loss, said.progress.rate()) == (3, 2.0, None)
+
+
 def test_the_same_traceback_of_several_ranks_is_shown_once(tmp_path, capsys):
     said = console(tmp_path)
     block = ("Traceback (most recent call last):", "RuntimeError: boom")
@@ -322,11 +332,13 @@ def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize(
-    "lines, elapsed, hint", [(40, 5.0, True), (3, 5.0, False), (3, 90.0, True)], ids=["many", "few", "few but long"]
+    "lines, elapsed, hint",
+    [(40, 5.0, True), (3, 5.0, False), (3, 90.0, True), (0, 90.0, False)],
+    ids=["many", "few", "few but long", "none of its own"],
 )
 def test_a_program_whose_lines_say_nothing_is_told_how_to_report(tmp_path, lines, elapsed, hint):
     run = make_run(tmp_path / "r")
-    log(run, 0, "still working\n" * lines)
+    log(run, 0, "drumbeat: torchrun: --nproc_per_node=2\n" + "still working\n" * lines)
     summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=elapsed, nodes=1, ranks=2)
     said = dict(closing_lines(run, summary))
     assert ("metrics" in said) == hint

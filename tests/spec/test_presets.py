@@ -1,5 +1,8 @@
 """Presets are job files: each one is right, and the job's own words win."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
 from drumbeat.problem import Problem
@@ -12,21 +15,51 @@ from drumbeat.spec.sites import load_site
 HERE = Here("login1", "/w", {"HOME": "/h"}, 8, None, "u", 0.0, "e")
 
 
-@pytest.mark.parametrize("name", ["jax-maxtext", "megatron-lm", "primus", "pytorch"])
+# preset -> who starts the ranks, and the image
+PRESETS = {
+    "accelerate": ("once", ""),
+    "deepspeed": ("ranks", "docker.io/deepspeed/"),
+    "horovod": ("tasks", ""),
+    "jax-maxtext": ("once", "docker.io/rocm/jax-training"),
+    "megatron-lm": ("once", "docker.io/rocm/megatron-lm"),
+    "megatron-lm-nvidia": ("ranks", "nvcr.io/nvidia/pytorch"),
+    "primus": ("once", "docker.io/rocm/primus"),
+    "pytorch": ("ranks", "docker.io/rocm/pytorch-training"),
+    "torchtitan": ("ranks", ""),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_each_makes_an_order(name):
     command = "" if name != "pytorch" else "command: python train.py\n"
+    here = dataclasses.replace(HERE, environ={"HOME": "/h", "HF_TOKEN": "hf_x"})
     order = resolve(
-        with_preset(job_from_text(f"preset: {name}\nnodes: 2\n{command}")), load_site("mi300x-thor2", {}), HERE
+        with_preset(job_from_text(f"preset: {name}\nnodes: 2\n{command}")), load_site("mi300x-thor2", {}), here
     )
-    if name == "primus":  # its image is for the job to say
-        assert order.container is None
-    else:
-        assert order.container and order.container.image.startswith("docker.io/rocm/")
-    assert order.launcher == ("ranks" if name == "pytorch" else "once") and order.nodes == 2
+    launcher, image = PRESETS[name]
+    assert (order.container is None) == (not image) and (not image or order.container.image.startswith(image))
+    assert order.launcher == launcher and order.nodes == 2
+
+
+@pytest.mark.parametrize("name", ["primus", "torchtitan"])
+def test_a_token_that_is_missing_is_said_before_the_queue(name):
+    with pytest.raises(Problem) as problem:
+        resolve(with_preset(job_from_text(f"preset: {name}\n")), load_site("mi300x-thor2", {}), HERE)
+    assert "HF_TOKEN is to be passed on, but it is not exported here" in str(problem.value)
+    own = with_preset(job_from_text(f"preset: {name}\nenv: {{HF_TOKEN: ''}}\n"))
+    assert resolve(own, load_site("mi300x-thor2", {}), HERE)
+
+
+def test_scripts_that_pipe_into_tee_fail_with_the_pipe():
+    for name in PRESETS:
+        command = with_preset(job_from_text(f"preset: {name}\n")).command
+        assert "bash" not in command or "pipefail" in command, name
 
 
 def test_all_are_known():
-    assert preset_names() == ["jax-maxtext", "megatron-lm", "primus", "pytorch"]
+    assert preset_names() == sorted(PRESETS)
+    page = (Path(__file__).parent.parent.parent / "docs" / "presets.md").read_text()
+    assert all(f"| `{name}` |" in page for name in PRESETS)
 
 
 def test_the_job_wins_key_by_key():

@@ -28,7 +28,7 @@ def test_localhost_is_what_is_left():
     site = site_of(Job(), {}, "laptop")
     assert (site.name, site.backend, site.emulated, site.nodes) == ("localhost", "local", True, 1)
     assert site.env["GLOO_SOCKET_IFNAME"] == SiteVariable(
-        "lo", "emulated nodes share one machine, and gloo's own traffic runs on 127.0.0.1"
+        "lo", "all ranks are on this machine, and gloo's own traffic runs on 127.0.0.1"
     )
 
 

@@ -28,6 +28,7 @@ class Member:
     stuck: bool = False  # processes of an attempt could not be ended there
     bad: str = ""  # why no attempt may run there any more; empty: it may
     name: str = ""  # as the scheduler calls the machine, where that is known
+    gpus: int = 0  # that the job may use there
 
     @property
     def fit(self) -> bool:

@@ -118,7 +118,9 @@ class Lead:
         assert hello.member is not None
         number, hosts = hello.member, self.order.hosts
         name = hosts[number] if number < len(hosts) else ""
-        member = Member(number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name)
+        member = Member(
+            number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name, gpus=hello.gpus
+        )
         self.members[member.number] = member
         self.common.add(member.number, member.host, hello.network)
         joined = {

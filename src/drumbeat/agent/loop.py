@@ -39,6 +39,7 @@ from drumbeat.facts.model import Facts
 from drumbeat.finding import WARNING, Finding
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.summary import gpus_used
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
@@ -148,6 +149,7 @@ class Agent:
             self.order.identity,
             self.order.terms(),
             max(1, ranks),
+            gpus_used(self.order, self.facts),
             network_of(self.facts),
             tuple(findings),
         )

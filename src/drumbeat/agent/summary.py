@@ -16,7 +16,7 @@ from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, summarize, write_summary
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
 from drumbeat.runfolder.verdict import requeues, write_verdict
 
 
@@ -47,8 +47,9 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
         for node, member in enumerate(lead.members[number] for number in roles)
     ]
     parts = ledger(lead.order.created, now, events, queued)
+    gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced = replaced_nodes(events)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced)
+    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus)
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

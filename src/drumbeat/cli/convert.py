@@ -26,9 +26,13 @@ def run(args: Any) -> int:
     draft = convert(read_script(args.script))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)
     if "command" not in draft.keys:
+        what, fix = "no line starts a training", "name the batch script itself; drumbeat lint reads any script"
+        if draft.unknown:
+            line, words = draft.unknown
+            fix = f"line {line} starts something that is not known here ({words[:60]}): write its job file by hand (docs/job.md)"
         raise Problem(
-            f"{args.script}: no line starts a training (srun, mpirun, torchrun, accelerate, deepspeed, python)",
-            "name the batch script itself; drumbeat lint reads any script",
+            f"{args.script}: {what} (python, torchrun, accelerate, deepspeed; srun or mpirun with a script)",
+            fix,
             exit_code=1,
         )
     job_from_text(text, "the converted job")

@@ -24,7 +24,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.closing import closing_lines, failure_lines, folded
+    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded
     from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
@@ -52,6 +52,7 @@ def run(args: Any) -> int:
         lines += going_on(state, time.time())
         lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
         lines.append(("folder", found.path))
+    lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))
     for task in told.tasks:
         number = task.handle.rpartition("_")[2]
         lines.append((f"task {number}", f"{task.state}{': ' + task.detail if task.detail else ''}"))

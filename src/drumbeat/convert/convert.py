@@ -14,6 +14,7 @@ from drumbeat.secret import is_secret
 
 _IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
 _BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
+_ARGUMENT = re.compile(r"\$(\{[@*0-9][^}]*\}|[@*0-9])")  # of the batch script
 _SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
 _BLANK = "\x01"  # a blank inside $(...), where no word ends
 _ENVIRONMENTS = re.compile(
@@ -49,7 +50,10 @@ def convert(text: str) -> Draft:
     for other in launches:
         if other is not chosen:
             draft.drop(other.line, other.text, "a job file starts one command; give this one a job of its own")
-    if chosen is not None:
+    if chosen is None:
+        started = [each for pipeline in script.pipelines for each in pipeline.commands if each.name in STARTERS]
+        draft.unknown = next(((each.line, each.text) for each in started[::-1] if not each.within), None)
+    else:
         _command(draft, chosen, known, script)
         _only_for_dropped_flags(draft, chosen, script)
     _still_used(draft)
@@ -177,6 +181,9 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
         if command in pipeline.commands:
             for after in pipeline.commands[pipeline.commands.index(command) + 1 :]:
                 draft.drop(command.line, f"| {after.text}", why)
+    if not launch.words:
+        draft.drop(command.line, command.text, "nothing is left of it to start")
+        return
     _ranks(draft, launch, tasks_per_node(script.directives))
     draft.set("command", _as_command(draft, launch), launch.line)
 
@@ -200,10 +207,12 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
 
 def _as_command(draft: Draft, launch: Launch) -> List[str]:
     launch.words = [word.replace(_BLANK, " ") for word in launch.words]
-    own = [word for word in launch.words if re.search(r"\$\{?[@*0-9]", word)]
+    own = [word for word in launch.words if _ARGUMENT.search(word)]
     if own:
-        draft.question(launch.line, " ".join(own), "an argument of the batch script: write its value")
-        launch.words = [word for word in launch.words if word not in own]
+        draft.question(
+            launch.line, " ".join(own), "an argument of the batch script: write its value in place of ARGUMENT"
+        )
+        launch.words = [_ARGUMENT.sub("ARGUMENT", word) for word in launch.words]
     made = [line.partition("=")[0].split()[-1] for line in draft.setup if line.startswith("export ")]
     from_setup = re.compile(r"\$\{?(" + "|".join(map(re.escape, made)) + r")\b") if made else re.compile(r"(?!)")
     later = [word for word in launch.words if any(p.search(word) for p in (_IN_THE_JOB, _BASH_ONLY, from_setup))]

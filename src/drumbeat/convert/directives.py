@@ -30,7 +30,11 @@ _DROPPED = {
     "distribution": "drumbeat numbers the ranks itself",
     "threads-per-core": "cores are bound by the plan",
     "hint": "cores are bound by the plan",
+    "overcommit": "cores are bound by the plan",
+    "parsable": "only changes what sbatch prints",
+    "quiet": "only changes what sbatch prints",
 }
+_FULL = {"err": "error", "out": "output", "part": "partition", "job": "job-name"}  # sbatch takes the start of a name
 _MEMORY_PER = ("mem-per-gpu", "mem-per-cpu")
 
 
@@ -38,6 +42,8 @@ def read_directives(draft: Draft, directives: Sequence[Directive]) -> None:
     given = {each.name: each for each in directives}
     for each in given.values():
         _one(draft, each)
+    if "gpus-per-task" in given:
+        _gpus_per_task(draft, given["gpus-per-task"], tasks_per_node(directives) or 1)
     _cores(draft, given.get("cpus-per-task"), tasks_per_node(directives))
     for name in _MEMORY_PER:
         if name in given:
@@ -60,8 +66,10 @@ def tasks_per_node(directives: Sequence[Directive]) -> Optional[int]:
 
 
 def _one(draft: Draft, each: Directive) -> None:
-    name, value = each.name, each.value
-    if name == "job-name":
+    name, value = _FULL.get(each.name, each.name), each.value
+    if "$" in value:
+        draft.drop(each.line, each.text, "sbatch expands no variable in these lines: write its value")
+    elif name == "job-name":
         clean = re.sub(r"[^A-Za-z0-9._-]", "-", value)[:64].lstrip("-._")
         if clean:
             draft.set("name", clean, each.line)
@@ -77,7 +85,7 @@ def _one(draft: Draft, each: Directive) -> None:
         draft.set("exclusive", True, each.line)
     elif name in _DROPPED:
         draft.drop(each.line, each.text, _DROPPED[name])
-    elif name not in ("cpus-per-task", *_MEMORY_PER):
+    elif name not in ("cpus-per-task", "gpus-per-task", *_MEMORY_PER):
         draft.options.append(f"--{name}={value}" if value else f"--{name}")
 
 
@@ -101,6 +109,8 @@ def _gpus(draft: Draft, each: Directive) -> None:
     found = re.fullmatch(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
     if each.name == "gres" and not each.value.startswith("gpu"):
         draft.options.append(f"--gres={each.value}")
+    elif each.name == "gres" and re.fullmatch(r"gpu(:[A-Za-z][\w.-]*)?", each.value):
+        draft.set("gpus", 1, each.line)  # no number is one
     elif not found:
         draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
     elif each.name == "gpus":
@@ -113,6 +123,14 @@ def _gpus(draft: Draft, each: Directive) -> None:
             )
     else:
         draft.set("gpus", int(found.group(1)), each.line)
+
+
+def _gpus_per_task(draft: Draft, each: Directive, tasks: int) -> None:
+    found = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d+)", each.value)
+    if found:
+        draft.set("gpus", int(found.group(1)) * tasks, each.line)
+    else:
+        draft.drop(each.line, each.text, "the number of GPUs is not a plain number: write gpus: N (per node)")
 
 
 def _cores(draft: Draft, each: Optional[Directive], tasks: Optional[int]) -> None:

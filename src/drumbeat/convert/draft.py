@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 class LeftOut(NamedTuple):
@@ -21,6 +21,7 @@ class Draft:
     modules: List[str] = field(default_factory=list)
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
     computed: Dict[str, Tuple[int, str]] = field(default_factory=dict)  # variables that the script works out itself
+    unknown: Optional[Tuple[int, str]] = None  # a line that starts something, where none is known to start a training
     left_out: List[LeftOut] = field(default_factory=list)
     to_check: List[LeftOut] = field(default_factory=list)  # carried over, but a person should look
 

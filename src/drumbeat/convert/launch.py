@@ -30,7 +30,9 @@ _LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
 # Options that stand alone; every other option takes the next word if it has no '='.
 _BARE = {
-    "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v",
+    "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v "
+    "quiet Q multi-prog contiguous spread-job use-min-nodes container-mount-home container-writable container-readonly "
+    "container-remap-root container-entrypoint",
     "mpirun": "oversubscribe tag-output report-bindings allow-run-as-root display-map verbose v q bycore bynode",
     "apptainer": "nv rocm cleanenv e contain c containall C no-home writable-tmpfs userns u fakeroot f no-mount compat",
     "docker": "rm it i t d privileged init detach interactive tty",
@@ -103,7 +105,7 @@ def _options(words: Sequence[str], bare: str) -> Tuple[List[Tuple[str, str]], in
         glued = not equals and not words[at].startswith("--") and len(name) > 1  # -N2
         if glued and name[0] in "NncGpAtwxBve" and name not in alone and name not in ("np", "env"):
             name, value, equals = name[0], name[1:], "="
-        if not equals and name not in alone and at + 1 < len(words):
+        if not equals and name not in alone and not name.startswith("no-") and at + 1 < len(words):
             value, at = words[at + 1], at + 1
         found.append((name.replace("_", "-"), value))
         at += 1
@@ -187,6 +189,8 @@ def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
         return False
     if any(each.follows == "||" or each.name in ("if", "for", "while", "case") for each in commands):
         return False
+    if any(_TRAINS.search(each.text) for each in commands[:-1]) and not _TRAINS.search(last.text):
+        return False  # something is done after the training: only the whole of it is right
     for each in commands[:-1]:
         _before(draft, each, launch.line)
     launch.env.update({each.name: fill(each.text) for each in last.assignments if each.how == "prefix"})

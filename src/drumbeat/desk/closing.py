@@ -6,6 +6,7 @@ import os
 import textwrap
 from typing import Collection, List, Mapping, Optional, Tuple
 
+from drumbeat.desk.gpu_use import gpu_use
 from drumbeat.finding import Finding
 from drumbeat.runfolder.logs import Log
 from drumbeat.runfolder.progress import Progress
@@ -52,6 +53,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.throughput:
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
         after.append(("speed", f"{speed(summary.throughput.value, summary.throughput.unit)} on {size}"))
+    if summary.gpus:
+        after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:
         after.append(("time", ledger_words(summary.ledger, summary.training_share)))
     if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
@@ -115,6 +118,26 @@ def end_words(summary: Summary) -> str:
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
 
 
+def _gpus_words(run: Run, summary: Summary) -> str:
+    words = [f"{summary.gpus:,}"]
+    if summary.gpu_hours is not None:
+        words.append(f"{summary.gpu_hours:.3g} GPU-hours")
+    last = gpu_use(run)
+    if last and last.slowed:
+        words.append(f"{last.slowed} slowed down at the end by {last.slowed_by}")
+    return ", ".join(words)
+
+
+def code_words(run: Run) -> str:
+    """The commit that was run, and whether files differed from it; empty outside a git checkout."""
+    code = run.code()
+    commit = str(code.get("commit") or "unknown")
+    if commit == "unknown":
+        return ""
+    changed = f", changed ({str(code.get('diff_digest') or 'not known how')[:12]})" if code.get("dirty") else ""
+    return commit[:12] + changed
+
+
 def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
     """Whether the ranks printed a lot, or for long, but nothing that is read as a metric."""
     if progress.step is not None or progress.last_loss is not None:
@@ -126,12 +149,13 @@ def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
 
 
 def _lines_at_start(path: str) -> int:
-    """Lines in the first part of a log; a progress bar's updates count."""
+    """Lines that the program wrote, in the first part of a log; a progress bar's updates count."""
     try:
         with open(path, "rb") as file:
-            return len(file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines())
+            lines = file.read(1 << 14).replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines()
     except OSError:
         return 0
+    return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
 def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:

@@ -186,6 +186,7 @@ class Console:
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs = True, False, False
+            self.progress = Progress()  # steps and speed are this attempt's
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
             self.say("restart", event.why)
@@ -214,7 +215,7 @@ class Console:
             return  # node 0 speaks for those that are as they should be
         if verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen):
             return  # it is in the events; a person learns nothing from it
-        label = {"affinity": "cpu", "transport": "net"}.get(verdict.check, verdict.check)
+        label = {"affinity": "cpu", "traffic": "counters"}.get(verdict.check, verdict.check)
         self.say(label, verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}")
 
     def _say_waiting(self) -> None:

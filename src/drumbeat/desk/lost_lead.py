@@ -11,7 +11,7 @@ from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import AttemptEnd, Summary, group, summarize
+from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
 from drumbeat.signals import EXIT_STORAGE
 
 
@@ -33,7 +33,11 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     events = run.run_events()
     parts, hang = ledger(order.created, now, events, queued, progress), hang_of(events)
     found = hang.finding if hang else None
-    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced_nodes(events))
+    facts = [run.facts(node) for node in run.nodes()]
+    known = [gpus_used(order, each) for each in facts if each]
+    gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
+    replaced = replaced_nodes(events)
+    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus)
 
 
 def _hung(why: str) -> Finding:

@@ -13,6 +13,8 @@ from drumbeat.diagnose.tracebacks import Raised
 from drumbeat.finding import Evidence
 
 MAX_PER_RULE_AND_SOURCE = 3
+MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and the last of them counts
+ENDS = frozenset({"time-limit", "cancelled", "preempted"})
 MAX_EVENTS = 20_000
 MAX_SOURCES = 20_000
 
@@ -89,7 +91,8 @@ class Events:
         if rank is None:
             rank, reported_host = _reported(evidence.text)
             host = host or reported_host
-        if self._room(rule.id, evidence.file or "", rank, host):
+        most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
+        if self._room(rule.id, evidence.file or "", rank, host, most):
             owner = self._owner(evidence.file or "")
             rank = rank if rank is not None else owner[0]
             self.kept.append(
@@ -146,12 +149,12 @@ class Events:
     def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
         return self.owners.get(file) or (rank_of_file(file), None)
 
-    def _room(self, name: str, file: str, rank: Optional[int], host: str) -> bool:
+    def _room(self, name: str, file: str, rank: Optional[int], host: str, most: int = MAX_PER_RULE_AND_SOURCE) -> bool:
         if len(self.kept) >= MAX_EVENTS:
             return False
         key = (name, file, rank, host)
         count = self._per_source.get(key, 0)
-        if count >= MAX_PER_RULE_AND_SOURCE or (count == 0 and len(self._per_source) >= MAX_SOURCES):
+        if count >= most or (count == 0 and len(self._per_source) >= MAX_SOURCES):
             return False
         self._per_source[key] = count + 1
         return True

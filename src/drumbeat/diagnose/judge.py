@@ -17,14 +17,12 @@ from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure, Log
 from drumbeat.diagnose.first import RankOf, earliest, place
 from drumbeat.diagnose.places import merged
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
-from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.diagnose.tiers import AT_THE_END, NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
 BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
-AT_THE_END = 12  # lines: an exception with no more than these behind it ended its process
-NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # They end a process whatever happened before, so any other symptom says more.
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 

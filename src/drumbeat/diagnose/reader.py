@@ -151,7 +151,8 @@ class Reader:
         for file, tracebacks in self._tracebacks.items():
             for rank, raised in tracebacks.unfinished():
                 frame, _, at = raised.frame.rpartition(":")
-                evidence = Evidence(f'File "{frame}", line {at}', file, self._ends.get(file, 1))
+                text = f'File "{frame}", line {at}' if frame else HEADER
+                evidence = Evidence(text, file, self._ends.get(file, 1))
                 self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
         self._tracebacks.clear()
 

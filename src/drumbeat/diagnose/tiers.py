@@ -19,6 +19,8 @@ SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
+AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
+NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 
 
@@ -69,6 +71,17 @@ class Tiers:
         lines = CAUGHT_BELOW if event.caught else CAUGHT_LINES
         return self.log.after(event) > lines or self._good_end_after(event)
 
+    def _ended_otherwise(self, event: Event) -> bool:
+        """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""
+        ends = [
+            symptom
+            for symptom in self.tiers[SYMPTOM]
+            if symptom.code in NOBODYS_FAULT and symptom.evidence.file == event.evidence.file
+        ]
+        return any(
+            self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > CAUGHT_LINES for symptom in ends
+        )
+
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
@@ -81,6 +94,7 @@ class Tiers:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
         tiers[CAUSE] = _without_survived(tiers[CAUSE])
+        tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]

@@ -109,7 +109,7 @@ class Tracebacks:
                 Raised("a traceback that is cut off before its exception", state.frame, state.own_frame, state.lines),
             )
             for rank, state in self._open.items()
-            if state.frame and not state.ignored
+            if (state.frame or state.headed) and not state.ignored
         ]
 
     def feed(self, line: Line) -> Optional[Raised]:

@@ -133,6 +133,7 @@ class Figures:
     no_utilisation: str = ""  # why there is no MFU
     gpu: Optional[GpuUse] = None
     network: Dict[str, Traffic] = field(default_factory=dict)  # ethernet, rdma
+    network_why: str = ""  # why it is not measured
     slowest: Optional[Slowest] = None
     no_slowest: str = ""
     phases: Phases = field(default_factory=Phases)

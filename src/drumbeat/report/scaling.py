@@ -133,7 +133,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     return Row(
         run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error, baseline.speed.value * ratio,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
-        () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost),
+        () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost, baseline.ranks == 1),
     )  # fmt: skip
 
 
@@ -144,17 +144,20 @@ def _ideal_step(step: Optional[float], ratio: float, kind: str) -> Optional[floa
     return step / ratio if kind == STRONG else step
 
 
-def losses(run: Phases, baseline: Phases, ratio: float, kind: str, lost: Optional[float]) -> Tuple[Loss, ...]:
-    """What each step lost, by cause. What is left when all others were measured is compute."""
+def losses(
+    run: Phases, baseline: Phases, ratio: float, kind: str, lost: Optional[float], one_rank: bool
+) -> Tuple[Loss, ...]:
+    """What each step lost, by cause. What is left when all others were measured is compute. `one_rank`: the baseline's only
+    rank has nobody to talk to or to wait for; of a larger one that was not measured, nothing is known."""
     profile = "communication_exposed_ms of the rank that waits least (torch's profiler on single steps)"
     others = "communication_exposed_ms, mean of all ranks above the least"
     share = ratio if kind == STRONG else 1.0
-    alone = baseline.communication if baseline.communication is not None else 0.0  # one rank has nobody to talk to
+    alone, waits = (0.0, 0.0) if one_rank else (baseline.communication, baseline.waiting)
     fed = None if baseline.input is None else baseline.input / share
     found = [
         Loss("communication", _more(run.communication, alone), profile),
         Loss("input", _more(run.input, fed), "data_ms of the lowest rank"),
-        Loss("imbalance", _more(run.waiting, baseline.waiting or 0.0), others),
+        Loss("imbalance", _more(run.waiting, waits), others),
     ]
     known = [each.ms for each in found if each.ms is not None]
     rest = lost - sum(known) if lost is not None and len(known) == len(found) else None

@@ -7,10 +7,12 @@ import re
 import shlex
 from typing import Any, Dict, Mapping, Optional, Sequence
 
+from drumbeat.desk.closing import code_words
 from drumbeat.facts.model import Facts
 from drumbeat.order import Order
 from drumbeat.report.figures import Setting
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
 _PRECISION = re.compile(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
 _SWITCH = re.compile(r"(?:^|\s)--(bf16|fp16|fp8|tf32|amp|fp32)(?=\s|$)")
@@ -23,7 +25,7 @@ def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: 
         command=command,
         precision=str(setup.get("precision") or precision_in(command)),
         layout=str(setup.get("layout") or ""),
-        code=_code(run.code()),
+        code=code_words(run),
         image=_image(run.code(), order),
         software={**(facts.versions if facts else {}), **_packages(run.packages()), "drumbeat": run.record.version},
         hardware=_hardware(facts),
@@ -49,23 +51,10 @@ def target_of(command: Sequence[str]) -> Optional[float]:
 
 def gpus_of(order: Optional[Order], facts: Mapping[int, Optional[Facts]]) -> Optional[int]:
     """GPUs of all nodes that the job used; None where a node's facts are not there."""
-    total = 0
-    for each in facts.values():
-        if each is None:
-            return None
-        here = sum(not gpu.integrated for gpu in each.gpus)
-        total += min(here, order.gpus) if order and order.gpus is not None else here
-    if order and order.emulated and order.nodes > 1:  # one machine's GPUs, however many nodes it plays
-        total //= max(1, len(facts))
-    return total if facts else None
-
-
-def _code(code: Mapping[str, Any]) -> str:
-    commit = str(code.get("commit") or "unknown")
-    if commit == "unknown":
-        return ""
-    changed = f", changed ({str(code.get('diff_digest') or 'not known how')[:12]})" if code.get("dirty") else ""
-    return commit[:12] + changed
+    if order is None or not facts:
+        return None
+    known = [gpus_used(order, each) for each in facts.values() if each]
+    return gpus_of_run(order, known) if len(known) == len(facts) else None
 
 
 def _image(code: Mapping[str, Any], order: Optional[Order]) -> str:

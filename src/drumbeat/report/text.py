@@ -48,7 +48,8 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     if len(figures.notes) > _MOST_NOTES:
         found.append(("", f"{len(figures.notes) - _MOST_NOTES} more findings: --json shows them"))
     setting = figures.setting
-    known = {"command": setting.command, "code": setting.code, "image": setting.image, "precision": setting.precision}
+    code = setting.code or "not known: no git checkout"
+    known = {"command": setting.command, "code": code, "image": setting.image, "precision": setting.precision}
     known["layout"] = setting.layout
     found += [(name, value) for name, value in known.items() if value]
     if setting.hardware:
@@ -94,7 +95,7 @@ def speed_words(figures: Figures) -> str:
     found = figures.speed
     if found is None:
         return NOT
-    size = figures.size
+    size = 0 if found.unit.startswith("steps") else figures.size  # all ranks make each step together
     each = f"; {speed(found.value / size, found.unit)} per {'GPU' if figures.gpus else 'rank'}" if size else ""
     return f"{speed(found.value, found.unit)}{each} ({found.how})"
 
@@ -143,8 +144,8 @@ def energy_words(use: GpuUse) -> str:
 
 
 def network_words(figures: Figures) -> str:
-    if figures.emulated:
-        return f"{NOT}: emulated nodes talk over loopback"
+    if figures.network_why:
+        return f"{NOT}: {figures.network_why}"
     if not figures.network:
         return NOT
     words = "; ".join(f"{_kind(kind)} {_traffic(each)}" for kind, each in sorted(figures.network.items()))

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.hostlist import fold
 from drumbeat.order import Order
@@ -73,6 +74,8 @@ class Summary:
     spares: int = 0  # nodes that were asked for beyond `nodes`
     replaced: Tuple[str, ...] = ()  # which of them took whose place
     ledger: Dict[str, float] = field(default_factory=dict)  # part -> seconds; see ledger.py
+    gpus: Optional[int] = None  # of all nodes; None: not known
+    gpu_hours: Optional[float] = None  # GPUs times the time that the job held its nodes
     training_share: Optional[float] = None  # effective training time ratio; None: no steps were reported
     schema: str = SCHEMA
 
@@ -91,11 +94,13 @@ def summarize(
     parts: Mapping[str, float],
     hang: Optional[Finding] = None,
     replaced: Sequence[str] = (),
+    gpus: Optional[int] = None,
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
     reported and was not over; `replaced`: which spares took whose place."""
     last = attempts[-1]
     rate = progress.rate()
+    held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
@@ -116,8 +121,21 @@ def summarize(
         spares=order.spares,
         replaced=tuple(_cut(words) for words in replaced[-_MOST_ATTEMPTS:]),
         ledger=dict(parts),
+        gpus=gpus,
+        gpu_hours=None if gpus is None else round(gpus * held / 3600, 4),
         training_share=training_share(parts),
     )
+
+
+def gpus_used(order: Order, facts: Facts) -> int:
+    """GPUs of one node that the job may use."""
+    here = sum(not gpu.integrated for gpu in facts.gpus)
+    return min(here, order.gpus) if order.gpus is not None else here
+
+
+def gpus_of_run(order: Order, of_nodes: Sequence[int]) -> int:
+    """Emulated nodes are one machine with one set of GPUs, however many nodes it plays."""
+    return max(of_nodes, default=0) if order.emulated else sum(of_nodes)
 
 
 def write_summary(folder: RunFolder, summary: Summary) -> None:

@@ -57,6 +57,7 @@ class Head:
     power: Optional[float]  # watts of all GPUs
     energy: Optional[float]  # joules of all GPUs, since the first sample
     throttled: int  # GPUs that something slows down
+    network_why: str  # why the network is not measured; empty: it is, or there is no sample yet
     received: Optional[float]  # bytes per second, all nodes
     sent: Optional[float]
     slowest: Optional[Slowest]
@@ -100,8 +101,9 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         power=_sum([node.means["power"] for node in nodes]),
         energy=_sum([node.energy for node in nodes]),
         throttled=sum(node.slowed for node in nodes),
-        received=_sum([node.received for node in nodes]),
-        sent=_sum([node.sent for node in nodes]),
+        network_why="not measured: the ranks talk over loopback" if view.emulated else "",
+        received=None if view.emulated else _sum([node.received for node in nodes]),
+        sent=None if view.emulated else _sum([node.sent for node in nodes]),
         slowest=view.slowest(),
         checks=tuple(view.checks()),
         failure=view.failure or (None if standing.goes_on else standing.failure),

@@ -7,7 +7,7 @@ record costs the same at its end as at its beginning.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Deque, Dict, Iterable, List, Optional, Tuple
 
 from drumbeat.finding import Finding, Verdict
@@ -43,6 +43,7 @@ class RunView:
     def __init__(self, order: Optional[Order] = None) -> None:
         self.planned_nodes = order.nodes if order else 0
         self.planned_ranks = order.nodes * order.ranks_per_node if order and order.ranks_per_node else 0
+        self.emulated = bool(order and order.emulated)  # its nodes are processes of this machine
         self.hosts: Tuple[str, ...] = tuple(order.hosts) if order else ()
         self.nodes: Dict[int, NodeView] = {}
         self.ranks: Dict[int, RankView] = {}  # of the current attempt
@@ -210,6 +211,8 @@ class RunView:
         t = sample.t + self._offsets.get(sample.node, 0.0)
         if self._impossible(t):
             return
+        if self.emulated:
+            sample = replace(sample, network={})  # what goes over loopback is not in it
         self._saw(t)
         node = self.node(sample.node)
         node.add(sample, t)

@@ -44,7 +44,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     return lines
 
 
-LABELS = {"affinity": "placement", "transport": "network", "traffic": "traffic"}
+LABELS = {"affinity": "cpu", "traffic": "counters"}  # as `run` prints them
 
 
 def _title(head: Head) -> str:
@@ -96,7 +96,9 @@ def _nodes(head: Head) -> str:
     if head.world:
         parts.append(count(head.world, "rank") + (f", {head.ranks_ended} ended" if head.ranks_ended else ""))
     if head.received is not None or head.sent is not None:
-        parts.append(f"network in {volume(head.received)}/s out {volume(head.sent)}/s")
+        parts.append(f"network in {per_second(head.received)} out {per_second(head.sent)}")
+    elif head.network_why:
+        parts.append(f"network {head.network_why}")
     return "  ".join(parts)
 
 
@@ -140,7 +142,7 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
         str(node.node), node.host or "-", str(len(gpus)) if gpus else "-", percent(means["gpu_use"]),
         percent(means["memory"]), "-" if means["power"] is None else power(means["power"]),
         f"{min(clocks):.0f}" if clocks else "-", f"{max(heat):.0f}" if heat else "-",
-        remark, volume(node.received), volume(node.sent), percent(node.cpu_busy),
+        remark, per_second(node.received), per_second(node.sent), percent(node.cpu_busy),
     )  # fmt: skip
 
 
@@ -203,6 +205,10 @@ def power(watts: float) -> str:
 
 def step_time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def per_second(amount: Optional[float]) -> str:
+    return "-" if amount is None else f"{volume(amount)}/s"
 
 
 def volume(amount: Optional[float]) -> str:

@@ -83,7 +83,18 @@ def ended(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def by_torch(settings: Dict[str, Any], launch: Callable[[], Any]) -> int:
+def program(shim: List[str], words: List[str]) -> str:
+    """The user's program in a launcher's command line: behind our shim, and behind its interpreter."""
+    for place in range(len(words) - len(shim)):
+        if shim and words[place : place + len(shim)] == shim:
+            worker = words[place + len(shim) :]
+            if os.path.basename(worker[0]).startswith("python"):
+                return next((word for word in worker[1:] if not word.startswith("-")), worker[0])
+            return worker[0]
+    return ""
+
+
+def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: List[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -98,6 +109,7 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any]) -> int:
         ]
         write(settings, failures)
         if settings["redirected"]:  # a script's own log would have its table
+            error.name = program(settings.get("shim", []), arguments) or error.name  # not the shim's
             print(str(error), file=sys.stderr)
         return ended(error.get_first_failure()[1].exitcode)
     except subprocess.CalledProcessError as error:  # accelerate starts a single rank without torchrun
@@ -111,7 +123,7 @@ def torchrun(settings: Dict[str, Any], arguments: List[str]) -> int:
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed import run
 
-    return by_torch(settings, lambda: run.run(run.parse_args(arguments)))  # type: ignore[no-untyped-call]
+    return by_torch(settings, lambda: run.run(run.parse_args(arguments)), arguments)  # type: ignore[no-untyped-call]
 
 
 def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
@@ -119,7 +131,7 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
     from accelerate.commands import launch
 
     sys.argv = ["accelerate-launch", *arguments]
-    return by_torch(settings, launch.main)
+    return by_torch(settings, launch.main, arguments)
 
 
 def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
@@ -169,7 +181,8 @@ def fabric(settings: Dict[str, Any], arguments: List[str]) -> int:
     run.main = main  # type: ignore[assignment]
     sys.argv = ["fabric", "run", *arguments]
     try:
-        return by_torch(settings, cli._main)
+        scripts = [word for word in arguments if word.endswith(".py")]
+        return by_torch(settings, cli._main, [*settings["shim"], *scripts])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
 

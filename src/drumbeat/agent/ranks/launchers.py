@@ -84,12 +84,13 @@ class Direct:
         """What a launcher needs that starts ranks for us."""
         cpus = [list(slot.cpus) for slot in bound.slots]
         driver = pkgutil.get_data("drumbeat.agent.ranks", "launcher_driver.py") or b""
+        shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
         settings = {
             "failures": self._failures(attempt),
             "folder": self.logs.attempt(attempt),
             "log": os.path.join(self.folder.attempt(attempt), "launcher"),
+            "shim": list(shim),
         }
-        shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
         return Tools(tuple(shim), driver.decode(), json.dumps(settings), launcher_interpreter(self.order))
 
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.ranks.console_script import interpreter_of
 from drumbeat.agent.ranks.rank_shim import without_stand_ins
@@ -51,7 +51,7 @@ class Settings:
     once: bool  # the command was started once per node; else once per rank
     shim: Tuple[str, ...] = ()
     driver: str = ""
-    driver_settings: Dict[str, str] = field(default_factory=dict)
+    driver_settings: Dict[str, Any] = field(default_factory=dict)
 
 
 def settings_of(folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, tools: Tools) -> Settings:

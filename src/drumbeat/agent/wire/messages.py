@@ -40,6 +40,7 @@ class Hello:
     run: str  # the order's `identity`
     terms: Dict[str, Any]  # what all members must agree on
     ranks: int = 1
+    gpus: int = 0  # that the job may use there
     network: Network = field(default_factory=Network)
     findings: Tuple[Finding, ...] = ()
 

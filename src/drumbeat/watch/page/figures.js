@@ -29,7 +29,8 @@ function figuresOf(head) {
     gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,
     gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
     head.power !== null ? ["power", "GPU power", head.power, scaled(head.power, "W"), head.energy ? `${scaled(head.energy / 3600, "Wh").join(" ")} so far` : ""] : null,
-    head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`] : null,
+    head.received !== null || head.sent !== null ? ["received", "network in", head.received, scaled(head.received, "B/s"), `out ${scaled(head.sent, "B/s").join(" ")}`]
+      : head.network_why ? ["received", "network", null, ["–", ""], head.network_why] : null,
   ].filter(Boolean);
 }
 

@@ -8,7 +8,7 @@ import { clock, duration, element, fillTable, scaled, setText } from "./words.js
 const $ = (id) => document.getElementById(id);
 const token = decodeURIComponent(location.hash.slice(1));
 const SLOW = 5000; // milliseconds between two looks at nodes: they are sampled every 5 s
-const CHECKS = { affinity: "placement", transport: "network", traffic: "traffic" };
+const CHECKS = { affinity: "cpu", traffic: "counters" }; // as drumbeat run prints them
 const SHOWS = [["use", "GPU use"], ["memory", "memory"], ["power", "power"], ["temperature", "temperature"], ["clock", "clock"], ["step", "step time"]];
 const MARK_DOTS = { failed: "bad", lost: "bad", restart: "warn", stop: "warn", attempt: "warn", finding: "warn", "first step": "good", checkpoint: "plain" };
 
