@@ -300,8 +300,9 @@ class Node:
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
         alive = kill_children(self._kept())
-        if self.ends:
-            return  # its child has a deadline
+        if self.ends:  # the child that reads them has a deadline of its own
+            self.sweep_until = now + _SWEEP
+            return
         if not alive and not len(self.ranks):
             self._finish("")
         elif self.sweep_until is not None and now >= self.sweep_until:
