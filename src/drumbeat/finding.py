@@ -16,6 +16,12 @@ OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
 CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
+_SHOWN = {"affinity": "cpu", "traffic": "counters"}
+
+
+def check_label(check: str) -> str:
+    """What a person sees of a check's name, in every view."""
+    return _SHOWN.get(check, check)
 
 
 @dataclass(frozen=True)
