@@ -240,7 +240,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", choices=SYSTEMS, default="llama3")
     parser.add_argument("--spares", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
     for name, value, words in (
         ("notice-crash", 4.0, "measured: from a rank's death to the end of the attempt"),
         ("notice-lost", 20.0, "measured: the same for a node that is gone"),

@@ -19,9 +19,11 @@ from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import AvoidedNode, Option
 from drumbeat.record import to_plain
 from drumbeat.runfolder.write import EventLog
+from drumbeat.spec.site import Site
 from tests.runfolder.folders import order
 
 NOW = time.time()
+LAKE = Site("lake", "three nodes", "slurm")
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ LOST_N2 = ("failed", finding("node-lost", "n2"))
 
 
 def known(environ, site="lake"):
-    return {node.host: node for node in known_nodes.table(site, (), environ).nodes}
+    return {node.host: node for node in known_nodes.table(Site(site, "", "slurm"), (), environ).nodes}
 
 
 def test_what_runs_say_about_nodes(tmp_path, environ):
@@ -94,11 +96,13 @@ def test_exclude_and_forget(tmp_path, environ, drumbeat):
     done = drumbeat.here("nodes", "--site", "slurm", "exclude", "n[7-8]", "--for", "2d", "--why", "fan\nbroken")
     assert done.returncode == 0 and "avoid n7, n8 until" in done.stdout and "fan broken" in done.stdout, done.stderr
     shown = json.loads(drumbeat.here("nodes", "--site", "slurm", "--json").stdout)
+    assert "n8" in drumbeat.here("nodes", "--site", "slurm", "n8").stdout
+    assert "machines that they are given" in drumbeat.here("nodes", "--site", "localhost", "exclude", "n1").stdout
     assert [node["host"] for node in shown["nodes"]] == ["n7", "n8"]
     assert abs(shown["nodes"][0]["excluded"]["until"] - time.time() - 2 * 86400) < 600
     drumbeat.here("nodes", "--site", "slurm", "forget", "n7", "n9")
     assert [each.host for each in learn(environ).excluded("slurm", time.time())] == ["n8"]
-    known_nodes.forget("lake", ["n2"], environ)
+    known_nodes.forget(LAKE, ["n2"], environ)
     assert known(environ) == {}
     with open(tmp_path / "one" / "events.jsonl", "a") as file:
         file.write("\n")
@@ -123,7 +127,7 @@ def test_bad_words_are_refused(words, said, drumbeat):
 
 
 def test_the_store_is_private_and_small(tmp_path, environ):
-    known_nodes.exclude("lake", ["n1"], "7d", "", environ)
+    known_nodes.exclude(LAKE, ["n1"], "7d", "", environ)
     folder = Path(node_store.store_folder(environ))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     many = tuple(Sighting(float(number), "lake", "n1", "r", LOST, "y" * 5000) for number in range(5000))
@@ -175,7 +179,7 @@ def test_expired_exclusions_do_not_count():
 
 
 def test_submit_asks_the_scheduler_to_leave_them_out(tmp_path, environ, monkeypatch):
-    known_nodes.exclude("lake", ["n1", "gone"], "7d", "fan broken", environ)
+    known_nodes.exclude(LAKE, ["n1", "gone"], "7d", "fan broken", environ)
     slurm = backends.get("slurm")
     monkeypatch.setattr(type(slurm), "existing_nodes", lambda self, hosts, environ: {"n1"})
     asked = order(tmp_path / "x", site="lake", backend="slurm")

@@ -392,7 +392,7 @@ def test_the_cards_that_each_rank_uses():
         [
             start_up(0, more=["NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_3:1/IB [RO]; OOB eth0:10.0.0.1<0>"]),
             "n0:100:200 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1/GDRDMA",
-            "n0:100:200 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/1/GDRDMA",
+            "n0:100:200 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/NCCL RDMA Plugin v6/1(2)/GDRDMA/Shared",
             start_up(1, network="AWS Libfabric"),
             "n1:101:201 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/AWS Libfabric/3/GDRDMA",
         ]

@@ -60,7 +60,7 @@ def create(words):
         put(f"{item['kind']}-{item['metadata']['name']}", item)
         if "-o" in words:
             print(json.dumps(item))
-        if item["kind"] == "Job":
+        if item["kind"] == "Job" and not os.environ.get("STAND_IN_HOLDS"):
             for node in range(item["spec"]["completions"]):
                 start_pod(item["metadata"]["name"], node)
 

@@ -37,13 +37,13 @@ def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
     wait_for(lambda: saved.exists() and int(saved.read_text() or 0) >= 20, 90, "a checkpoint")
     cluster.cut("reed2")
     cut = time.time()
-    text = said(folder, "attempt 1 rank 3 node 1 on reed3", 90)
+    said(folder, "attempt 1 rank 3 node 1 on reed3", 90)
+    text = said(folder, "attempt 1 rank 0 node 0 on reed1 from step ", 30)
     resumed = int(text.partition("attempt 1 rank 0")[2].split("from step ")[1].split()[0])
     wait_for(lambda: len(events(folder, "first-step")) == 2, 60, "steps on the spare")
     back = events(folder, "first-step")[1]["t"] - cut
-    print(
-        f"from the cut to the first new step: {back:.1f} s (of these {events(folder, 'node-lost')[0]['t'] - cut:.1f} s to notice)"
-    )
+    noticed = events(folder, "node-lost")[0]["t"] - cut
+    print(f"from the cut to the first new step: {back:.1f} s, of these {noticed:.1f} s to notice")
     assert back < 60, "in place, without a queue"
     before = events(folder, "attempt-ended")[0]["progress"]["step"]
     assert resumed >= 20 and before - resumed <= 10 + 5, "no step lost beyond the last checkpoint"
@@ -62,10 +62,27 @@ def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
     assert [node["host"] for node in known if node["excluded"]] == ["reed2"], known
     script = oar("plan", "--render", job).stdout
     assert "#SBATCH --exclude=reed2" in script and f"reed2: lost in {folder.name}" in script
-    assert "--exclude" not in oar("plan", "--render", "--bad-nodes", "use", job).stdout
+    assert "#SBATCH --exclude" not in oar("plan", "--render", "--bad-nodes", "use", job).stdout
     summary = json.loads((folder / "summary.json").read_text())
     assert (
         summary["outcome"] == "finished"
         and summary["replaced"]
         and summary["attempts"][0]["finding"]["host"] == "reed2"
     )
+
+
+def test_a_lost_lead_is_queued_again(cluster, oar, whole):
+    """With --no-kill Slurm itself would keep the job, though its batch script went with the first node."""
+    place = oar.home / "headless"
+    place.mkdir()
+    job = oar.job(
+        "headless", nodes=1, spares=1, ranks_per_node=1, partition="fragile", workdir=place,
+        command=f"python3 {RANKS} 100000 0.1 10",
+    )  # fmt: skip
+    number, folder = oar.submit(job)
+    said(folder, "attempt 0 rank 0 node 0 on reed1", 90)
+    cluster.cut("reed1")
+    said(folder, "attempt 1 rank 0 node 0 on reed", 150)
+    (place / "enough").touch()
+    ended = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"], 120)
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", output(folder)

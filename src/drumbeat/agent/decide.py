@@ -190,8 +190,8 @@ def _spent(history: Sequence[Outcome]) -> int:
 
 
 def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
-    same_size = len(outcome.assignment) == len(following.assignment)
-    return same_size and outcome.assignment != following.assignment
+    before, after = outcome.assignment, following.assignment
+    return before is not after and len(before) == len(after) and before != after
 
 
 def _is_repeated(history: Sequence[Outcome]) -> bool:

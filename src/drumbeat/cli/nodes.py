@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from drumbeat.cli.options import add_json
 
@@ -11,14 +11,12 @@ _DEFAULT = "7d"
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "action",
-        nargs="?",
-        default="show",
-        choices=("show", "exclude", "forget"),
-        help="show (default): what runs say about nodes, and who is excluded. exclude HOST: new jobs avoid it. "
+        "words",
+        nargs="*",
+        metavar="[exclude | forget] [HOST ...]",
+        help="nothing, or a node or node list such as nid[001-004]: what runs say about it. exclude HOST: new jobs avoid it. "
         "forget HOST: new jobs use it again, and what was said about it is dropped",
     )
-    parser.add_argument("hosts", nargs="*", metavar="HOST", help="a node, or a node list such as nid[001-004]")
     parser.add_argument("--for", dest="how_long", metavar="TIME", help=f"exclude: for how long (default: {_DEFAULT})")
     parser.add_argument("--why", metavar="TEXT", default="", help="exclude: the reason, shown by submit")
     parser.add_argument("--site", metavar="S", help="the cluster (default: the one this machine belongs to)")
@@ -31,28 +29,21 @@ def run(args: Any) -> int:
     from drumbeat.desk import known_nodes
     from drumbeat.problem import Problem
 
+    action = args.words[0] if args.words and args.words[0] in ("exclude", "forget") else ""
+    hosts = known_nodes.host_names(args.words[1:] if action else args.words)
+    if action and not hosts:
+        raise Problem(f"{action} which node?", f"drumbeat nodes {action} HOST")
+    if action != "exclude" and (args.how_long or args.why):
+        raise Problem("--for and --why belong to: drumbeat nodes exclude HOST")
     site = known_nodes.site_here(args.site, os.environ)
-    hosts = known_nodes.host_names(args.hosts)
-    if args.action == "show":
-        if args.how_long or args.why:
-            raise Problem("--for and --why belong to: drumbeat nodes exclude HOST")
-        return _show(args, site, hosts)
-    if not hosts:
-        raise Problem(f"{args.action} which node?", f"drumbeat nodes {args.action} HOST")
-    if args.action == "exclude":
+    changed: Any
+    if not action:
+        changed = known_nodes.table(site, hosts, os.environ)
+    elif action == "exclude":
         changed = known_nodes.exclude(site, hosts, args.how_long or _DEFAULT, args.why, os.environ)
     else:
         changed = known_nodes.forget(site, hosts, os.environ)
     _print(args, changed)
-    return 0
-
-
-def _show(args: Any, site: str, hosts: List[str]) -> int:
-    import os
-
-    from drumbeat.desk import known_nodes
-
-    _print(args, known_nodes.table(site, hosts, os.environ))
     return 0
 
 

@@ -16,6 +16,7 @@ from drumbeat.order import AvoidedNode, Order
 from drumbeat.problem import Problem
 from drumbeat.record import to_plain
 from drumbeat.spec.duration import parse_duration
+from drumbeat.spec.site import Site
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _MOST_HOSTS = 500
@@ -40,6 +41,7 @@ class Table:
     site: str
     nodes: Tuple[Node, ...]
     runs: int  # that were read
+    without_effect: str = ""  # why new jobs do not avoid excluded nodes there; empty: they do
 
     def plain(self) -> Dict[str, Any]:
         return {
@@ -69,7 +71,8 @@ class Table:
             elif node.sightings:
                 newest = node.sightings[0]
                 lines.append(f"{'':<{width}}  {newest.what} in {newest.run}: {newest.detail}")
-        lines.append("submit keeps new jobs away from excluded nodes; drumbeat nodes forget HOST ends that")
+        kept = "submit keeps new jobs away from excluded nodes; drumbeat nodes forget HOST ends that"
+        lines.append(self.without_effect or kept)
         return lines
 
 
@@ -86,14 +89,14 @@ class Changed:
         return list(self.words)
 
 
-def site_here(named: Optional[str], environ: Mapping[str, str]) -> str:
+def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
     """The site whose nodes are meant."""
     from drumbeat.desk.make_order import site_of
     from drumbeat.desk.place import find_place
     from drumbeat.facts.host import LiveHost
     from drumbeat.spec.job import Job
 
-    return site_of(Job(site=named), find_place(LiveHost()), environ).name
+    return site_of(Job(site=named), find_place(LiveHost()), environ)
 
 
 def host_names(words: Sequence[str]) -> List[str]:
@@ -112,8 +115,8 @@ def host_names(words: Sequence[str]) -> List[str]:
     return hosts
 
 
-def table(site: str, hosts: Sequence[str], environ: Mapping[str, str], now: Optional[float] = None) -> Table:
-    moment = time.time() if now is None else now
+def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optional[float] = None) -> Table:
+    moment, site = time.time() if now is None else now, of.name
     store = learn(environ, moment)
     excluded = {each.host: each for each in store.excluded(site, moment)}
     seen: Dict[str, List[Sighting]] = {}
@@ -123,26 +126,31 @@ def table(site: str, hosts: Sequence[str], environ: Mapping[str, str], now: Opti
     names = sorted(set(hosts) & {*seen, *excluded} if hosts else {*seen, *excluded})
     nodes = [Node(site, name, tuple(seen.get(name, ())), excluded.get(name)) for name in names]
     nodes.sort(key=lambda node: (node.excluded is None, -len(node.sightings), node.host))
-    return Table(site, tuple(nodes), len(store.read))
+    return Table(site, tuple(nodes), len(store.read), _without_effect(of))
 
 
-def exclude(site: str, hosts: Sequence[str], how_long: str, why: str, environ: Mapping[str, str]) -> Changed:
+def _without_effect(site: Site) -> str:
+    backend = backends.get(site.backend)
+    return "" if backend.avoids_nodes else f"noted; but jobs on {site.name} run on the machines that they are given"
+
+
+def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Mapping[str, str]) -> Changed:
     try:
         seconds = parse_duration(how_long)
     except ValueError as error:
         raise Problem(f"--for {how_long}: {error}") from None
-    now = time.time()
+    now, site = time.time(), of.name
     why = " ".join("".join(letter if letter.isprintable() else " " for letter in why).split())
     why = why[:_LONGEST_WHY] or "excluded by hand"
     until = now + seconds
     new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]
     change_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
     words = f"new jobs on {site} avoid {', '.join(hosts[:8])}{' …' * (len(hosts) > 8)} until {_moment(until)}: {why}"
-    return Changed((words,), tuple(hosts), until)
+    return Changed((_without_effect(of) or words,), tuple(hosts), until)
 
 
-def forget(site: str, hosts: Sequence[str], environ: Mapping[str, str]) -> Changed:
-    now = time.time()
+def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Changed:
+    now, site = time.time(), of.name
     known: List[str] = []
 
     def change(store: Store) -> Store:

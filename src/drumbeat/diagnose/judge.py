@@ -15,7 +15,7 @@ from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure, Log
 from drumbeat.diagnose.first import RankOf, earliest, place
-from drumbeat.diagnose.places import merged
+from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
 from drumbeat.diagnose.tiers import AT_THE_END, NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
@@ -42,49 +42,7 @@ def judge(
     live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
     failure = _Judge(most_specific(live), RankOf.of(state), first, list(extra), list(unfinished), log).failure()
-    return replace(_with_record(_without_itself(failure), log), rules=rules)
-
-
-def _without_itself(failure: Failure) -> Failure:
-    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
-    finding = failure.finding
-    if finding is None:
-        return failure
-    words = {each.text for each in finding.evidence}
-    others = tuple(
-        other
-        for other in failure.others
-        if other.code not in (finding.code, "exit-code")
-        or not (other.evidence and {each.text for each in other.evidence} <= words)
-    )
-    return replace(failure, others=others)
-
-
-def _with_record(failure: Failure, log: Log) -> Failure:
-    """What the answer rests on; and a certainty without any of that is none."""
-    unseen = []
-    if log.missing_ranks:
-        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
-    if failure.answer == NO_FAILURE:
-        seen = tuple(f"{file}:1-{last}" for file, last in list(log.ends.items())[:64])
-    elif failure.finding is None:
-        seen = ()
-    else:
-        places = log.places.get(failure.finding.code)
-        seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
-    if log.several_runs:
-        unseen.append("where one run ends and the next begins: these logs hold several")
-    sure = seen and not log.several_runs
-    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
-    finding = failure.finding
-    if finding is not None:
-        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
-    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
-
-
-def _ranks(numbers: Tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+    return replace(with_record(without_itself(failure), log), rules=rules)
 
 
 class _Judge:

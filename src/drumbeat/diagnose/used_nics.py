@@ -6,6 +6,7 @@ from typing import Dict, List, Set, Tuple
 
 from drumbeat.diagnose.communicators import Communicators, Edge, Process
 from drumbeat.diagnose.first import RankOf
+from drumbeat.diagnose.paths import RDMA, family
 
 UsedNics = Tuple[Tuple[int, Tuple[str, ...]], ...]  # rank, names of its cards
 MAX_RANKS = 100_000
@@ -31,5 +32,5 @@ def used_nics(state: Communicators) -> UsedNics:
 def _names(process: Process, edge: Edge) -> List[str]:
     if edge.name == "Socket":
         return sorted(process.sockets) if len(process.sockets) == 1 else []
-    known = process.devices if edge.name.startswith("IB") else {}
+    known = process.devices if family(edge.name, process.provider) == RDMA else {}
     return [known[device][0] if device in known else f"{edge.name}/{device}" for device in edge.devices]

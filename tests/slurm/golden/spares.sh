@@ -15,7 +15,20 @@ BASE=/project/465/code/runs/llama-20231114-221320-dd56
 RUN=$BASE
 
 if [ "${1:-}" = node ]; then  # what srun runs on each node
-  exec python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"
+  DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75
+  trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it
+  (
+    exec python3 -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"
+  )
+  code=$?
+  # the batch script is gone with the first node, and --no-kill keeps the job: queue it again, one node for all
+  if [ $code = 75 ] && [ ! -s "$RUN/verdict" ] &&
+    [ "$(ls -d "$RUN/lead-lost-$SLURM_JOB_ID"-* 2>/dev/null | wc -l)" -lt 3 ] &&
+    mkdir "$RUN/lead-lost-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" 2>/dev/null; then
+    echo "drumbeat  the first node is lost: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
+  exit $code
 fi
 
 # by this token the agents of this run know each other; it is made here and written nowhere

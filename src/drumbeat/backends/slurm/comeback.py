@@ -12,9 +12,32 @@ and never run as shell: the file lies where others may be able to write. Four wa
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Sequence
 
+from drumbeat.order import Order
 from drumbeat.runfolder.verdict import VERDICT
+
+
+def without_lead_lines(order: Order, body: Sequence[str]) -> List[str]:
+    """With --no-kill Slurm keeps a job whose first node is lost, and with it the batch script and the lead: nobody would end it.
+    So the first of the other nodes that has lost its lead, and finds no verdict, queues the job again."""
+    mark = "$RUN/lead-lost-$SLURM_JOB_ID"
+    return [
+        "DRUMBEAT_REJOIN=1; export DRUMBEAT_REJOIN  # an agent that has lost its lead ends with 75",
+        "trap : TERM INT HUP USR2  # they are for the agent; this shell must outlive it",
+        "(",
+        *("  " + line for line in body),
+        ")",
+        "code=$?",
+        "# the batch script is gone with the first node, and --no-kill keeps the job: queue it again, one node for all",
+        f'if [ $code = 75 ] && [ ! -s "$RUN/{VERDICT}" ] &&',
+        f'  [ "$(ls -d "{mark}"-* 2>/dev/null | wc -l)" -lt {order.resources.requeues} ] &&',
+        f'  mkdir "{mark}-${{SLURM_RESTART_COUNT:-0}}" 2>/dev/null; then',
+        '  echo "drumbeat  the first node is lost: queueing the job again"',
+        "  scontrol requeue $SLURM_JOB_ID",
+        "fi",
+        "exit $code",
+    ]
 
 
 def after_lines(script: str) -> List[str]:

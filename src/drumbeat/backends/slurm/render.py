@@ -12,7 +12,7 @@ from typing import List, Tuple
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
-from drumbeat.backends.slurm.comeback import after_lines
+from drumbeat.backends.slurm.comeback import after_lines, without_lead_lines
 from drumbeat.backends.slurm.directives import check_paths, header, notice
 from drumbeat.backends.slurm.steps import srun_options
 from drumbeat.containers.wrap import bind_lines, node_lines, started_by_launcher
@@ -56,6 +56,8 @@ def _node_part(order: Order) -> List[str]:
     body = [*lines, *node_lines(order, agent)]
     if order.container and not started_by_launcher(order):
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
+    if order.spares:
+        body = without_lead_lines(order, body)
     return [
         'if [ "${1:-}" = node ]; then  # what srun runs on each node',
         *("  " + line for line in body),

@@ -1,0 +1,52 @@
+"""What an answer rests on: the lines that were seen, what was not, and no certainty without either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Tuple
+
+from drumbeat.diagnose.failure import NO_FAILURE, Failure, Log
+from drumbeat.diagnose.places import merged
+from drumbeat.finding import CERTAIN, LIKELY
+
+
+def without_itself(failure: Failure) -> Failure:
+    """The other failures, without what says again what the answer says: the launcher's record of the same end."""
+    finding = failure.finding
+    if finding is None:
+        return failure
+    words = {each.text for each in finding.evidence}
+    others = tuple(
+        other
+        for other in failure.others
+        if other.code not in (finding.code, "exit-code")
+        or not (other.evidence and {each.text for each in other.evidence} <= words)
+    )
+    return replace(failure, others=others)
+
+
+def with_record(failure: Failure, log: Log) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none."""
+    unseen = []
+    if log.missing_ranks:
+        unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    if failure.answer == NO_FAILURE:
+        seen = tuple(f"{file}:1-{last}" for file, last in list(log.ends.items())[:64])
+    elif failure.finding is None:
+        seen = ()
+    else:
+        places = log.places.get(failure.finding.code)
+        seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
+    if log.several_runs:
+        unseen.append("where one run ends and the next begins: these logs hold several")
+    sure = seen and not log.several_runs
+    confidence = failure.confidence if sure or failure.confidence != CERTAIN else LIKELY
+    finding = failure.finding
+    if finding is not None:
+        finding = replace(finding, confidence=confidence, seen=seen, unseen=tuple(unseen))
+    return replace(failure, confidence=confidence, finding=finding, seen=seen, unseen=tuple(unseen))
+
+
+def _ranks(numbers: Tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:16])) + (f" and {len(numbers) - 16} more" if len(numbers) > 16 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
