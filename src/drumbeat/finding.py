@@ -23,6 +23,7 @@ def check_label(check: str) -> str:
     """What a person sees of a check's name, in every view."""
     return _SHOWN.get(check, check)
 
+
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
 
