@@ -19,7 +19,7 @@ demo: $(VENV)/.cpu
 
 test: $(VENV)/.dev check
 	@sh tests/system-packages.sh
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 	@sh tests/oldest-python.sh
 
 check: $(VENV)/.dev
