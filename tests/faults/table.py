@@ -69,11 +69,12 @@ def page(results: List[Seen]) -> str:
         "Long work that is no hang (12 s each, twice per run). A warning here is a false alarm.",
         "",
     ]
-    lines += ["| work | runs | false alarms |", "|---|---|---|"]
+    lines += ["| work | runs | false alarms | ended well in time |", "|---|---|---|---|"]
     for row in HEALTHY:
         mine = [seen for seen in results if seen.row == row]
-        alarms = sum(1 for seen in mine if seen.problems(SLACK))
-        lines.append(f"| {row.name.replace('healthy: ', '')} | {len(mine)} | {alarms} |")
+        alarms = sum(1 for seen in mine if seen.finding or seen.failure)
+        well = sum(1 for seen in mine if not seen.problems(SLACK))
+        lines.append(f"| {row.name.replace('healthy: ', '')} | {len(mine)} | {alarms} | {well} |")
     return "\n".join(lines) + "\n"
 
 

@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -290,10 +289,6 @@ def _line(text: str, label: str) -> str:
 
 def _slug(name: str) -> str:
     return "".join(each if each.isalnum() else "-" for each in name)
-
-
-def clean(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def dump(rows: Mapping[str, Row], path: Path) -> None:
