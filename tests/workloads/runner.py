@@ -275,7 +275,7 @@ def _ended(done: Done, numbers: Mapping[str, Any]) -> str:
 def _same(by_hand: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
     if "loss" not in by_hand or "loss" not in seen:
         return ""
-    return " (the same)" if by_hand["loss"] == seen["loss"] else " (another: the program is not seeded)"
+    return " (the same)" if by_hand["loss"] == seen["loss"] else " (not the same)"
 
 
 def _last_error(text: str) -> str:
