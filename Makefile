@@ -87,8 +87,10 @@ versions:
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 
-# Ten command lines as people have them, with the real launchers, on two nodes of two ranks; each once more with a killed rank.
+# Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
+# and with one rank that fails: docs/workloads.md. Then ten command lines as people have them. WORKLOADS="word ..." chooses programs by name.
 workloads: $(VENV)/.dev
+	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
 	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
 
 # Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.

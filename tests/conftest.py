@@ -84,7 +84,7 @@ class Drumbeat:
         self.folder = folder
         self.started = []
 
-    def __call__(self, *words, timeout=150, env=None, **options):
+    def __call__(self, *words, timeout=330, env=None, **options):
         argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
         return subprocess.run(
             argv, cwd=self.folder, timeout=timeout, capture_output=True, text=True, env=env, **options
@@ -129,7 +129,7 @@ def drumbeat(home, tmp_path):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(10)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -17,6 +17,9 @@ SEVERITIES = (OK, INFO, WARNING, ERROR)
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
 CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 
+# Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
+STOPPED, PEER_LOST = "stopped", "peer-lost"
+
 
 @dataclass(frozen=True)
 class Evidence:

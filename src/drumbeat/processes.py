@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import select
 import signal
@@ -17,6 +19,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _CHASE = 0.1  # seconds in one call for processes that fork faster than we look
 _QUIET_LOOKS = 5
+_WHOLE = b"\0"  # ends the answer of a forked child that has done its work
 
 
 def _prctl(option: int, value: int) -> None:
@@ -195,43 +198,90 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
         time.sleep(0.002)
 
 
+class Forked:
+    """One piece of work in a forked child, with a deadline: whatever blocks in the kernel holds only the child.
+
+    Poll it until it is over. Whoever reaps this process's children reaps the child as well.
+    """
+
+    def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
+        self.fd, write_fd = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.close(self.fd)
+                die_with_parent(parent)
+                ignore_stops()
+                data = work() + _WHOLE
+                while data:
+                    data = data[os.write(write_fd, data) :]
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write_fd)
+        os.set_blocking(self.fd, False)
+        self.over = False
+        self.answer: Optional[bytes] = None  # what `work` returned, once it is over; None if it failed or took too long
+        self._until = time.monotonic() + seconds
+        self._data = b""
+
+    def poll(self) -> bool:
+        """Whether it is over."""
+        ended = False
+        try:
+            while not (ended or self.over):
+                data = os.read(self.fd, 1 << 16)
+                ended = not data
+                self._data += data
+        except BlockingIOError:
+            ended = time.monotonic() >= self._until
+        if ended:
+            self.answer = self._data[: -len(_WHOLE)] if self._data.endswith(_WHOLE) else None
+            self.end()
+        return self.over
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            _kill((self.pid,))
+            os.close(self.fd)
+
+
 def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
     """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
 
-    For whatever can block in the kernel: only the child hangs then. `meanwhile` is called about ten times per second.
+    `meanwhile` is called about ten times per second.
     """
-    read_fd, write_fd = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(read_fd)
-            data = work()
-            while data:
-                data = data[os.write(write_fd, data) :]
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(write_fd)
-    deadline = time.monotonic() + seconds
-    answer, whole = b"", False
+    child = Forked(work, seconds)
     poll = select.poll()  # not select(): the lead of a large job has more open files than that takes
-    poll.register(read_fd, select.POLLIN)
-    while not whole and time.monotonic() < deadline:
+    poll.register(child.fd, select.POLLIN)
+    while not child.poll():
         meanwhile()
-        if poll.poll(100):
-            data = os.read(read_fd, 1 << 16)
-            answer, whole = answer + data, not data
-    os.close(read_fd)
-    if not whole:
-        os.kill(child, signal.SIGKILL)
-    status = 1
-    while time.monotonic() < deadline + 1.0:  # a child that cannot be killed is left to the next sweep
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
+        poll.poll(100)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline and not _reaped(child.pid):  # one that cannot be killed is left to the next sweep
         time.sleep(0.002)
-    return answer if whole and status == 0 else None
+    return child.answer
+
+
+def write_in_child(work: Callable[[], None], seconds: float, meanwhile: Callable[[], None], path: str) -> None:
+    """For changes below `path`, whose storage may hang: raises the OSError that `work` met, or TimeoutError."""
+
+    def tried() -> bytes:
+        try:
+            work()
+        except OSError as error:
+            return json.dumps([error.errno or 0, error.strerror or str(error), error.filename]).encode()
+        return b"null"
+
+    answer = in_child(tried, seconds, meanwhile)
+    if answer is None:
+        raise TimeoutError(errno.ETIMEDOUT, f"the storage has not answered for {seconds:g} s", path)
+    error = json.loads(answer)
+    if error:
+        raise OSError(*error)
 
 
 @contextmanager
@@ -267,6 +317,14 @@ def heed_interrupts() -> None:
     """A script's `command &` and some CI runners start programs with SIGINT ignored; a launcher must still hear it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def ignore_stops() -> None:
+    """In a forked child that works for its parent: signals are meant for the parent, which ends the child itself."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def plain_signals() -> None:

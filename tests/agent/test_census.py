@@ -29,7 +29,7 @@ class Started:
         return self
 
     def __exit__(self, *error):
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=120)
 
 
 def test_a_rank_and_its_connection():

@@ -189,7 +189,7 @@ def test_a_session_recorded_before_opens_nothing_again(lead):
     channel.sock, real = Recording(channel.sock, sent), channel.sock
     channel.send(StopAsked(15))
     real.close()
-    with socket.create_connection(("127.0.0.1", lead.port), timeout=10) as again:
+    with socket.create_connection(("127.0.0.1", lead.port), timeout=60) as again:
         again.recv(4096)
         again.sendall(b"".join(sent))
         assert b"refuse" in again.recv(4096) or again.recv(4096) == b""

@@ -53,7 +53,7 @@ class Cluster:
 
     # -- bringing it up and down -------------------------------------------------------------------------------------
 
-    def up(self, seconds: float = 30.0) -> None:
+    def up(self, seconds: float = 180.0) -> None:
         for name in ("etc", "state", "spool", "log", "run", "dev", "munge", "home"):
             os.makedirs(os.path.join(self.base, name), mode=0o755, exist_ok=True)
         os.makedirs(f"{self.base}/pmix", exist_ok=True)
@@ -122,7 +122,9 @@ class Cluster:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
         return subprocess.Popen(self._enter(node, argv), env={**self.environ, **(env or {})}, **{**options, **more})
 
-    def run(self, node: str, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = 60, **more):
+    def run(
+        self, node: str, argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = 180, **more
+    ):
         with self.start(node, argv, env, **more) as process:
             try:
                 out, err = process.communicate(timeout=timeout)
@@ -132,7 +134,7 @@ class Cluster:
                 raise AssertionError(f"{argv} took more than {timeout} s\n{out}\n{err}") from None
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
-    def out(self, *argv: str, timeout: float = 30) -> str:
+    def out(self, *argv: str, timeout: float = 120) -> str:
         done = self.run(HEAD, argv, timeout=timeout)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
@@ -142,7 +144,7 @@ class Cluster:
         words = self.out("scontrol", "show", "job", str(number)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, number: int, states: Sequence[str], seconds: float = 60) -> Dict[str, str]:
+    def wait(self, number: int, states: Sequence[str], seconds: float = 180) -> Dict[str, str]:
         deadline = time.monotonic() + seconds
         while True:
             job = self.job(number)
@@ -173,7 +175,7 @@ class Cluster:
 
     def _idle(self) -> int:
         try:
-            done = self.run(HEAD, ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], timeout=10)
+            done = self.run(HEAD, ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], timeout=60)
         except ValueError:  # the namespace has no first process yet
             return 0
         return len(set(done.stdout.split())) if done.returncode == 0 else 0

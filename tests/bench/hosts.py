@@ -94,7 +94,7 @@ class Machines:
             )
             sshd = f"exec /usr/sbin/sshd -D -e -f {self.base}/{name}"
             self.boot(name, f"{sshd}.conf", f"{sshd}-slow.conf")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         for name in self.names:
             while self.run(["ssh", name, "true"]).returncode:
                 assert time.monotonic() < deadline, f"sshd on {name}: {self._read(f'{name}.log')}"
@@ -122,7 +122,7 @@ class Machines:
                 preexec_fn=lambda: die_with_parent(self.owner),
             )  # fmt: skip
         self.pids[name] = process.pid
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not children(process.pid) or self._hostname(name) != name:
             assert time.monotonic() < deadline, f"{name} did not start"
             time.sleep(0.02)
@@ -141,7 +141,7 @@ class Machines:
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
         return subprocess.Popen(self._enter(on, argv), env={**self.environ, **env}, **{**options, **more})
 
-    def run(self, argv: Sequence[str], on: str = DESK, env: Dict[str, str] = {}, timeout: float = 60):  # noqa: B006
+    def run(self, argv: Sequence[str], on: str = DESK, env: Dict[str, str] = {}, timeout: float = 180):  # noqa: B006
         with self.start(argv, on, env) as process:
             try:
                 out, err = process.communicate(timeout=timeout)

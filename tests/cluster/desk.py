@@ -71,6 +71,10 @@ class Desk:
             assert time.monotonic() < until, state
             time.sleep(2)
 
+    def pods_of_node(self, node):
+        found = json.loads(self.cluster.kubectl("get", "pods", "-l", "drumbeat/run", "-o", "json"))["items"]
+        return [pod["metadata"]["name"] for pod in found if node_of(pod) == node]
+
     def cancel_all(self):
         """A test that failed half way leaves nothing for the next one."""
         for run in self.runs:
@@ -83,3 +87,9 @@ class Desk:
     def _left(self):
         words = ("get", "jobs,services,configmaps,secrets,pods", "--all-namespaces", "-l", "drumbeat/run", "-o", "name")
         return self.cluster.kubectl(*words).split()
+
+
+def node_of(pod):
+    """Which node of its run a pod is, by the mark of whatever made it."""
+    marks = {**pod["metadata"].get("labels", {}), **pod["metadata"].get("annotations", {})}
+    return int(marks.get("drumbeat/node", marks.get("batch.kubernetes.io/job-completion-index", -1)))

@@ -21,7 +21,7 @@ WHO = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE
 @pytest.fixture(autouse=True)
 def newer(cluster):
     if cluster.old:
-        pytest.skip("needs a newer API server: KUBE_BIN=FOLDER")
+        pytest.skip("needs a newer API server: make cluster KUBE_BIN=FOLDER")
 
 
 @pytest.fixture(scope="module")

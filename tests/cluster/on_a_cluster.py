@@ -80,7 +80,7 @@ def test_running_logs_shell_and_cancel(desk):
 
 def test_an_old_server_is_not_given_an_indexed_job(desk):
     if "1.20" not in desk.cluster.version():
-        pytest.skip("only 1.20 drops completionMode")
+        pytest.skip("only 1.20 drops completionMode: make cluster without KUBE_BIN")
     done = desk("submit", desk.job("indexed", "pass", submit_options="['--kind=job']"))
     assert done.returncode == 2 and "drops completionMode" in done.stderr, done.stderr
     desk.left()
@@ -94,7 +94,7 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk):
         lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 6, 240, "some steps"
     )
     desk("status", run["run_id"])
-    pods = desk.cluster.kubectl("get", "pods", "-l", "drumbeat/run,drumbeat/node=1", "-o", "name").split()
+    pods = [f"pod/{name}" for name in desk.pods_of_node(1)]
     desk.cluster.kubectl("delete", *pods, "--wait=false")
     state = desk.waited(run["handle"], 300, lambda state: state["state"] in ("finished", "failed"))
     summary = json.loads((Path(run["folder"]) / "summary.json").read_text())

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.cluster.desk import node_of
 from tests.kubernetes.programs import goes_on
 
 WAITS = "import time; print('here', flush=True); time.sleep(900)"
@@ -96,7 +97,7 @@ def test_evicted_by_somebody_who_empties_a_node(desk):
     kept.mkdir()
     run = desk.submit(desk.job("drained", goes_on(0.5), env=f"{{KEPT: {kept}}}", ranks_per_node=1))
     desk.cluster.wait(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 6, 240, "steps")
-    (pod,) = pods_of_node(desk, 1)
+    (pod,) = desk.pods_of_node(1)
     body = {
         "apiVersion": "policy/v1beta1" if desk.cluster.old else "policy/v1",
         "kind": "Eviction",
@@ -153,16 +154,6 @@ def test_a_node_that_is_lost_and_comes_back(desk):
     summary = json.loads((Path(run["folder"]) / "summary.json").read_text())
     assert state["state"] == "finished" and len(summary["attempts"]) >= 2, (state, summary)
     desk.left()
-
-
-def node_of(pod):
-    marks = {**pod["metadata"].get("labels", {}), **pod["metadata"].get("annotations", {})}
-    return int(marks.get("drumbeat/node", marks.get("batch.kubernetes.io/job-completion-index", -1)))
-
-
-def pods_of_node(desk, node):
-    found = json.loads(desk.cluster.kubectl("get", "pods", "-l", "drumbeat/run", "-o", "json"))["items"]
-    return [pod["metadata"]["name"] for pod in found if node_of(pod) == node]
 
 
 def claim(desk, name, mode):

@@ -62,5 +62,23 @@ def test_the_list_is_no_longer_than_it_must_be():
 
 
 def test_rooms_on_the_line_name_none():
-    rooms = ("agent/", "bundle/", "containers/", "desk/", "runfolder/", "tune/", "verify/", "train/", "hardware/")
+    rooms = (
+        "agent/",
+        "bundle/",
+        "containers/",
+        "desk/",
+        "runfolder/",
+        "tune/",
+        "verify/",
+        "train/",
+        "hardware/",
+        "watch/",
+        "report/",
+        "printed/",
+        "integrations/",
+        "api/",
+        "spec/job",
+        "order.py",
+        "processes.py",
+    )
     assert [name for name in naming() if name.startswith(rooms)] == []

@@ -21,6 +21,7 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
 from drumbeat.runfolder.events import AttemptStarted, Mustered, NodeJoined
+from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary, Throughput, write_summary
@@ -344,3 +345,10 @@ def test_a_program_whose_lines_say_nothing_is_told_how_to_report(tmp_path, lines
     assert ("metrics" in said) == hint
     metrics(run, {"t": 1.0, "rank": 0, "kind": "step", "step": 1, "loss": 1.0})
     assert "metrics" not in dict(closing_lines(run, summary))
+
+
+def test_a_resumed_run_does_not_claim_the_steps_before_it(tmp_path):
+    run = make_run(tmp_path / "r")
+    progress = Progress(step=1175, first_step=571, first_loss=3.1, last_loss=1.9)
+    summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=2, progress=progress)
+    assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 to 1.900 from step 571 to 1175"

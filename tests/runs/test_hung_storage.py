@@ -31,7 +31,7 @@ def writer_of(agent):
 def test_ranks_go_on_while_the_run_folder_hangs(drumbeat):
     process = drumbeat.start("run", "--nodes", 2, "--", sys.executable, "-c", SCRIPT)
     wait_for(
-        lambda: drumbeat.runs() and (drumbeat.run_folder() / "nodes/1/metrics.jsonl").exists(), 60, "the first steps"
+        lambda: drumbeat.runs() and (drumbeat.run_folder() / "nodes/1/metrics.jsonl").exists(), 120, "the first steps"
     )
     run = drumbeat.run_folder()
     started = json.loads((run / "nodes/1/events.jsonl").read_text().splitlines()[0])
@@ -42,7 +42,7 @@ def test_ranks_go_on_while_the_run_folder_hangs(drumbeat):
     assert process.poll() is None  # longer than the guard waits for an agent
     assert len(marked(run.name)) >= 2
     (drumbeat.folder / "enough").touch()
-    wait_for(lambda: len(list(drumbeat.folder.glob("done-*"))) == 2, 30, "the ranks' own end")
+    wait_for(lambda: len(list(drumbeat.folder.glob("done-*"))) == 2, 120, "the ranks' own end")
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
     found = [

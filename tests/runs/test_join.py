@@ -240,7 +240,7 @@ def test_a_partitioned_node_saves_and_ends(drumbeat, hosts):
     wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 90, "the ranks")
     try:
         subprocess.run([*wire, "down"], check=True)
-        outputs = [process.communicate(timeout=60)[0] for process in started]
+        outputs = [process.communicate(timeout=180)[0] for process in started]
     finally:
         subprocess.run([*wire, "up"], check=True)
     assert [process.returncode for process in started] == [69, 69], outputs

@@ -25,7 +25,7 @@ def test_desk_guards_and_agents_killed_at_once(drumbeat, tmp_path):
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_for(lambda: not any(tree(run_id).values()), 20, "the end of guards and agents")
+    wait_for(lambda: not any(tree(run_id).values()), 120, "the end of guards and agents")
     assert marked(run_id), "children of the ranks in sessions of their own"
     said = drumbeat("status", run_id).stdout
     assert "of its processes are still here" in said and f"drumbeat cancel {run_id}" in said, said

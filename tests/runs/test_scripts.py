@@ -60,6 +60,18 @@ def test_stages_one_after_another_each_make_one_world(drumbeat, environ):
     assert names == {f"rank-{rank}.out" for rank in range(4)}
 
 
+def test_a_launcher_called_by_its_path_is_met_too(drumbeat, environ, tmp_path):
+    torchrun = tmp_path / "little" / "bin" / "torchrun"
+    (drumbeat.folder / "mine.sh").write_text("export MINE=read\n")
+    script = f"{torchrun} --standalone --nproc_per_node=2 who.py $MINE\n"
+    done = run(drumbeat, {**environ, "BASH_ENV": str(drumbeat.folder / "mine.sh")}, script)
+    assert done.returncode == 0, done.stderr
+    seen = worlds(done)
+    assert sorted(rank for rank, *_ in seen) == ["0", "1", "2", "3"] and {each[-1] for each in seen} == {"read"}
+    names = {path.name for path in drumbeat.run_folder().glob("nodes/*/attempt-0/rank-*.out")}
+    assert names == {f"rank-{rank}.out" for rank in range(4)}
+
+
 def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     (drumbeat.folder / "f.py").write_text(
         "import os, time\nif os.environ['RANK'] == '3': raise SystemExit(7)\nprint('mine')\ntime.sleep(60)\n"
@@ -121,9 +133,9 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
     )
     (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
     started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 60, "two ranks")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 120, "two ranks")
     started.send_signal(signal.SIGTERM)
-    out = started.communicate(timeout=90)[0]
+    out = started.communicate(timeout=180)[0]
     assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out
 
 

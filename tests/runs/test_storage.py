@@ -13,7 +13,7 @@ from tests.runs.test_without_lead import SAVES
 
 
 def assert_saved_and_said(process, folder, ranks, reason):
-    text = process.communicate(timeout=60)[0]
+    text = process.communicate(timeout=180)[0]
     assert process.returncode == 74, text
     assert all((folder / f"saved-{rank}").exists() for rank in range(ranks)), text
     assert "Traceback" not in text and reason in text, text

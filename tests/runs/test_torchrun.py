@@ -13,7 +13,8 @@ import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 x = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(x)
-print(dist.get_rank(), os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], int(x.item()), *sys.argv[1:], flush=True)
+print(dist.get_rank(), os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], int(x.item()), os.environ.get("FOO"),
+      *sys.argv[1:], flush=True)
 dist.destroy_process_group()
 """
 
@@ -23,17 +24,23 @@ def path_of_this_python(monkeypatch):
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
 
 
-@pytest.mark.usefixtures("path_of_this_python")
-def test_two_nodes_and_flags_of_the_users_command(drumbeat):
+def test_two_nodes_behind_wrappers_and_flags_of_the_users_command(drumbeat, tmp_path):
     (drumbeat.folder / "train.py").write_text(TRAIN)
-    command = (
-        "torchrun --nnodes=2 --nproc_per_node 2 --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
-    )
-    done = drumbeat("run", "--site", "localhost", "--", *command.split(), "train.py", "--lr", "1", timeout=120)
+    launcher = tmp_path / "elsewhere" / "torchrun"  # found by its first line: no python is beside it
+    launcher.parent.mkdir()
+    launcher.write_text(f"#!{sys.executable}\nraise SystemExit('drumbeat starts torch.distributed.run itself')\n")
+    launcher.chmod(0o755)
+    flags = "--nproc_per_node 2 --standalone --rdzv-backend c10d --rdzv_endpoint nowhere:1 --monitor-interval 0.1"
+    command = ("env", "FOO=bar", "nice", launcher, "--nnodes=2", *flags.split(), "train.py", "--lr", "1")
+    done = drumbeat("run", "--site", "localhost", "--", *command)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.split("] ")[-1] for line in done.stdout.splitlines())
-    assert lines == ["0 0 0 10 --lr 1", "1 1 0 10 --lr 1", "2 0 1 10 --lr 1", "3 1 1 10 --lr 1"]
-    assert "--rdzv_endpoint=nowhere:1" in done.stderr and "--monitor-interval" not in done.stderr.split("folder")[0]
+    assert lines == [
+        "0 0 0 10 bar --lr 1", "1 1 0 10 bar --lr 1", "2 0 1 10 bar --lr 1", "3 1 1 10 bar --lr 1"
+    ]  # fmt: skip
+    replaced = done.stderr.split("folder")[0]  # what is replaced is shown
+    assert "--rdzv_endpoint=nowhere:1" in replaced and "--standalone" in replaced
+    assert "--monitor-interval" not in replaced
 
 
 def test_a_segfault_is_reported_as_one(drumbeat):

@@ -32,9 +32,9 @@ def test_guard_and_agent_stopped(drumbeat, node):
         node == 0
     ):  # they have their whole grace; where a node is lost, the others have 1.5 s, too short on a crowded machine
         saved = [drumbeat.folder / f"saved-{rank}" for rank in (2, 3)]
-        wait_for(lambda: all(path.exists() for path in saved), 40, "node 1's ranks")
-    code = process.wait(60)
-    assert code != 0 and time.monotonic() - begin < 60
+        wait_for(lambda: all(path.exists() for path in saved), 120, "node 1's ranks")
+    code = process.wait(150)
+    assert code != 0 and time.monotonic() - begin < 150
     assert_all_gone(run_id)
     summary = json.loads((drumbeat.folder / "runs" / run_id / "summary.json").read_text())
     if node == 0:

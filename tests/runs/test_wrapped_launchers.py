@@ -32,16 +32,6 @@ def worlds(drumbeat, *command, nodes=2):
     return sorted(int(rank) for rank, *_ in said), done
 
 
-def test_torchrun_behind_wrappers_and_by_its_first_line(drumbeat, tmp_path):
-    launcher = tmp_path / "elsewhere" / "torchrun"  # no python beside it
-    launcher.parent.mkdir()
-    launcher.write_text(f"#!{sys.executable}\nraise SystemExit('drumbeat starts torch.distributed.run itself')\n")
-    launcher.chmod(0o755)
-    ranks, done = worlds(drumbeat, "env", "FOO=bar", "nice", launcher, "--nproc_per_node=2", "--standalone", "who.py")
-    assert ranks == [0, 1, 2, 3] and done.stdout.count("bar") == 4
-    assert "--standalone" in done.stderr  # what is replaced is shown
-
-
 def test_accelerate_by_its_configuration_file(drumbeat):
     needs("accelerate")
     config = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 2\n"

@@ -5,7 +5,8 @@ import pytest
 from drumbeat.problem import Problem
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.fields import keys_of
-from drumbeat.spec.job import Job, JobWrap, job_from_text
+from drumbeat.spec.job import Job, job_from_text
+from drumbeat.spec.job_tables import JobWrap
 from drumbeat.spec.site import Site, site_from_text
 
 

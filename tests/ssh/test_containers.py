@@ -95,7 +95,7 @@ def dockers(boxes):
     """Each host with a daemon of its own, as far as a machine without the right to raise limits can run one."""
     missing = [program for program in ("docker", "dockerd", "containerd") if shutil.which(program) is None]
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}: apt-get install docker.io")
+        pytest.skip(f"make everywhere needs {', '.join(missing)}: apt-get install docker.io")
     base = boxes.machines.base
     words = f"dockerd --iptables=false --bridge=none --storage-driver=vfs --data-root={base}/own/docker"
     words += " --exec-opt native.cgroupdriver=cgroupfs"

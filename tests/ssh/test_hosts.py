@@ -24,7 +24,7 @@ time.sleep(300)
 
 
 def nobody(desk):
-    wait_for(lambda: not desk.left(), 30, "all processes on the hosts to end")
+    wait_for(lambda: not desk.left(), 120, "all processes on the hosts to end")
 
 
 def test_two_hosts_two_ranks_without_shared_storage(desk):
@@ -137,7 +137,7 @@ def desk_pid(desk):
 def test_ctrl_c_lets_the_ranks_save_and_leaves_nobody(desk):
     process = waits(desk, desk.own / "runs")
     desk.machines.run(["kill", "-INT", str(desk_pid(desk))])
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     assert out.count("saved") == 4
     nobody(desk)
@@ -148,7 +148,7 @@ def test_a_killed_desk_leaves_nobody(desk):
     argv = [line for name in ("oar1", "oar2") for line in desk.machines.processes(name)]
     assert argv and not any(re.search("[0-9a-f]{64}", line) for line in argv)  # no token in any command line
     desk.machines.run(["kill", "-KILL", str(desk_pid(desk))])
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     nobody(desk)
 
 
@@ -178,7 +178,7 @@ def test_an_interrupt_before_anything_started(desk):
     process = desk.start("run", "--hosts", "oar1,slow", "--runs", desk.own / "runs", "--", "true")
     wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")), 30)
     desk.machines.run(["kill", "-INT", str(desk_pid(desk))])
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 130
     nobody(desk)
 

@@ -26,8 +26,6 @@ TWO: List[Case] = [
     ("llama", [*TEXT, "layout=ddp", "precision=bf16-master", "accumulate=2"]),
     ("llama", [*TEXT, "layout=ddp", "precision=fp16"]),
     ("llama", [*TEXT, "layout=ddp", "precision=fp32", "hook=powersgd:1:0"]),  # what ranks have not sent yet
-    ("llama", [*TEXT, "layout=ddp", "precision=fp8"]),
-    ("llama", [*TEXT, "layout=fsdp", "precision=bf16"]),
     ("llama", [*TEXT, "layout=fsdp", "precision=fp8"]),
     ("llama", [*TEXT, "layout=fsdp", "precision=fp32", "offload=yes"]),
     ("llama", [*TEXT, "layout=tp", "precision=bf16-master"]),

@@ -111,3 +111,9 @@ def test_printed_throughput_lines_count_once_whoever_prints_them():
                 }
             )
     assert seen.speed() == (100.0, "samples/s") and seen.steps == 4
+
+
+def test_the_throughput_of_a_summary_counts():
+    seen = Observed(warm_up=0)
+    seen.add({"t": 1.0, "rank": 0, "kind": "summary", "rate": 631.5, "unit": "samples/s", "printed": True})
+    assert seen.speed() == (631.5, "samples/s") and seen.steps == 1 and not seen.reports

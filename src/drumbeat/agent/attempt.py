@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from drumbeat.agent.blame import is_consequence
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
-from drumbeat.diagnose.exits import STOPPED
-from drumbeat.finding import Finding
+from drumbeat.finding import STOPPED, Finding
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
 

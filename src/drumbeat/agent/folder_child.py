@@ -11,15 +11,14 @@ import fcntl
 import json
 import os
 import select
-import signal
 import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.printed.reader import PrintedMetrics
-from drumbeat.processes import name_process
+from drumbeat.processes import ignore_stops, name_process
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.write import replace
+from drumbeat.runfolder.write import append, create, replace
 
 NAME = "drumbeat-folder"  # of the process
 FULL = 8 << 20  # bytes that wait: from here on nothing is taken that can be done without
@@ -64,6 +63,10 @@ class FolderChild:
             self.dropped += len(data)
         else:
             self.append(path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """A new file, or one that begins anew; also its folder. `append` adds to it."""
+        self._put({"op": "create", "path": path}, data)
 
     def replace(self, path: str, text: str) -> None:
         self._put({"op": "replace", "path": path}, text.encode("utf-8", "replace"))
@@ -191,6 +194,7 @@ class FolderChild:
             code = 1
             try:
                 name_process(NAME)
+                ignore_stops()
                 _only_keep(commands, answers)
                 _Child(commands, answers, self._stop, self._there).run()
                 code = 0
@@ -210,10 +214,7 @@ class FolderChild:
 
 
 def _only_keep(*kept: int) -> None:
-    """Connections and pipes of the agent must end with the agent; signals are meant for the agent."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    """Connections and pipes of the agent must end with the agent."""
     low = 3
     for fd in sorted(kept):
         os.closerange(low, fd)
@@ -272,13 +273,7 @@ class _Child:
             return
 
         def write() -> Dict[str, Any]:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            try:
-                data = b"".join(parts)
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
+            append(path, b"".join(parts))
             return {}
 
         self._tell(write, count)
@@ -287,6 +282,9 @@ class _Child:
         def work() -> Dict[str, Any]:
             if about["op"] == "replace":
                 replace(about["path"], content.decode())
+                return {}
+            if about["op"] == "create":
+                create(about["path"], content)
                 return {}
             if self.printed is None or self.printed.folder != about["path"]:
                 self.printed = PrintedMetrics(about["path"])

@@ -15,7 +15,8 @@ def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float)
         "ranks-left-behind", WARNING, f"{len(ended)} of {total} {what} ended {seconds:.0f} s ago; {rest} still run"
         + ("s" if total - len(ended) == 1 else ""),
         "they ended with 0; one that waits for them in a collective waits until its timeout",
-        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else "",
+        f"drumbeat logs --rank {left.split('-')[0].split(',')[0]} shows what it does" if what == "ranks" else
+        "a script that starts its launcher on one node only (if [ $NODE_RANK = 0 ]) must start it on every node",
     )  # fmt: skip
 
 

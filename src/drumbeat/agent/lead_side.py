@@ -54,7 +54,7 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.packages import all_versions
 from drumbeat.finding import Finding
 from drumbeat.plan.rendezvous import rendezvous
-from drumbeat.processes import in_child
+from drumbeat.processes import in_child, write_in_child
 from drumbeat.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
@@ -330,7 +330,8 @@ class LeadSide:
         self.lead.counted(member, message)
 
     def _file(self, member: int, message: FilePart) -> None:
-        take(self.folder.node(member), message)
+        assert self.agent.child
+        take(self.folder.node(member), message, self.agent.child.create, self.agent.child.append)
 
     # -- the lead's decisions, carried out ---------------------------------------------------------------------------
 
@@ -358,19 +359,10 @@ class LeadSide:
         try:
             if not agent.flush(_END):
                 raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
-            answer = in_child(self._try_to_write_end, _END, agent.beat)
-            if answer != b"written":
-                raise OSError((answer or b"the run folder does not answer").decode("utf-8", "replace"))
+            write_in_child(lambda: write_end(self.folder, self.lead), _END, agent.beat, self.folder.path)
         except OSError as error:
             self.exit_code = self.exit_code or EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")
-
-    def _try_to_write_end(self) -> bytes:
-        try:
-            write_end(self.folder, self.lead)
-            return b"written"
-        except OSError as error:
-            return str(error).encode("utf-8", "replace")
 
     def _record(self, record: Record) -> None:
         lead = self.lead
@@ -477,7 +469,7 @@ class LeadSide:
         try:
             for message in connection.channel.receive():
                 if isinstance(message, FilePart) and connection.member is not None:
-                    self._file(connection.member, message)
+                    take(self.folder.node(connection.member), message)
         except WireError:
             connection.channel.close()
         return not connection.channel.closed

@@ -28,7 +28,8 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.finding import Finding
 from drumbeat.order import Order, dump_order
-from drumbeat.runfolder.layout import RunFolder
+from drumbeat.processes import in_child
+from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.trusted import untrusted
@@ -167,18 +168,26 @@ class MemberSide:
         self.tell(Found(finding, stop=True))
 
     def leave(self) -> None:
-        """Send what the lead should keep, each piece when the one before is gone, so that memory stays small."""
-        if self.up is None or self.up.closed:
+        """Send the last messages, and what the lead should keep. A child reads and sends the files: their storage may hang."""
+        up, self.up = self.up, None  # this process says nothing more: the child goes on counting our messages
+        if up is None or up.closed:
             return
         node = self.agent.node
-        with_files = not self.shared_folder and node is not None
-        deadline = time.monotonic() + (_LEAVE if with_files else _WORD)
-        for part in files_of(node.folder) if node is not None and with_files else ():
-            self.up.send(part)
-            if not self._drain(deadline):
+        if node is not None and not self.shared_folder:
+            in_child(lambda: self._send_files(up, node.folder), _LEAVE + 1.0, self.agent.beat)
+        else:
+            self._drain(up, time.monotonic() + _WORD)
+        up.close()
+
+    def _send_files(self, up: Channel, folder: NodeFolder) -> bytes:
+        """Each piece when the one before is gone, so that memory stays small."""
+        deadline = time.monotonic() + _LEAVE
+        for part in files_of(folder):
+            up.send(part)
+            if not self._drain(up, deadline):
                 break
-        self._drain(deadline)
-        self.up.close()
+        self._drain(up, deadline)
+        return b""
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -186,16 +195,16 @@ class MemberSide:
     def _is_open(self) -> bool:
         return self.up is not None and self.up.opened and not self.up.closed
 
-    def _drain(self, deadline: float) -> bool:
-        assert self.up
+    def _drain(self, up: Channel, deadline: float) -> bool:
+        """Whether all was sent."""
         with selectors.DefaultSelector() as selector:
-            while self.up.wants_write and time.monotonic() < deadline:
+            while up.wants_write and time.monotonic() < deadline:
                 if not selector.get_map():
-                    selector.register(self.up.sock, selectors.EVENT_WRITE)
+                    selector.register(up.sock, selectors.EVENT_WRITE)
                 selector.select(0.2)
-                self.up.flush()
+                up.flush()
                 self.agent.beat()
-        return not self.up.closed and not self.up.wants_write
+        return not up.closed and not up.wants_write
 
     def _receive(self) -> None:
         channel = self.up

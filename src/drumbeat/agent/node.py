@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -18,33 +17,34 @@ from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.looks.child import Looker
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.agent.monitor import monitor_argv
+from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node_metrics import NodeMetrics
+from drumbeat.agent.ranks.ends import Ends, Exit, RankExit
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.handles import Rank, Ranks
 from drumbeat.agent.ranks.launchers import End, launcher_of
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
-from drumbeat.agent.ranks.own_scripts import bring, filled
-from drumbeat.agent.ranks.start import start
+from drumbeat.agent.ranks.own_scripts import bring
+from drumbeat.agent.ranks.starter import Starter
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
 from drumbeat.agent.watchers.feed import Watching
+from drumbeat.agent.watchers.nccl_log import LogFiles
 from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded, StartRank
-from drumbeat.facts.identity import rank_variables
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan.argv import Process, processes
+from drumbeat.plan.argv import processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import flight_recorder, jax_identity, node_identity, trace
-from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
-from drumbeat.record import to_plain
+from drumbeat.plan.ranks import flight_recorder, node_identity
+from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep, write_in_child
+from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
 
-_PRIVATE = ("DRUMBEAT_TOKEN",)  # the ranks have no use for it
+_MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
 
 
@@ -86,11 +86,12 @@ class Node:
         self.local_logs = self.logs.path if shipping else ""
         self.metrics = NodeMetrics(folder, self.local, shipping, child)
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
-        self.explainer = self._new_explainer()
+        self.starter = Starter(order, folder, self.launcher, tasks, self.events)
+        self.ends = self._new_ends()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
         replace_json(folder.facts, facts)
-        self.monitor = 0 if order.emulated and member else self._start_monitor()  # one machine needs one
+        self.monitor = MonitorProcess(bundle, folder, facts, order)
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
 
@@ -100,8 +101,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
-        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        write_in_child(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         facts = self.tasks.facts(self.facts)
         right = right_binding(self.order, facts, node_rank)
         bound = self._bind(facts, right)
@@ -116,13 +116,12 @@ class Node:
             variables = gate.open(variables, self.folder.attempt(attempt))
         if self.order.checks.get("hang", "off") != "off":
             variables += flight_recorder(variables, os.environ)
-        bring(self.order, self.folder.attempt(attempt))
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
-        replace_json(self.folder.environment, known)
+        self.child.replace(self.folder.environment, to_json(known) + "\n")
         self._watch(peers, facts, bound, right, variables)
-        self.explainer = self._new_explainer()
-        for process in processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound)):
-            self._start_one(process, [*variables, *stand_ins], bound)
+        self.ends = self._new_ends()
+        to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
+        self.starter.start(self.ranks, attempt, to_start, [*variables, *stand_ins], bound)
         self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
@@ -141,8 +140,7 @@ class Node:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A child was reaped; it may be an orphan that only became ours."""
-        if pid == self.monitor:
-            self.monitor = 0
+        if self.monitor.ended(pid):
             return
         self.reaped += 1
         rank = self.ranks.own_ended(pid)
@@ -153,7 +151,7 @@ class Node:
         rank = self.ranks.guarded(local_id)
         if rank:
             self.ranks.guarded_pids[local_id] = pid
-            self._write_started(rank.process, pid, ())
+            self.starter.note_started(rank.process, pid, ())
 
     def on_task_ended(self, local_id: int, status: int) -> None:
         rank = self.ranks.task_ended(local_id)
@@ -165,7 +163,8 @@ class Node:
         if not self.active:
             return
         self.watching.tick(now)
-        self.looker.poll(now)
+        self.looker.poll()
+        self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
             self.sweep_until = now + _SWEEP
@@ -179,6 +178,7 @@ class Node:
         self.tasks.kill()
         for stuck in sweep(self._kept(), reaped=self.on_exit):
             warn(f"cannot be ended: {stuck}")
+        self.ends.give_up()
         self.active = False
 
     def mute(self) -> None:
@@ -187,7 +187,7 @@ class Node:
 
     def close(self, seconds: float) -> None:
         self._ship(final=True)
-        self._end_monitor()
+        self.monitor.end()
         times = os.times()
         self.events.write(
             "agent-ended",
@@ -208,7 +208,7 @@ class Node:
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looker.start(request.number, self.node_rank, self.ranks.rank_of, time.monotonic())
+            self.looker.start(request.number, self.node_rank, self.ranks.rank_of)
 
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []
@@ -220,6 +220,12 @@ class Node:
         self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))
 
     # -- starting ----------------------------------------------------------------------------------------------------
+
+    def _make_folders(self, attempt: int) -> None:
+        """In a child: the attempt's folders, and what the job brings."""
+        os.makedirs(self.folder.attempt(attempt), exist_ok=True)
+        os.makedirs(self.logs.attempt(attempt), exist_ok=True)
+        bring(self.order, self.folder.attempt(attempt))
 
     def _gate(self) -> OpenGate:
         return OpenGate(self.order, self.node_rank, self.facts, self.local, self._rank_of, self._out_of)
@@ -249,44 +255,11 @@ class Node:
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
 
-    def _new_explainer(self) -> Explainer:
+    def _new_ends(self) -> Ends:
+        run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        return Explainer(self.order, self.logs, self.launcher, self.attempt, kept)
-
-    def _start_one(self, process: Process, shared: List[EnvVar], bound: Binding) -> None:
-        variables = [*shared, *self.launcher.own_variables(process, bound)]
-        variables += self._for_jax(process, variables)
-        if self.order.trace:
-            variables += trace(os.path.join(self.folder.attempt(self.attempt), f"nccl-{process.rank}.%h.%p"))
-        added = {variable.name: variable.value for variable in variables}
-        cpus = tuple(self.launcher.cpus(process, bound))
-        out, err = (self.launcher.log(self.attempt, process.rank, stream) for stream in ("out", "err"))
-        argv = filled(self.order, process.argv, self.folder.attempt(self.attempt))
-        if process.local_rank in self.tasks.lines:
-            # What the scheduler gave each task in its own way (its devices, say) stays as that task has it.
-            added = {name: value for name, value in added.items() if os.environ.get(name) != value}
-            self.ranks.add_guarded(process.local_rank, process)
-            self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
-            return
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        environ = {**env, **added}
-        if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
-            environ.update(rank_variables(environ))
-        pid = start(argv, environ, self.order.workdir, out, err, cpus)
-        self.ranks.add_own(pid, process)
-        self._write_started(process, pid, cpus)
-
-    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
-        """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
-        known = {**os.environ, **{variable.name: variable.value for variable in variables}}
-        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
-        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
-            return []
-        return jax_identity(known, process.rank)
-
-    def _write_started(self, process: Process, pid: int, cpus: tuple[int, ...]) -> None:
-        where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
-        self.events.write("rank-started", where)
+        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept)
+        return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _rank_of(self, pid: int) -> Optional[int]:
         rank = self.ranks.own(pid)
@@ -300,36 +273,35 @@ class Node:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _process_ended(self, rank: Rank, status: int) -> None:
-        for end in self.launcher.ends(self.attempt, rank.process, status):
-            self._rank_ended(end, round(time.monotonic() - rank.started, 3))
+        seconds = round(time.monotonic() - rank.started, 3)
+        self.ends.add(Exit(rank.process, status, clock.now(), seconds, self.stopped_by_us))
 
-    def _rank_ended(self, end: End, seconds: float) -> None:
+    def _rank_ended(self, ended: RankExit) -> None:
+        end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
-        self.events.write("rank-exited", {**about, "seconds": seconds, "core_dumped": end.core_dumped})
+        self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
         self.metrics.ranks.ended(end.rank)
         self.watching.feed("exited", about, time.monotonic())
-        finding = None
-        if end.exit_code != 0:
-            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = end.finding or self.explainer.explain(end, self.stopped_by_us, run_folder)
-            rank: Optional[int] = end.rank
-            if not self.launcher.starts_ranks or end.of_command:  # a launcher names the rank in its own lines
-                rank = finding.rank if end.of_command or finding.rank is not None else end.rank
-            finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
+        if finding is not None:
+            finding = replace(finding, rank=self._rank_meant(end, finding), node=self.node_rank, host=self.facts.host)
+        if end.exit_code != 0 and not ended.by_us:
             for gate in self.gates:
-                gate.failed = gate.failed or not self.stopped_by_us
-        elif self.launcher.may_hide_failures and not self.stopped_by_us:
-            run_folder = os.path.dirname(os.path.dirname(self.folder.path))
-            finding = self.explainer.doubt(end, self.launcher.once, run_folder)
-            if finding:
-                rank = finding.rank if self.launcher.once else end.rank
-                finding = replace(finding, rank=rank, node=self.node_rank, host=self.facts.host)
-        by_us = self.stopped_by_us
-        self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, by_us, finding))
+                gate.failed = True
+        self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding))
+
+    def _rank_meant(self, end: End, finding: Finding) -> Optional[int]:
+        """The rank that a finding is about: a launcher names it in its own lines."""
+        if end.exit_code == 0:
+            return finding.rank if self.launcher.once else end.rank
+        if end.of_command or (not self.launcher.starts_ranks and finding.rank is not None):
+            return finding.rank
+        return end.rank
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
         alive = kill_children(self._kept())
+        if self.ends:
+            return  # its child has a deadline
         if not alive and not len(self.ranks):
             self._finish("")
         elif self.sweep_until is not None and now >= self.sweep_until:
@@ -344,12 +316,18 @@ class Node:
             self.metrics.finish(self.beat)
             self._ship(final=True)
             self.watching.end(time.monotonic())
-            for gate in self.gates:
-                gate.close(self.folder.attempt(self.attempt))
+            kept = [gate.log for gate in self.gates if gate.log and gate.keeps_log]
+            if kept:
+                write_in_child(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
         except OSError:
             if not self.events.muted:
                 raise
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
+
+    def _keep(self, logs: List[LogFiles]) -> None:
+        """In a child: what helps to explain a failure; the rest goes with the node's own folder."""
+        for log in logs:
+            log.keep(self.folder.attempt(self.attempt))
 
     def _make_room(self) -> None:
         """Between two pieces of a long log: what waits to be written stays small."""
@@ -367,26 +345,6 @@ class Node:
             self._first_step_told = True
             self.tell(FirstStep(self.metrics.progress.first_t))
 
-    # -- the monitor -------------------------------------------------------------------------------------------------
-
     def _kept(self) -> Set[int]:
-        """The monitor and the folder's child go on between attempts."""
-        return {self.child.pid, self.monitor} - {0}
-
-    def _start_monitor(self) -> int:
-        argv = monitor_argv(self.bundle, self.folder.telemetry, self.facts, self.order, self.folder.node)
-        env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
-        return start(argv, env, os.path.sep, os.devnull, self.folder.agent_log)
-
-    def _end_monitor(self) -> None:
-        """By its pid; it writes one last sample. If it hangs in a driver, whoever sweeps after us ends it."""
-        if not self.monitor:
-            return
-        try:
-            os.kill(self.monitor, signal.SIGTERM)
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline and not os.waitpid(self.monitor, os.WNOHANG)[0]:
-                time.sleep(0.02)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-        self.monitor = 0
+        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline."""
+        return {self.child.pid, self.monitor.pid, self.ends.pid} - {0}

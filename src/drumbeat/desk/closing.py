@@ -44,7 +44,7 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     """At most MOST_LINES. `printed`: nodes whose ranks' output the reader has seen already, so it is not repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
-    losses = [_went(progress.first_loss, progress.last_loss, "", progress.step)]
+    losses = [_went(progress.first_loss, progress.last_loss, "", progress.step, progress.first_step)]
     losses.append(_went(progress.first_validation, progress.last_validation, "validation loss ", None))
     if any(losses):
         after.append(("loss", "; ".join(text for text in losses if text)))
@@ -158,12 +158,17 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-def _went(first: Optional[float], last: Optional[float], what: str, steps: Optional[int]) -> str:
+def _went(
+    first: Optional[float], last: Optional[float], what: str, steps: Optional[int], begin: Optional[int] = None
+) -> str:
+    """`begin` is the first step that was reported: a resumed run has not done those before it."""
     if first is None or last is None:
         return ""
     if last == first:  # or there was only one
         return f"{what}{last:.3f}" + (f" at step {steps}" if steps else "")
     words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
+    if steps and begin and begin > 1:
+        return f"{what}{words} from step {begin} to {steps}"
     return f"{what}{words}" + (f" over {steps} steps" if steps else "")
 
 

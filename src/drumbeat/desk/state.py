@@ -25,8 +25,6 @@ from drumbeat.backends.contract import (
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.desk.leftovers import leftovers
-from drumbeat.desk.recorded import recorded_end
-from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
@@ -85,6 +83,8 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     seconds = summary.elapsed if summary else _elapsed(run, told.state, now)
     failure = summary.failure if summary else None
     if summary is None and not goes_on:
+        from drumbeat.desk.recorded import recorded_end
+
         failure = recorded_end(run).cause
     if failure is None and told.state in ("failed", "unknown"):
         failure = cause_in_output(run)
@@ -118,6 +118,8 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     lines = run.output_lines()
     if not lines:
         return None
+    from drumbeat.diagnose.reader import Reader  # here: its tables take a while to load, and few runs need them
+
     reader = Reader()
     name = run.output()[-1]
     reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in lines])

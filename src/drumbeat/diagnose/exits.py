@@ -17,10 +17,10 @@ from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
-from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, UNKNOWN, Evidence, Finding
+from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, PEER_LOST, STOPPED, UNKNOWN, Evidence, Finding
 from drumbeat.plan.argv import SETUP_FAILED
 
-FINISHED, STOPPED, PEER_LOST = "finished", "stopped", "peer-lost"
+FINISHED = "finished"
 
 # Ends that tell nothing about the cause: another rank, or we, came first.
 CONSEQUENCES = frozenset({STOPPED, PEER_LOST})
@@ -255,4 +255,4 @@ def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
     return tuple(Evidence(text[:500]) for text in (telling or texts)[-1:])
 
 
-__all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "PEER_LOST", "STOPPED", "RankEnd", "explain_exit", "explain_run"]
+__all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "RankEnd", "explain_exit", "explain_run"]

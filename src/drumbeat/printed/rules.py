@@ -104,7 +104,7 @@ class Compiled:
         record: Dict[str, Any] = {"kind": self.rule.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
-            record["target_reached"] = True
+            record["target_reached"] = bool(self.rule.gives["target_reached"])
         return record
 
 

@@ -19,7 +19,7 @@ class Hang:
 
 
 def hang_of(events: Iterable[Event]) -> Optional[Hang]:
-    """Of the last attempt, while it goes on."""
+    """The hang of the last attempt, while that attempt goes on."""
     found: Optional[Hang] = None
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):

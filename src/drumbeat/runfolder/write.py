@@ -35,6 +35,21 @@ def replace_json(path: str, value: Any) -> None:
     replace(path, json.dumps(to_plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
+def create(path: str, data: bytes) -> None:
+    """A new file, or one that begins anew; also its folder. A link is not followed."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _write(path, data, os.O_TRUNC)
+
+
+def append(path: str, data: bytes) -> None:
+    _write(path, data, os.O_APPEND)
+
+
+def _write(path: str, data: bytes, how: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | how, 0o644), "wb") as file:
+        file.write(data)
+
+
 class EventLog:
     """The one writer of an events.jsonl. It goes on where an earlier writer of the same file stopped.
 

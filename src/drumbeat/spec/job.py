@@ -6,88 +6,18 @@ from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.order import CHECK_LEVELS, CODES, TRANSPORTS
+from drumbeat.order import CODES
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
+from drumbeat.spec.job_tables import JobChecks, JobExpect, JobWrap
 from drumbeat.spec.yamlfile import load_file, load_text, shown_path
-
-
-@dataclass(frozen=True)
-class JobWrap:
-    ranks: Tuple[int, ...] = key(
-        "numbers", "The ranks, counted over all nodes, whose command gets the prefix.", "[0, 3]"
-    )
-    command: Tuple[str, ...] = key(
-        "command",
-        "The prefix; `{rank}` and `{node}` are filled in on the node.",
-        "rocprofv3 --hip-trace --stats -o prof-{rank} --",
-    )
-
-
-@dataclass(frozen=True)
-class JobExpect:
-    transport: str = key(
-        "choice",
-        "The network: rdma (InfiniBand, RoCE, or libfabric over such a NIC), one of its kinds (ib, roce, ofi), tcp, "
-        "or any.",
-        "ofi",
-        "any",
-        allowed=TRANSPORTS,
-    )
-    gdr: Optional[bool] = key(
-        "switch", "Whether NICs read GPU memory directly.", "true", None, default_text="either is right"
-    )
-
-
-@dataclass(frozen=True)
-class JobChecks:
-    preflight: str = key(
-        "choice",
-        "What follows when a node would fail this job: looked at on every node before ranks are started.",
-        "warn",
-        "stop",
-        allowed=CHECK_LEVELS,
-    )
-    affinity: str = key(
-        "choice",
-        "What follows when ranks do not sit on the cores, or do not see the devices, that the plan gave them.",
-        "stop",
-        "warn",
-        allowed=CHECK_LEVELS,
-    )
-    hang: str = key(
-        "choice",
-        "What follows when steps stop coming and one rank, or all of them, can be seen to hang. stop keeps the ranks' stacks, "
-        "then ends the attempt as failed. Programs that report no steps are never stopped.",
-        "stop",
-        "warn",
-        allowed=CHECK_LEVELS,
-    )
-    transport: Optional[str] = key(
-        "choice",
-        "What follows when another network carries the traffic than `expect` says, or than the variables name. off also "
-        "leaves NCCL's log alone.",
-        "warn",
-        None,
-        allowed=CHECK_LEVELS,
-        default_text="stop where the job says what to expect, else warn",
-    )
-    world: Optional[str] = key(
-        "choice",
-        "What follows when the ranks that really run do not form one world: every rank is seen twice, or each node trains "
-        "alone.",
-        "warn",
-        None,
-        allowed=CHECK_LEVELS,
-        default_text="stop; warn where drumbeat joins a job",
-    )
 
 
 @dataclass(frozen=True)
 class Job:
     name: Optional[str] = key(
         "name",
-        "What to call the job; its run's id begins with it.",
+        "The job's name; its run id begins with it.",
         "llama3-8b",
         None,
         flag="X",
@@ -126,7 +56,7 @@ class Job:
     gpus_per_rank: int = key("number", "How many GPUs each rank drives.", "2", 1, minimum=1, flag="N")
     ranks_per_gpu: int = key(
         "number",
-        "How many ranks share one GPU; more than one is rarely wanted, and is warned of.",
+        "How many ranks share one GPU; more than one is rarely right, and drumbeat warns of it.",
         "2",
         1,
         minimum=1,
@@ -142,7 +72,7 @@ class Job:
     )
     cpu_bind: Tuple[str, ...] = key(
         "words",
-        "Cores of the local ranks, one mask (0xfe) or list (1-7) each; [none] binds nobody.",
+        "Cores of the local ranks, one mask (0xfe) or list (1-7) each; [none] binds no rank.",
         '["0xfe", "0xfe00"]',
         (),
         default_text="the cores beside each rank's GPU",
@@ -158,8 +88,8 @@ class Job:
     launcher: str = key(
         "choice",
         "Who starts the ranks: drumbeat itself (ranks), torch's launcher (torchrun), the scheduler with one task per rank "
-        "(tasks), or nobody, because one process per node is enough (once). auto reads the command, and the choice is "
-        "printed with its reason.",
+        "(tasks), or one process per node, which starts its ranks itself (once). auto reads the command, and "
+        "the choice is printed with its reason.",
         "ranks",
         "auto",
         allowed=("auto", "ranks", "torchrun", "tasks", "once"),
@@ -250,7 +180,7 @@ class Job:
         None,
         minimum=1,
         flag="TIME",
-        default_text="no limit of ours",
+        default_text="no limit of drumbeat's own",
     )
     restarts: int = key(
         "number", "How often the whole job is started again after a failure.", "2", 0, minimum=0, flag="N"
@@ -275,9 +205,9 @@ class Job:
     )
     on_end: Tuple[str, ...] = key(
         "command",
-        "Run once when the run has ended for good, by the lead on its node: to send a message, say. Split into words, no shell; "
-        "`{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in DRUMBEAT_RUN_ID and so "
-        "on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
+        "A command that the lead runs once on its node when the run has ended for good: to send a message, say. Split into "
+        "words, no shell; `{run_id}`, `{outcome}`, `{exit_code}`, `{seconds}` and `{folder}` are filled in, and stand in "
+        "DRUMBEAT_RUN_ID and so on. It has 15 s, writes to on-end.log in the run folder, and changes no exit code.",
         "ntfy publish my-topic '{run_id} {outcome}'",
         (),
         default_text="nothing",
@@ -292,7 +222,7 @@ class Job:
     )
     trace: bool = key(
         "switch",
-        "Turns on the logs of NCCL/RCCL, MIOpen and libfabric, one file per rank.",
+        "Turn on the logs of NCCL/RCCL, MIOpen and libfabric, one file per rank.",
         "true",
         False,
         flag="switch",
@@ -333,7 +263,7 @@ class Job:
     )
     account: Optional[str] = key(
         "text",
-        "The account that pays.",
+        "The account to charge.",
         "project_465000001",
         None,
         flag="NAME",

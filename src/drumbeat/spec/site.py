@@ -8,7 +8,7 @@ from typing import Dict, Optional, Tuple
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import key, origins_field
-from drumbeat.spec.job import JobExpect
+from drumbeat.spec.job_tables import JobExpect
 from drumbeat.spec.yamlfile import load_text
 
 

@@ -35,7 +35,7 @@ class Observed:
         """One metrics record. Any script may write them, so whatever is of the wrong kind is passed over."""
         rank, t = record.get("rank", 0), number(record.get("t"))
         kind = record.get("kind", "step")
-        if kind not in ("step", "throughput") or not isinstance(rank, int) or t is None:
+        if kind not in ("step", "throughput", "summary") or not isinstance(rank, int) or t is None:
             return
         memory = number(record.get("memory_gib"))
         if memory is not None:
@@ -44,7 +44,7 @@ class Observed:
         if rate is not None and self.rate_rank in (None, rank):
             self.rate_rank = rank
             self.add_rate(rate, str(record.get("unit", ""))[:40])
-        if kind == "throughput" or (record.get("printed") and record.get("step") is None):
+        if kind != "step" or (record.get("printed") and record.get("step") is None):
             return  # a line that tells a rate, or a loss, of no step in particular
         seen = self.reports.setdefault(rank, [])
         if len(seen) >= MAX_REPORTS:

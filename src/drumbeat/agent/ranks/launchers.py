@@ -104,8 +104,9 @@ class Direct:
         """Where the process that we start writes."""
         return self.logs.log(attempt, rank, stream)
 
-    def ends(self, attempt: int, process: Process, status: int) -> List[End]:
-        return [plain_end(process.rank, status)]
+    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
+        """What the exit status of a process says about ranks. It may read files: see `ends.py`."""
+        return [plain_end(process.rank, status, at)]
 
     def _failures(self, attempt: int) -> str:
         return os.path.join(self.folder.attempt(attempt), "failures.json")
@@ -129,10 +130,10 @@ class Once(Direct):
             return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
         return self.logs.log(attempt, rank, stream)
 
-    def ends(self, attempt: int, process: Process, status: int) -> List[End]:
+    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """A script may end well although a rank failed, behind a pipe into tee say: its last launcher tells."""
         stages = self._stages.read() if self._stages else []
-        end = plain_end(process.rank, status)
+        end = plain_end(process.rank, status, at)
         if not stages:
             return [end]
         last = stages[-1]
@@ -158,10 +159,10 @@ class Driven(Once):
     def log(self, attempt: int, rank: int, stream: str) -> str:
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
-    def ends(self, attempt: int, process: Process, status: int) -> List[End]:
+    def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """The launcher's own status says little; the driver has written how each failed rank ended."""
         found = rank_ends(read_failures(self._failures(attempt))) if status else []
-        return found or [plain_end(process.rank, status)]
+        return found or [plain_end(process.rank, status, at)]
 
 
 def may_run_programs(folder: str) -> bool:
@@ -179,10 +180,10 @@ def _refused(why: str) -> Finding:
     return Finding("launcher-refused", ERROR, what, "", fix.strip())
 
 
-def plain_end(rank: int, status: int) -> End:
+def plain_end(rank: int, status: int, at: float) -> End:
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return End(rank, code, number, clock.now(), bool(os.WCOREDUMP(status)))
+    return End(rank, code, number, at, bool(os.WCOREDUMP(status)))
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:

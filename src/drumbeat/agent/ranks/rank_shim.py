@@ -14,6 +14,8 @@ from drumbeat.plan.argv import STAND_INS, wrapped
 from drumbeat.plan.launchers.owned import LOCAL_RANK_LATER
 from drumbeat.record import from_plain, to_plain
 
+USERS_BASH_ENV = "DRUMBEAT_BASH_ENV"  # the user's own BASH_ENV, while the stand-ins have theirs
+
 
 def shim_argv(
     bundle: str, attempt_folder: str, wrap: Wrap | None, cpus: List[List[int]], node: int, first: int
@@ -48,5 +50,9 @@ def without_stand_ins(environ: Dict[str, str]) -> Dict[str, str]:
     if not folder:
         return environ
     environ["PATH"] = os.pathsep.join(each for each in environ.get("PATH", "").split(os.pathsep) if each != folder)
+    if os.path.dirname(environ.get("BASH_ENV", "")) == folder:
+        del environ["BASH_ENV"]
+        users = environ.pop(USERS_BASH_ENV, "")
+        environ.update({"BASH_ENV": users} if users else {})
     functions = [name for name, text in environ.items() if name.startswith("BASH_FUNC_") and STAND_INS in text]
     return {name: value for name, value in environ.items() if name not in functions}

@@ -1,9 +1,10 @@
 """Stand-ins for the launchers that a script starts itself.
 
 A private folder with small programs of the launchers' names stands first on the script's PATH, and bash gets functions of
-the same names, which also hold after `source activate` or `bash -l`. Each of them starts the launcher as drumbeat would have
+the same names, which also hold after `source activate` or `bash -l`; those that it calls by an absolute path are functions
+in a file that bash reads first (BASH_ENV). Each of them starts the launcher as drumbeat would have
 started it: with the run's own nodes and rendezvous, a log for every rank, and true exit codes. One launcher after another is
-a stage each; two at once are refused. What none of them meets (a launcher called by its path), the census sees.
+a stage each; two at once are refused. What none of them meets (a path that the script puts together, `exec`), the census sees.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.ranks.console_script import interpreter_of
-from drumbeat.agent.ranks.rank_shim import without_stand_ins
+from drumbeat.agent.ranks.rank_shim import USERS_BASH_ENV, without_stand_ins
 from drumbeat.agent.ranks.stages import Stages
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.order import EnvVar
@@ -82,6 +83,11 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
     # Red Hat's `which` prints the text of a function; a script that asks it for a program must get a path.
     if "BASH_FUNC_which%%" not in environ:
         variables.update({f"BASH_FUNC_{name}%%": _function(name) for name in names if name.isidentifier()})
+    launchers, pythons = script.paths(environ)
+    if script.shell == "bash" and (launchers or pythons):
+        variables["BASH_ENV"] = _bash_env(settings.folder, launchers, pythons, call)
+        if environ.get("BASH_ENV"):
+            variables[USERS_BASH_ENV] = environ["BASH_ENV"]
     return [EnvVar(name, value, why, "default") for name, value in variables.items()]
 
 
@@ -89,6 +95,21 @@ def _function(name: str) -> str:
     """For bash. Another node, to which the script may carry its environment, has no such folder."""
     stand_in = f"${STAND_INS}/{name}"
     return f'() {{ if [ -x "{stand_in}" ]; then "{stand_in}" "$@"; else command {name} "$@"; fi; }}'
+
+
+def _bash_env(folder: str, launchers: Sequence[str], pythons: Sequence[str], call: str) -> str:
+    """A file for bash with functions of the names of these paths; the user's own such file is read first."""
+    lines = [f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"']
+    lines += [f'{path}() {{ {call} {path} "$@"; }}' for path in launchers]
+    cases = "|".join(f'*" {each}"*' for each in _MODULES)
+    lines += [
+        f'{path}() {{ case " $* " in {cases}) {call} {path} "$@" ;; *) command {path} "$@" ;; esac; }}'
+        for path in pythons
+    ]
+    place = os.path.join(folder, ".bash_env")
+    with open(place, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    return place
 
 
 def _program(folder: str, name: str, text: str) -> None:

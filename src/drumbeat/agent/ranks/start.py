@@ -16,17 +16,16 @@ NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
 def start(
     argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]] = None
 ) -> int:
-    """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    out_fd, err_fd = os.open(out, flags, 0o644), os.open(err, flags, 0o644)
+    """Fork and exec; the pid. What goes wrong between the two is written to the process's own standard error.
+
+    The new process opens its logs itself: storage that hangs holds it, and not the agent.
+    """
     agent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _become(argv, env, workdir, out_fd, err_fd, cpus, agent)
-    os.close(out_fd)
-    os.close(err_fd)
+        _become(argv, env, workdir, out, err, cpus, agent)
     return pid
 
 
@@ -39,18 +38,17 @@ def _bind(cpus: Sequence[int]) -> None:
 
 
 def _become(
-    argv: Sequence[str], env: Mapping[str, str], workdir: str, out_fd: int, err_fd: int, cpus: Optional[Sequence[int]],
-    agent: int,
+    argv: Sequence[str], env: Mapping[str, str], workdir: str, out: str, err: str, cpus: Optional[Sequence[int]], agent: int
 ) -> None:  # fmt: skip
     """In the child. It never returns: whatever happens, it ends here."""
     code = EXIT_NOT_FOUND
     try:
-        os.dup2(err_fd, 2)
-        os.dup2(out_fd, 1)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.setsid()
         plain_signals()
         die_with_parent(agent)
+        for path, number in ((err, 2), (out, 1)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if cpus:
             _bind(cpus)
         try:

@@ -50,10 +50,11 @@ class OpenGate:
         self.sensors.append(Counters(LiveHost(), self._wanted))
         return variables
 
-    def close(self, attempt_folder: str) -> None:
-        """The ranks are gone: what helps to explain a failure is kept, the rest goes with the node's own folder."""
-        if self.log and self.log.folder != attempt_folder and (self.failed or self.watcher.mismatch):
-            self.log.keep(attempt_folder)
+    @property
+    def keeps_log(self) -> bool:
+        """Whether NCCL's own log helps to explain a failure, and lies on the node's own disk."""
+        private = self.log is not None and self.log.folder.startswith(self.local)
+        return private and (self.failed or self.watcher.mismatch)
 
     def _wanted(self) -> bool:
         return not self.watcher.done

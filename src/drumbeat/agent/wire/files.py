@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import os
 import re
-from typing import Iterator
+from typing import Callable, Iterator
 
 from drumbeat.agent.wire.messages import FilePart
 from drumbeat.runfolder.layout import NodeFolder
+from drumbeat.runfolder.write import append, create
 
 _FILE_BYTES = 1 << 20  # of one file: its end, where failures are explained
 _NODE_BYTES = 64 << 20
 _PART_BYTES = 256 << 10
+Write = Callable[[str, bytes], None]
 _NAME = re.compile(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
 
 
@@ -38,16 +40,14 @@ def _parts(path: str, name: str, start: int, note: bytes) -> Iterator[FilePart]:
             data, first = file.read(_PART_BYTES), False
 
 
-def take(folder: NodeFolder, part: FilePart) -> None:
-    """Write what a member sent. The name is checked: nothing is written outside that member's folder."""
+def take(folder: NodeFolder, part: FilePart, begin: Write = create, add: Write = append) -> None:
+    """Write what a member sent: `begin(path, data)` a file, or `add(path, data)` to it. The name is checked: nothing is written
+    outside that member's folder."""
     if not _NAME.fullmatch(part.name) or ".." in part.name:
         return
     try:
         data = base64.b64decode(part.data)
     except ValueError:
         return
-    path = folder.at(part.name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    how = os.O_TRUNC if part.first else os.O_APPEND
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | how, 0o644), "wb") as file:
-        file.write(data)
+    write = begin if part.first else add
+    write(folder.at(part.name), data)

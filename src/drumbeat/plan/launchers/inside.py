@@ -37,6 +37,11 @@ _LAUNCHER = re.compile(
 )
 _PYTHON_MODULE = re.compile(r"\s-\w*m\s*" + _MODULE)
 _PYTHON_NAME = re.compile(r"(?<![\w./-])python3\.\d{1,2}(?=\s)")
+_BEFORE, _FOLDER = r"(?:^|[\s;&|(\"'`])", r"(/(?:[\w.+@-]{1,100}/){1,20}"
+_LAUNCHER_PATH = re.compile(
+    _BEFORE + _FOLDER + r"(?:torchrun|accelerate|accelerate-launch|deepspeed|fabric))(?=[\s\"'`;)]|$)", re.M
+)
+_PYTHON_PATH = re.compile(_BEFORE + _FOLDER + r"python[\d.]{0,6})(?=\s[^\n]{0,200}?-\w{0,3}m\s*" + _MODULE + ")", re.M)
 _RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
 _NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -71,6 +76,11 @@ class Script:
         """Interpreters that it calls by name, if it starts a launcher by `python -m`."""
         text = self.expanded(environ)
         return sorted({"python", "python3", *_PYTHON_NAME.findall(text)}) if _PYTHON_MODULE.search(text) else []
+
+    def paths(self, environ: Mapping[str, str]) -> Tuple[List[str], List[str]]:
+        """Launchers, and interpreters of launchers' modules, that it calls by their absolute path."""
+        text = self.expanded(environ)
+        return sorted(set(_LAUNCHER_PATH.findall(text))), sorted(set(_PYTHON_PATH.findall(text)))
 
     def ranks_per_node(self, environ: Mapping[str, str]) -> Optional[int]:
         """As its launcher's flags say; None if they do not, or give no number."""

@@ -1,0 +1,110 @@
+"""How this node's processes ended. What the launcher and the logs say of it is read by a forked child: storage may hang."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Callable, List, Optional, Tuple
+
+from drumbeat.agent.ranks.explain import Explainer
+from drumbeat.agent.ranks.launchers import Direct, End, plain_end
+from drumbeat.plan.argv import Process
+from drumbeat.processes import Forked
+from drumbeat.record import from_plain, to_plain
+
+READ_WITHIN = 10.0  # seconds
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process that was started for this node has ended."""
+
+    process: Process
+    status: int  # as waitpid gives it
+    at: float  # wall clock
+    seconds: float  # after its start
+    by_us: bool
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """What that says about one rank; `end.finding` is why."""
+
+    end: End
+    seconds: float
+    by_us: bool
+
+
+class Ends:
+    """For one attempt. `done` gets every rank's end, in the order in which the processes ended."""
+
+    def __init__(
+        self, launcher: Direct, explainer: Explainer, attempt: int, done: Callable[[RankExit], None],
+        within: float = READ_WITHIN,
+    ) -> None:  # fmt: skip
+        self.launcher, self.explainer, self.attempt, self.done, self.within = launcher, explainer, attempt, done, within
+        self._waiting: List[Exit] = []
+        self._reading: Tuple[Exit, ...] = ()
+        self._child: Optional[Forked] = None
+
+    def __bool__(self) -> bool:
+        """Whether an end is not told yet."""
+        return bool(self._waiting or self._reading)
+
+    @property
+    def pid(self) -> int:
+        """Of the child that reads; 0 where there is none."""
+        return self._child.pid if self._child else 0
+
+    def add(self, ended: Exit) -> None:
+        if ended.status == 0 and not self.launcher.may_hide_failures and not self:
+            self.done(RankExit(plain_end(ended.process.rank, 0, ended.at), ended.seconds, ended.by_us))
+        else:
+            self._waiting.append(ended)
+
+    def poll(self) -> None:
+        if self._child is not None and self._child.poll():
+            answer, exits = self._child.answer, self._reading
+            self._child, self._reading = None, ()
+            for each in _parse(answer) if answer else [self._unread(ended) for ended in exits]:
+                self.done(each)
+        if self._child is None and self._waiting:
+            self._reading, self._waiting = tuple(self._waiting), []
+            self._child = Forked(self._read, self.within)
+
+    def give_up(self) -> None:
+        """Tell what is left without reading anything."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+        exits, self._reading, self._waiting = [*self._reading, *self._waiting], (), []
+        for ended in exits:
+            self.done(self._unread(ended))
+
+    def _read(self) -> bytes:
+        """In the child."""
+        found = [
+            each for ended in self._reading for each in read_exit(self.launcher, self.explainer, self.attempt, ended)
+        ]
+        return json.dumps(to_plain(found)).encode()
+
+    def _unread(self, ended: Exit) -> RankExit:
+        end = plain_end(ended.process.rank, ended.status, ended.at)
+        finding = self.explainer.unread(end, ended.by_us, self.within) if end.exit_code != 0 else None
+        return RankExit(replace(end, finding=finding), ended.seconds, ended.by_us)
+
+
+def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[RankExit]:
+    found = []
+    for end in launcher.ends(attempt, ended.process, ended.status, ended.at):
+        finding = end.finding
+        if finding is None and end.exit_code != 0:
+            finding = explainer.explain(end, ended.by_us)
+        elif finding is None and launcher.may_hide_failures and not ended.by_us:
+            finding = explainer.doubt(end, launcher.once)
+        found.append(RankExit(replace(end, finding=finding), ended.seconds, ended.by_us))
+    return found
+
+
+def _parse(answer: bytes) -> List[RankExit]:
+    return [from_plain(RankExit, each) for each in json.loads(answer)]
