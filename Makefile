@@ -19,7 +19,7 @@ demo: $(VENV)/.cpu
 
 test: $(VENV)/.dev check
 	@sh tests/system-packages.sh
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 	@sh tests/oldest-python.sh
 
 check: $(VENV)/.dev
@@ -88,10 +88,10 @@ versions:
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
-# and with one rank that fails: docs/workloads.md. Then ten command lines as people have them. WORKLOADS="word ..." chooses programs by name.
+# and with one rank that fails: docs/workloads.md. Before them ten command lines as people have them. WORKLOADS="word ..." chooses programs.
 workloads: $(VENV)/.dev
-	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
 	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
+	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
 
 # Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin

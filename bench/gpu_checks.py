@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Dict, Tuple
 
 import torch
@@ -12,7 +13,8 @@ Pair = Tuple[Tensor, Tensor]
 
 
 def far(got: Tensor, want: Tensor) -> float:
-    return float((got.float() - want.float()).norm() / want.float().norm())
+    got, want = got.detach().float(), want.detach().float()
+    return float((got - want).norm() / want.norm())
 
 
 def attention() -> Dict[str, float]:
@@ -192,6 +194,48 @@ def pooling() -> Dict[str, float]:
     return {f"norm, relu, pool{name}": far(a, b) for name, (a, b) in zip(names, pairs)}
 
 
+def batch_norm() -> Dict[str, float]:
+    """Batch norm with ReLU and residual sum, in bf16 against plain torch in fp64; and a whole step of ResNet-50 in fp32."""
+    from drumbeat.train.layers import batch_norm as layer
+    from drumbeat.train.models import resnet
+
+    found: Dict[str, float] = {}
+    for channels, size in ((64, 56), (256, 57), (2048, 7)):
+        norms = [torch.nn.BatchNorm2d(channels).cuda() for _ in range(3)]
+        for norm in norms:
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+            torch.nn.init.normal_(norm.bias)
+        plain = [copy.deepcopy(norm).double() for norm in norms]
+        shape = (15, channels, size, size)
+        x, other, *ups = ((torch.randn(shape, device="cuda") + 2).bfloat16() for _ in range(5))
+        x, other = (t.contiguous(memory_format=torch.channels_last).requires_grad_() for t in (x, other))
+        wide, wide_other = (t.detach().double().requires_grad_() for t in (x, other))
+        got, want = layer.norm_relu(norms[0], x), F.relu(plain[0](wide))
+        block = layer.norm_add_relu(norms[1], x, other, norms[2])
+        want_block = F.relu(plain[1](wide) + plain[2](wide_other))
+        torch.autograd.backward((got, *block), (ups[0], *ups))
+        torch.autograd.backward((want, want_block), (ups[0].double(), sum(up.double() for up in ups)))
+        found[f"norm {channels}"], found[f"norm {channels} sum"] = far(got, want), far(block.main, want_block)
+        found[f"norm {channels} dx"] = far(x.grad, wide.grad)
+        found[f"norm {channels} dshortcut"] = far(other.grad, wide_other.grad)
+        found[f"norm {channels} dweight"] = max(far(a.weight.grad, b.weight.grad) for a, b in zip(norms, plain))
+        found[f"norm {channels} dbias"] = max(far(a.bias.grad, b.bias.grad) for a, b in zip(norms, plain))
+        found[f"norm {channels} running"] = max(far(a.running_var, b.running_var) for a, b in zip(norms, plain))
+    fused, plain_model = resnet.ResNet(50).cuda(), resnet.ResNet(50).cuda()
+    plain_model.load_state_dict(fused.state_dict())
+    images, labels = torch.randn(32, 3, 160, 160, device="cuda"), torch.randint(0, 1000, (32,), device="cuda")
+    F.cross_entropy(fused(images), labels).backward()
+    usual, layer.fusable = layer.fusable, lambda norm, x: False
+    resnet.fusable = layer.fusable
+    F.cross_entropy(plain_model(images), labels).backward()
+    layer.fusable = resnet.fusable = usual
+    pairs = [(a.grad, b.grad) for a, b in zip(fused.parameters(), plain_model.parameters())]
+    found["resnet50 gradients with and without kernels"] = far(
+        *(torch.cat([t.flatten() for t in ts]) for ts in zip(*pairs))
+    )
+    return found
+
+
 def models() -> Dict[str, float]:
     from torchvision.models import resnet50
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -227,6 +271,8 @@ LIMITS = {
     "fp8 dw against bf16": 0.1,
     "fp8 gradients against fp32": 0.3,
     "fp8 gradients, emulated, against fp32": 0.3,
+    # Where a value is within its rounding of zero, the ReLU of one way is open and that of the other is shut.
+    "resnet50 gradients with and without kernels": 0.05,
 }
 
 
@@ -242,6 +288,7 @@ def all_checks() -> Dict[str, Any]:
         **float8(),
         **fp8_gradients(),
         **pooling(),
+        **batch_norm(),
         **models(),
     }
     wrong = [

@@ -20,6 +20,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Rooms whose tests share something that is expensive to set up: a Slurm, a world of torch processes.
 TOGETHER = ("slurm", "ssh", "train", "verify")
+# Tests on Slurm mostly wait for it: these files do so on a second one, beside the others.
+SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_verify.py")
 LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
 
 
@@ -29,7 +31,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(ROOT / "tests")
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
-        item.add_marker(pytest.mark.xdist_group(group))
+        second = group == "slurm" and place.name in SECOND_SLURM
+        item.add_marker(pytest.mark.xdist_group("second slurm" if second else group))
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
 
 

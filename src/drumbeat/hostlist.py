@@ -26,7 +26,7 @@ class HostlistError(ValueError):
 
     def __init__(self, text: str, position: int, what: str) -> None:
         shown = text if len(text) <= 80 else text[:77] + "..."
-        super().__init__(f"node list '{shown}': {what} at character {position}")
+        super().__init__(f"node list {shown!r}: {what} at character {position}")
         self.position = position
 
 
@@ -79,7 +79,7 @@ class _Reader:
             if self.at == len(self.text):
                 return hosts
             if self.text[self.at] != ",":
-                self._fail(f"'{self.text[self.at]}' is not part of a host name")
+                self._fail(f"{self.text[self.at]!r} is not part of a host name")
             self.at += 1
 
     def _item(self, depth: int) -> List[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 
 
 def make_private(path: str) -> str:
@@ -38,3 +39,24 @@ def unsafe(found: os.stat_result) -> str:
     if found.st_mode & 0o022:
         return f"can be written to by others (mode {stat.S_IMODE(found.st_mode):04o})"
     return ""
+
+
+def make_temporary(prefix: str) -> str:
+    """A new private folder for programs and sockets, in the first temporary folder where no other user can put another in its
+    place; where there is none, in the usual one."""
+    usual = tempfile.gettempdir()
+    for folder in dict.fromkeys((usual, "/tmp", "/var/tmp", "/dev/shm")):  # noqa: S108
+        if os.access(folder, os.W_OK | os.X_OK) and not replaceable(folder):
+            return tempfile.mkdtemp(prefix=prefix, dir=folder)
+    return tempfile.mkdtemp(prefix=prefix)
+
+
+def replaceable(folder: str) -> bool:
+    """Whether other users can rename or remove what this user makes in the folder."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return True
+    if found.st_uid not in (os.geteuid(), 0):
+        return True
+    return bool(found.st_mode & 0o022) and not found.st_mode & stat.S_ISVTX

@@ -1,7 +1,7 @@
 """Whose fault it was, where the failures themselves are only consequences."""
 
-from drumbeat.agent.attempt import RankEnd
 from drumbeat.agent.blame import blame
+from drumbeat.agent.rank_end import RankEnd
 from drumbeat.finding import ERROR, WARNING, Finding
 
 

@@ -1,11 +1,13 @@
 """Kernel caches lie under paths that everybody can guess: what somebody else made there is never used."""
 
 import os
+import tempfile
 
 import pytest
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.order import EnvVar
+from drumbeat.private_folder import make_temporary, replaceable
 
 
 def planned(path):
@@ -67,3 +69,20 @@ def test_what_the_user_names_stays(tmp_path):
     open_to_all(tmp_path / "t")
     mine = [EnvVar("TRITON_CACHE_DIR", str(tmp_path / "t"), "as the job asks", "user")]
     assert private_caches(mine, str(tmp_path)) == (mine, [])
+
+
+def test_programs_and_sockets_lie_where_nobody_can_put_others_in_their_place(tmp_path, monkeypatch):
+    """A temporary folder that all may write to, without the sticky bit, lets others rename what is in it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    assert replaceable(str(shared)) and not os.listdir(shared)
+    made = make_temporary("drumbeat-test-")
+    try:
+        assert not made.startswith(str(shared)) and os.stat(made).st_mode & 0o777 == 0o700
+    finally:
+        os.rmdir(made)
+    shared.chmod(0o1777)
+    made = make_temporary("drumbeat-test-")
+    assert os.path.dirname(made) == str(shared)

@@ -10,7 +10,7 @@ import pytest
 
 from drumbeat import api
 from drumbeat.api import functions
-from drumbeat.api.call.__main__ import read_own
+from drumbeat.api.call.__main__ import read_own, write_own
 from drumbeat.backends.slurm import Slurm
 from drumbeat.backends.ssh import Ssh
 from drumbeat.problem import Problem
@@ -134,6 +134,18 @@ def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
     assert done.returncode == 0, done.stderr
     assert read_own(str(attempt / "result-0.pkl")) == {"value": 100}
     assert (attempt / "result-0.pkl").stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_is_written_through_a_link_that_others_have_planted(tmp_path, monkeypatch):
+    """In a folder that a group shares, a name that can be guessed may already be a link to a file of ours."""
+    mine, path = tmp_path / "mine", tmp_path / "result-0.pkl"
+    mine.write_text("precious")
+    monkeypatch.setattr(os, "urandom", bytes)
+    (tmp_path / f"result-0.pkl.{bytes(8).hex()}.tmp").symlink_to(mine)
+    (tmp_path / f"result-0.pkl.{os.getpid()}.tmp").symlink_to(mine)
+    with pytest.raises(FileExistsError):
+        write_own(str(path), {"value": 1})
+    assert mine.read_text() == "precious" and not path.exists()
 
 
 def test_nothing_is_unpickled_from_a_file_that_others_can_write(tmp_path):

@@ -1,6 +1,7 @@
 """How long a run is without steps after a fault: the demo's model on two emulated nodes of two ranks, with one spare.
 
-`make faults` runs it last; it writes its table into docs/comeback.md. On a busy machine the figures are larger.
+`make faults` runs it; `python -m tests.comeback.measure 1` measures each case once. It writes its table into docs/comeback.md. On
+a busy machine the figures are larger.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from tests.comeback.test_spare import events, kill_node, ranks_of
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "comeback.md"
 BEGIN, END = "<!-- measured by make faults -->\n", "<!-- end of what was measured -->\n"
-TIMES = 3
 GOAL = 60.0  # seconds
 
 
@@ -93,9 +93,11 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], place
 
 
 def main() -> int:
+    times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    how = f"median of {times} runs each" if times > 1 else "one run each"
     lines = [
-        f"Measured on {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.0f}: median of {TIMES} runs "
-        "each, seconds after the fault. Two emulated nodes of two ranks train the demo's model; a checkpoint every 20 steps.",
+        f"Measured on {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.0f}: {how}, "
+        "seconds after the fault. Two emulated nodes of two ranks train the demo's model; a checkpoint every 20 steps.",
         "",
         "| fault | attempt ended | ranks start | first new step | steps repeated |",
         "|---|---|---|---|---|",
@@ -104,7 +106,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="drumbeat-comeback-") as name:
         os.environ["HOME"] = name
         for number, case in enumerate(CASES):
-            found = [run_case(case, Path(name) / f"{number}-{each}") for each in range(TIMES)]
+            found = [run_case(case, Path(name) / f"{number}-{each}") for each in range(times)]
             middle = {key: statistics.median(each[key] for each in found) for key in found[0]}
             slow = slow or middle["first new step"] > GOAL
             seconds = " | ".join(f"{middle[key]:.1f} s" for key in ("noticed", "ranks started", "first new step"))

@@ -91,6 +91,15 @@ def test_most_nodes_lost_at_once_says_nothing_about_each(tmp_path, environ):
     assert all(node.excluded is None and node.count(FIRST) == 1 for node in known(environ).values())
 
 
+def test_a_preflight_that_no_node_passes_says_nothing_about_a_node(tmp_path, environ):
+    failed = ("excluded", {"peer": 1, "peer_host": "n2.lake.org", "why": "memlock is too low"})
+    a_run(tmp_path, environ, "never-ran", failed)
+    assert known(environ) == {}
+    started = ("attempt-started", {"world_size": 2, "master_addr": "n1", "master_port": 1})
+    a_run(tmp_path, environ, "ran", failed, started)
+    assert known(environ)["n2"].excluded.why == "bad hardware in ran: memlock is too low"
+
+
 def test_exclude_and_forget(tmp_path, environ, drumbeat):
     a_run(tmp_path, environ, "one", LOST_N2)
     done = drumbeat.here("nodes", "--site", "slurm", "exclude", "n[7-8]", "--for", "2d", "--why", "fan\nbroken")

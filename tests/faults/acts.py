@@ -18,13 +18,14 @@ Act = Callable[[Path, "subprocess.Popen[str]"], None]
 
 
 def _signal(number: int, *roles: str) -> Act:
-    """Signals guards and agents: `agent 1` is the agent of node 1. The guards first: they would notice."""
+    """Signals guards and agents: `agent 1` is the agent of node 1. All at once: each would notice that the other is gone."""
 
     def act(run: Path, desk: subprocess.Popen[str]) -> None:
         found = tree(run.name)
         pids = [found[role.split()[0]][int(role.split()[1])] for role in roles]
-        for pid in pids:
-            os.kill(pid, number)
+        for each in (signal.SIGSTOP, number) if len(pids) > 1 else (number,):
+            for pid in pids:
+                os.kill(pid, each)
 
     return act
 

@@ -21,7 +21,7 @@ from tests.faults.rows import Row
 
 PROGRAM = Path(__file__).parent / "program.py"
 SOURCE = str(Path(__file__).parent.parent.parent / "src")
-PATIENCE = 90.0  # seconds for a fault to be named or a run to end, on a crowded machine
+PATIENCE = 150.0  # seconds for a fault to be named or a run to end, on a crowded machine
 
 
 @dataclass
@@ -111,8 +111,9 @@ def run_row(row: Row, folder: Path) -> Seen:
     }  # fmt: skip
     (folder / "job.yaml").write_text(json.dumps(job))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    desk = ["env", "--default-signal=HUP,INT", sys.executable, "-m", "drumbeat", "run", "job.yaml"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "drumbeat", "run", "job.yaml"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        desk, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env={**os.environ, "PYTHONPATH": SOURCE, "PATH": path},
     )  # fmt: skip
     seen = Seen(row)

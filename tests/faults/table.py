@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from tests.faults.rows import BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, Row
-from tests.faults.runner import Seen, run_row
+from tests.faults.runner import PATIENCE, Seen, run_row
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
 TOGETHER = 2  # rows at a time
@@ -23,8 +23,8 @@ Reference, written by `make faults` on {machine}. Every row is a real run of 2 n
 Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
 word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
 the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
-at a time beside whatever else the machine does. How hangs are told: [hangs.md](hangs.md); what follows a failure:
-[comeback.md](comeback.md).
+at a time beside whatever else the machine does (load average {load:.0f}); a run that is not over after {patience:g} s is ended.
+How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](comeback.md).
 
 """
 
@@ -55,7 +55,7 @@ def main() -> int:
 
 def page(results: List[Seen]) -> str:
     machine = f"{os.cpu_count()} cores ({platform.machine()})"
-    lines = [HEAD.format(machine=machine)]
+    lines = [HEAD.format(machine=machine, load=os.getloadavg()[2], patience=PATIENCE)]
     lines += ["## Hangs", "", *_hangs([seen for seen in results if seen.row in (*HANGS, *SLOW)])]
     lines += ["", "## Who is blamed", "", *_failures([seen for seen in results if seen.row in (*BLAME, *PROGRAMS)])]
     lines += ["", "## Agents, nodes, desk, folder, scheduler", ""]
@@ -69,11 +69,12 @@ def page(results: List[Seen]) -> str:
         "Long work that is no hang (12 s each, twice per run). A warning here is a false alarm.",
         "",
     ]
-    lines += ["| work | runs | false alarms |", "|---|---|---|"]
+    lines += ["| work | runs | false alarms | ended well in time |", "|---|---|---|---|"]
     for row in HEALTHY:
         mine = [seen for seen in results if seen.row == row]
-        alarms = sum(1 for seen in mine if seen.problems(SLACK))
-        lines.append(f"| {row.name.replace('healthy: ', '')} | {len(mine)} | {alarms} |")
+        alarms = sum(1 for seen in mine if seen.finding or seen.failure)
+        well = sum(1 for seen in mine if not seen.problems(SLACK))
+        lines.append(f"| {row.name.replace('healthy: ', '')} | {len(mine)} | {alarms} | {well} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.decide import FAILED, Member, Outcome
 from drumbeat.agent.lead import Lead
+from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.summary import summary_of
 from drumbeat.desk.closing import closing_lines
 from drumbeat.desk.console import Console

@@ -53,3 +53,20 @@ def test_ranks_go_on_while_the_run_folder_hangs(drumbeat):
     assert "node 1: the run folder has taken nothing for" in said and "writes are lost" in said
     assert json.loads((run / "summary.json").read_text())["outcome"] == "finished"
     assert not marked(run.name)
+
+
+HUNG_LOG = """
+import os, sys
+log = os.readlink("/proc/self/fd/2")
+os.rename(log, log + ".old")
+os.mkfifo(log)
+sys.exit(3)
+"""
+
+
+def test_a_failed_rank_whose_log_hangs_is_told_by_its_exit_code(drumbeat):
+    """Opening a fifo that nobody writes blocks for ever, as hung storage does."""
+    done = drumbeat("run", "--", sys.executable, "-c", HUNG_LOG)
+    assert done.returncode == 3, done.stderr
+    assert "could not be read within 10 s" in done.stderr and "cannot be ended" not in done.stderr, done.stderr
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]["rank"] == 0

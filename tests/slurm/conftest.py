@@ -1,4 +1,4 @@
-"""One real Slurm for all tests here. Two jobs that take their time start with it; the tests that look at them come last."""
+"""One real Slurm per process. Two jobs that take their time start with it; the tests that look at them come last."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from drumbeat.bundle.build import cached_bundle
 from tests.bench.cluster import HEAD, Cluster, why_not
+from tests.conftest import SECOND_SLURM
 
 ROOT = Path(__file__).parent.parent.parent
 # Sorted as text, neither names nor addresses come in Slurm's order. The second four are for the test that cuts one off.
@@ -52,7 +53,7 @@ class Oar:
         self.pyz = self.home / "drumbeat.pyz"
         shutil.copyfile(bundle, self.pyz)
 
-    def __call__(self, *words, timeout=60, env=None):
+    def __call__(self, *words, timeout=180, env=None):
         argv = [sys.executable, str(self.pyz), *map(str, words)]
         return self.cluster.run(HEAD, argv, env=env, timeout=timeout)
 
@@ -77,7 +78,7 @@ class Oar:
         number = int(done.stdout.split("slurm://bench/")[1].split()[0])
         return number, Path(done.stdout.split("folder")[1].split()[0])
 
-    def srun(self, *words, timeout=60):
+    def srun(self, *words, timeout=180):
         return self.cluster.run(HEAD, ["srun", *map(str, words)], timeout=timeout)
 
 
@@ -92,7 +93,7 @@ def output(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.glob("slurm-*.out"))
 
 
-def said(folder: Path, text: str, seconds: float = 40) -> str:
+def said(folder: Path, text: str, seconds: float = 180) -> str:
     """Wait until the job's output says it."""
     deadline = time.monotonic() + seconds
     while text not in output(folder):
@@ -153,7 +154,9 @@ def slow(cluster, oar):
     return jobs
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def slow_jobs_first(request):
-    if any("slow" in item.fixturenames for item in request.session.items):
+    """They begin with the first test on the Slurm that is theirs."""
+    theirs = request.node.path.name not in SECOND_SLURM
+    if theirs and any("slow" in item.fixturenames for item in request.session.items):
         request.getfixturevalue("slow")

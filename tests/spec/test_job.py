@@ -102,6 +102,10 @@ def test_a_switch_that_is_off(word):
         ("stop-grace: 0s\n", "job.yaml:1: stop-grace: must be at least 1 s, got 0 s"),
         ("time: 90\n", "job.yaml:1: time: needs a unit: write 90s, 90m or 90h, got '90'"),
         ("time: 1:30\n", "job.yaml:1: time: 1:30 can be read in two ways: write 1h30m or 1m30s, got '1:30'"),
+        (
+            'hosts: ["a\\e[31m"]',
+            "job.yaml:1: hosts: node list 'a\\x1b[31m': '\\x1b' is not part of a host name at character 1",
+        ),
         ("memory: -5G", "job.yaml:1: memory: expected a size such as 440G, 64Gi or 512000M, got '-5G'"),
         (
             "time: soon\n",

@@ -126,10 +126,6 @@ def test_the_loader_refuses_a_folder_that_others_can_write_to(tmp_path):
         (("run", "--hosts", "a", "--nodes", "3", "--", "true"), "3 nodes, but 1 is named"),
         (("run", "--hosts", "a,a", "--", "true"), "a is named twice"),
         (("run", "--hosts", "a,b", "--site", "lumi", "--", "true"), "chosen by Slurm"),
-        (
-            ("run", "--hosts", "a,b", "--container", "x.sif", "--container-runtime", "apptainer", "--", "true"),
-            "containers",
-        ),
         (("run", "--hostfile", "none", "--", "true"), "none: No such file"),
     ],
 )

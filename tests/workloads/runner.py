@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -276,7 +275,7 @@ def _ended(done: Done, numbers: Mapping[str, Any]) -> str:
 def _same(by_hand: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
     if "loss" not in by_hand or "loss" not in seen:
         return ""
-    return " (the same)" if by_hand["loss"] == seen["loss"] else " (another: the program is not seeded)"
+    return " (the same)" if by_hand["loss"] == seen["loss"] else " (not the same)"
 
 
 def _last_error(text: str) -> str:
@@ -290,10 +289,6 @@ def _line(text: str, label: str) -> str:
 
 def _slug(name: str) -> str:
     return "".join(each if each.isalnum() else "-" for each in name)
-
-
-def clean(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def dump(rows: Mapping[str, Row], path: Path) -> None:

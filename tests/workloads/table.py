@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,8 @@ def main() -> int:
     rows: Dict[str, Row] = {}
     if words and kept.exists():  # the others keep what was seen of them
         rows = {name: Row(**values) for name, values in json.loads(kept.read_text()).items()}
-    with tempfile.TemporaryDirectory(prefix="drumbeat-workloads-") as folder:
+    folder = tempfile.mkdtemp(prefix="drumbeat-workloads-")
+    try:
         place = Place(root, Path(folder), Path(folder) / "data")
         data.make(place.data)
         chosen = [program for program in programs if not words or any(word in program.name for word in words)]
@@ -55,6 +57,8 @@ def main() -> int:
                 rows[row.name] = row
                 print(f"{'skipped' if row.skipped else 'FAILED' if row.bad else 'ok':<8}{row}", flush=True)
                 dump(rows, kept)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # what an aborted MPI job left may still write
     ordered = [rows[program.name] for program in programs if program.name in rows]
     PAGE.write_text(page(ordered))
     ran = [row for row in ordered if not row.skipped]

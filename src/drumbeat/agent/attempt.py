@@ -1,48 +1,16 @@
-"""One attempt as the lead sees it: who took part, how each rank ended, which failure was the first."""
+"""One attempt as the lead sees it: who took part, which failure was the first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.agent.blame import is_consequence
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
-from drumbeat.finding import STOPPED, Finding
+from drumbeat.agent.rank_end import RankEnd, is_consequence
+from drumbeat.finding import Finding
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
-
-
-@dataclass(frozen=True)
-class RankEnd:
-    rank: int
-    member: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    at: float  # on the lead's clock
-    finding: Optional[Finding]
-    by_us: bool
-    node: int = 0  # node rank
-
-    @property
-    def failed(self) -> bool:
-        return self.exit_code != 0
-
-    @property
-    def code(self) -> int:
-        """As a shell would say it."""
-        return 128 + self.signal if self.signal else int(self.exit_code or 0)
-
-    @property
-    def what(self) -> str:
-        """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
-        ended_by_us = self.by_us and bool(self.signal or self.code > 128)
-        if self.finding is None or self.finding.code == STOPPED:
-            return "ended by drumbeat" if self.by_us else f"ended with {self.code}"
-        if is_consequence(self):
-            title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
-            return f"{title}, then ended by drumbeat" if ended_by_us else title
-        return "ended by drumbeat" if ended_by_us else self.finding.title
 
 
 @dataclass

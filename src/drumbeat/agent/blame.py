@@ -6,22 +6,11 @@ one that was still there and had to be ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
+from drumbeat.agent.rank_end import RankEnd, is_consequence
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
 from drumbeat.ranges import named_ranks
-
-if TYPE_CHECKING:
-    from drumbeat.agent.attempt import RankEnd
-
-# Codes of failures that only say that another rank went away or did not come.
-CONSEQUENCES = frozenset((
-    "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
-))  # fmt: skip
-
-
-def is_consequence(end: RankEnd) -> bool:
-    return end.finding is not None and end.finding.code in CONSEQUENCES
 
 
 def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent import muster
-from drumbeat.agent.attempt import Attempt, RankEnd
+from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
@@ -35,6 +35,7 @@ from drumbeat.agent.lead_findings import (
     lost_finding,
     stuck_finding,
 )
+from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world

@@ -39,6 +39,7 @@ from drumbeat.plan.argv import processes
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
 from drumbeat.plan.ranks import flight_recorder, node_identity
+from drumbeat.private_folder import make_temporary
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep, write_in_child
 from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
@@ -67,7 +68,7 @@ class Node:
         self.tell, self.tasks, self.beat, self.child = tell, tasks, beat, child
         os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, member, child.append)
-        self.local = tempfile.mkdtemp(prefix=f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
+        self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
         self.node_rank = member
         self.active = False
@@ -300,8 +301,9 @@ class Node:
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""
         alive = kill_children(self._kept())
-        if self.ends:
-            return  # its child has a deadline
+        if self.ends:  # the child that reads them has a deadline of its own
+            self.sweep_until = now + _SWEEP
+            return
         if not alive and not len(self.ranks):
             self._finish("")
         elif self.sweep_until is not None and now >= self.sweep_until:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from drumbeat.cli import report
-from drumbeat.cli.report import add_arguments
 
-__all__ = ["add_arguments", "run"]
+
+def add_arguments(parser: Any) -> None:
+    report.add_arguments(
+        parser, "two or more: each a run id or the start of one, run folder, scheduler job, or printed file"
+    )
 
 
 def run(args: Any) -> int:

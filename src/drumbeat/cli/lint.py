@@ -52,7 +52,7 @@ def read_script(name: str) -> str:
             with open(name, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Problem(f"{name}: {error.strerror}", "name a script or a page") from None
+        raise Problem(f"{name}: {error.strerror}", "give the path of a batch script") from None
     if len(data) > MAX_BYTES:
         raise Problem(
             f"{name} has more than {MAX_BYTES // 1_000_000} MB: that is no script", "for a log: drumbeat diagnose"

@@ -17,14 +17,14 @@ _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
 _EXPORTS = ("csv", "tensorboard", "wandb")  # as in drumbeat.report.export
 
 
-def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        metavar="RUN",
-        help="run id or the start of one, run folder, scheduler job, or a file that a program printed; "
-        "default: the newest run; several: how they scale",
-    )
+_RUNS = (
+    "run id or the start of one, run folder, scheduler job, or a file that a program printed; default: the newest run; "
+    "several: how they scale"
+)
+
+
+def add_arguments(parser: Any, runs: str = _RUNS) -> None:
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=runs)
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     parser.add_argument("--table", choices=_FORMATS, help="of several runs: only the table, for a paper")
     parser.add_argument(

@@ -41,10 +41,10 @@ def run(args: Any) -> int:
         order, job_file = queued_order(load_job(args.job, args), os.environ), args.job
     for note in backends.get(order.backend).notes(order):
         print(f"{'warning':<9} {note}", file=sys.stderr)
-    for node in order.resources.avoided:
-        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use takes it all the same", file=sys.stderr)
     order = order_after(order, [find_run(each, os.environ) for each in args.after_runs], _say)
     handle = submit(order, job_file, os.environ)
+    for node in order.resources.avoided:
+        print(f"{'exclude':<9} {node.host} ({node.why}); --bad-nodes use takes it all the same", file=sys.stderr)
     if args.json:
         print(
             json.dumps(

@@ -161,13 +161,13 @@ def _lines_at_start(path: str) -> int:
 def _went(
     first: Optional[float], last: Optional[float], what: str, steps: Optional[int], begin: Optional[int] = None
 ) -> str:
-    """`begin` is the first step that was reported: a resumed run has not done those before it."""
+    """`begin` is the first step that was reported: a resumed run has not done those before it, and some count from 0."""
     if first is None or last is None:
         return ""
     if last == first:  # or there was only one
         return f"{what}{last:.3f}" + (f" at step {steps}" if steps else "")
     words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
-    if steps and begin and begin > 1:
+    if steps and begin is not None and begin != 1:
         return f"{what}{words} from step {begin} to {steps}"
     return f"{what}{words}" + (f" over {steps} steps" if steps else "")
 

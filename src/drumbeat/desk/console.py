@@ -11,6 +11,7 @@ import time
 from typing import Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
 from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
+from drumbeat.finding import check_label
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
 from drumbeat.ranges import ranges
@@ -215,8 +216,10 @@ class Console:
             return  # node 0 speaks for those that are as they should be
         if verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen):
             return  # it is in the events; a person learns nothing from it
-        label = {"affinity": "cpu", "traffic": "counters"}.get(verdict.check, verdict.check)
-        self.say(label, verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}")
+        self.say(
+            check_label(verdict.check),
+            verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}",
+        )
 
     def _say_waiting(self) -> None:
         """Who is missing, while the nodes come together."""

@@ -63,12 +63,13 @@ def sightings_of(run_id: str, order: Order, events: Sequence[Event]) -> List[Sig
     """What one run says about its nodes, by the names that its scheduler has for them."""
     names = {event.peer_host: event.name or event.peer_host for event in events if isinstance(event, kinds.NodeJoined)}
     members = len(names)
+    ran = any(isinstance(event, kinds.AttemptStarted) for event in events)  # else the job may be wrong, not the node
     found: List[Sighting] = []
     for event in events:
         judged: Optional[Tuple[str, str, str]] = None
         if isinstance(event, (kinds.Failed, kinds.FindingMade)) and event.finding.host:
             judged = _judge(event.finding, isinstance(event, kinds.Failed))
-        elif isinstance(event, kinds.Excluded):
+        elif isinstance(event, kinds.Excluded) and ran:
             judged = BAD, event.peer_host, event.why
         if judged and judged[1] in names:
             what, host, detail = judged

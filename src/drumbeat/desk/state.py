@@ -35,7 +35,7 @@ from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.run_record import read_run_record, write_run_record
+from drumbeat.runfolder.run_record import RunRecord, keep_last_word, read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
 
@@ -138,8 +138,9 @@ def status(run: Run) -> Status:
         asked = ask_scheduler(handle)
         if asked and asked.state == UNKNOWN and _was_cancelled(run):
             return Status(handle, CANCELLED)
-        if asked and asked.state == UNKNOWN and run.record.last_state:
-            return Status(handle, run.record.last_state, run.record.last_detail)
+        if asked and asked.state == UNKNOWN and _record_now(run).last_state:
+            last = _record_now(run)
+            return Status(handle, last.last_state, last.last_detail)
         if asked and asked.state == UNKNOWN and run.record.submitting:
             fix = f"drumbeat cancel {run.run_id} removes what it may have left"
             return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
@@ -159,11 +160,15 @@ def status(run: Run) -> Status:
 
 
 def _was_cancelled(run: Run) -> bool:
-    """Read again: `cancel` may have written it after the run was opened."""
+    return _record_now(run).cancelled
+
+
+def _record_now(run: Run) -> RunRecord:
+    """Read again: `cancel`, or fetching the run's last files, may have written it after the run was opened."""
     try:
-        return read_run_record(run.path).cancelled
+        return read_run_record(run.path)
     except RecordError:
-        return False
+        return run.record
 
 
 def _recorded_end(run: Run) -> Optional[End]:
@@ -267,7 +272,7 @@ def remove_ended(run: Run) -> bool:
         return False
     backend.finish(run.record.handle, os.environ)
     _asked.clear()
-    write_run_record(run.folder, replace(run.record, last_state=told.state, last_detail=told.detail))
+    keep_last_word(run.path, told.state, told.detail)
     return True
 
 

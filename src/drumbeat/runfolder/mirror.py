@@ -156,6 +156,16 @@ class Mirror(Files):
         os.replace(full + ".tmp", full)
 
 
+def ended_with(root: str) -> Optional[int]:
+    """The exit code of the lead's agent, as whatever started it wrote it down; None where it did not."""
+    try:
+        with open(os.path.join(root, ENDED), encoding="ascii", errors="replace") as file:
+            text = file.read(20).strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
 def is_complete(root: str) -> bool:
     return read_json(os.path.join(root, COMPLETE)) is not None
 

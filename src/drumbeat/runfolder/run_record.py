@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Optional
@@ -59,6 +60,12 @@ def is_folder_of(folder: RunFolder, run_id: str) -> bool:
         return read_run_record(folder.path).run_id == run_id
     except RecordError:
         return False
+
+
+def keep_last_word(path: str, state: str, detail: str) -> None:
+    """The job is about to be removed from its cluster: what was said of its end stays here."""
+    record = dataclasses.replace(read_run_record(path), last_state=state, last_detail=detail)
+    write_run_record(RunFolder(path), record)
 
 
 def write_run_record(folder: RunFolder, record: RunRecord) -> None:

@@ -17,6 +17,7 @@ from drumbeat.train.loop import average
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
+from drumbeat.train.recorded import record_first_call
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.world import World
@@ -73,10 +74,31 @@ def refuse_for_images(settings: Settings) -> None:
         raise Refusal(f"precision {settings.precision} is for transformers trained with AdamW", "use bf16")
 
 
+def records(graph: str, settings: Settings, meshes: Meshes) -> bool:
+    """Whether kernels are recorded and replayed. With DDP only where it is asked for: gradients are then sent after the
+    backward pass instead of beside it."""
+    why = {
+        "shards": shards(meshes),
+        "pipeline stages": meshes.layout.pp > 1,
+        "compile=yes": settings.compile,
+        f"recompute={settings.recompute}": settings.recompute != "none",
+    }
+    if graph not in ("auto", "yes", "no"):
+        raise Refusal(f"graph '{graph}' is unknown", "known: auto, yes, no")
+    if graph == "yes" and any(why.values()):
+        raise Refusal(f"graph=yes with {next(word for word, so in why.items() if so)}", "use graph=auto")
+    return graph == "yes" or (graph == "auto" and not any(why.values()) and meshes.tokens is None)
+
+
 def assemble_images(
-    settings: Settings, world: World, meshes: Meshes, build: Callable[[], nn.Module], anatomy: Anatomy
+    settings: Settings,
+    world: World,
+    meshes: Meshes,
+    build: Callable[[], nn.Module],
+    anatomy: Anatomy,
+    graph: str = "no",
 ) -> Assembly:
-    layout = meshes.layout
+    layout, record = meshes.layout, records(graph, settings, meshes)
     torch.backends.cudnn.benchmark = True  # images have one size: the fastest algorithm is found once
 
     def made() -> nn.Module:
@@ -86,6 +108,8 @@ def assemble_images(
             model.register_forward_hook(lambda _model, _args, x: _Rows.apply(x))
         elif not shards(meshes):  # FSDP cuts plain rows only
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if record:
+                record_first_call(model)
         return model
 
     return assemble(settings, world, meshes, made, classes_loss, sgd(settings, meshes), anatomy, shared=mean_statistics)

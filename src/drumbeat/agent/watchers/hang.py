@@ -191,6 +191,8 @@ class Hang:
         silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
         finding = judge(looks, silence)
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
+        if pause:
+            self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
         actions = self._say(finding, may_stop=not pause)
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale

@@ -29,8 +29,9 @@ def read_own(path: str) -> Any:
 
 
 def write_own(path: str, value: Any) -> None:
-    partial = f"{path}.{os.getpid()}.tmp"
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    """Into a file of our own: neither through a link nor into a file that somebody has put there."""
+    partial = f"{path}.{os.urandom(8).hex()}.tmp"
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         pickle.dump(value, file)
     os.replace(partial, path)
 

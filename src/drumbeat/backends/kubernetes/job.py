@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -12,18 +13,29 @@ from drumbeat.backends.kubernetes.client import decoded, problem_of, read_handle
 from drumbeat.backends.kubernetes.kinds import RESOURCE
 from drumbeat.backends.kubernetes.pod import CONTAINER, RUN_LABEL
 from drumbeat.backends.kubernetes.script import FETCHED, LOCAL
-from drumbeat.backends.kubernetes.states import Pod, judge, of_run, read_job, read_pods, reasons_for_pending
+from drumbeat.backends.kubernetes.states import (
+    MORE_MEMORY,
+    Pod,
+    judge,
+    of_run,
+    read_job,
+    read_pods,
+    reasons_for_pending,
+)
 from drumbeat.backends.kubernetes.submit import remove
 from drumbeat.problem import Problem
+from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.mirror import Mirror, Source
+from drumbeat.runfolder.mirror import Mirror, Source, ended_with
 from drumbeat.runfolder.read import read_json
+from drumbeat.runfolder.run_record import keep_last_word
 from drumbeat.runfolder.write import replace, replace_json
 
 _CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node"}
 _LOOK_EVERY = 5.0  # seconds between two looks at which pods there are
 _ANSWER = 60.0  # seconds for one answer out of a pod
 _LOG_LIMIT = 32 << 20
+_KILLED = 137  # as a shell says it
 
 
 @dataclass(frozen=True)
@@ -146,6 +158,7 @@ class PodFiles:
     def _all_here(self) -> None:
         """The run has ended and all its files are here: nothing stays in the cluster."""
         self._name_pending()
+        self._name_end()
         lead = [source for source in self.found if not source.under]
         for source in lead:
             source.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')  # it may go now
@@ -153,6 +166,26 @@ class PodFiles:
             remove(self.job.cluster, self.job.name)
         except Problem:
             pass  # the job stays until its time is over
+
+    def _name_end(self) -> None:
+        """A lead that left no summary was killed: what the cluster says of the pods, and its exit code, are all that is known."""
+        if read_json(RunFolder(self.folder).summary) is not None:
+            return
+        try:
+            told = self.job.status().detail
+        except Problem:
+            told = ""
+        code = ended_with(self.folder)
+        killed = (
+            f": killed, as a memory limit does it ({MORE_MEMORY})"
+            if code == _KILLED and "OOMKilled" not in told
+            else ""
+        )
+        words = (
+            f"the lead's agent left no summary and ended with {code if code is not None else 'an unknown code'}{killed}"
+        )
+        with contextlib.suppress(RecordError):
+            keep_last_word(self.folder, FAILED, "; ".join(filter(None, (words, told))))
 
     def _name_pending(self) -> None:
         """Pods that never came are named in our copy of the summary with the scheduler's reason, which the agents cannot see."""

@@ -126,8 +126,9 @@ _DISK_FIX = (
     "it wrote more to its node's disk than it may: write to a claim (--pvc), or ask for more with "
     "--resource ephemeral-storage=SIZE"
 )
+MORE_MEMORY = "ask for more with --memory, or use smaller batches and fewer data loader workers"
 _ENDS = {
-    "OOMKilled": ("", "ask for more with --memory, or use smaller batches and fewer data loader workers"),
+    "OOMKilled": ("", MORE_MEMORY),
     "Evicted": ("was evicted", "a node ran short of memory or disk: ask for what the job needs with --memory"),
     "Preempted": ("was preempted by a pod with a higher priority", "it is replaced when there is room again"),
     "Preempting": ("was preempted by a pod with a higher priority", "it is replaced when there is room again"),

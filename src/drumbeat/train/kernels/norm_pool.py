@@ -15,21 +15,6 @@ _PROGRAMS = 1056  # of a reduction: eight per multiprocessor of an H200
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _channel_sums(source, sums, rows, programs, channels: tl.constexpr, tile: tl.constexpr):
-    channel = tl.arange(0, channels)
-    total, squares = tl.zeros((channels,), tl.float32), tl.zeros((channels,), tl.float32)
-    for start in range(tl.program_id(0) * tile, rows, programs * tile):
-        row = start + tl.arange(0, tile)
-        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        x = tl.load(source + at, mask=(row < rows)[:, None], other=0.0).to(tl.float32)
-        total += tl.sum(x, 0)
-        squares += tl.sum(x * x, 0)
-    at = tl.program_id(0) * 2 * channels + channel
-    tl.store(sums + at, total)
-    tl.store(sums + at + channels, squares)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _tap(source, row, ow, step: tl.constexpr, height, width, out_height, channels: tl.constexpr):
     """The input pixels under one tap of the windows of a row of outputs, and which of them lie inside the image."""
     channel = tl.arange(0, channels)
@@ -121,16 +106,6 @@ def _norm_pool_backward(
 
 def _tile(width: int) -> int:
     return min(64, triton.next_power_of_2(width))
-
-
-def statistics(x: Tensor) -> Tuple[Tensor, Tensor]:
-    """Mean and variance (over the count, not one less) of each channel."""
-    images, channels, height, width = x.shape
-    rows = images * height * width
-    sums = torch.empty((_PROGRAMS, 2, channels), dtype=torch.float32, device=x.device)
-    _channel_sums[(_PROGRAMS,)](x, sums, rows, _PROGRAMS, channels, 64, num_warps=4)
-    total, squares = (sums.sum(0, dtype=torch.float64) / rows).unbind()
-    return total.float(), (squares - total * total).clamp(min=0).float()
 
 
 def forward(x: Tensor, gain: Tensor, offset: Tensor) -> Tuple[Tensor, Tensor]:

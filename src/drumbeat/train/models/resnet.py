@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drumbeat.train.layers.batch_norm import Block, block_of, fusable, norm_add_relu, norm_relu
 from drumbeat.train.layers.norm_pool import norm_relu_pool
 
 
@@ -21,33 +22,43 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Con
 class BasicBlock(nn.Module):
     widening = 1
 
-    def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Module]) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Sequential]) -> None:
         super().__init__()
         self.conv1, self.bn1 = convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = convolution(width, width, 3), nn.BatchNorm2d(width)
         self.downsample = downsample
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+    def forward(self, x: Union[Tensor, Block]) -> Block:
+        x = block_of(x)
+        y = norm_relu(self.bn1, self.conv1(x.main))
+        return residual(self.bn2, self.conv2(y), x, self.downsample)
 
 
 class Bottleneck(nn.Module):
     widening = 4
 
-    def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Module]) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, downsample: Optional[nn.Sequential]) -> None:
         super().__init__()
         self.conv1, self.bn1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
         self.conv3, self.bn3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
         self.downsample = downsample
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+    def forward(self, x: Union[Tensor, Block]) -> Block:
+        x = block_of(x)
+        y = norm_relu(self.bn1, self.conv1(x.main))
+        y = norm_relu(self.bn2, self.conv2(y))
+        return residual(self.bn3, self.conv3(y), x, self.downsample)
+
+
+def residual(norm: nn.BatchNorm2d, y: Tensor, x: Block, downsample: Optional[nn.Sequential]) -> Block:
+    """The end of a block whose input was `x`."""
+    if downsample is None:
+        return norm_add_relu(norm, y, x.shortcut)
+    convolve, shortcut_norm = downsample
+    if not isinstance(shortcut_norm, nn.BatchNorm2d) or not fusable(norm, y):
+        return norm_add_relu(norm, y, downsample(x.projection))
+    return norm_add_relu(norm, y, convolve(x.projection), shortcut_norm)
 
 
 class ResNet(nn.Module):
@@ -84,6 +95,7 @@ class ResNet(nn.Module):
             x = norm_relu_pool(self.bn1, self.stem(x))
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
+        x = block_of(x).main
         return x if self.fc is None else self.fc(x.mean(dim=(2, 3)))
 
     def stem(self, images: Tensor) -> Tensor:
@@ -93,6 +105,8 @@ class ResNet(nn.Module):
         assert self.conv1 is not None
         if not images.is_cuda or images.shape[-1] % 2 or images.shape[-2] % 2:
             return self.conv1(images)
+        if torch.is_autocast_enabled("cuda"):  # as the convolution would: half the bytes to rearrange
+            images = images.to(torch.get_autocast_dtype("cuda"))
         squares = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1, 0, 4)).contiguous(memory_format=torch.channels_last)
         return F.conv2d(squares, fold_filter(self.conv1.weight).to(squares.dtype))
 

@@ -38,6 +38,9 @@ class ResNetSettings(Settings):
     workers: int = option(0, "processes per rank that decode images; 0: one per core")
     decode: str = option("auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, or auto: gpu where it can")
     validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
+    graph: str = option(
+        "auto", "GPU: record a step's kernels once, then replay them: yes, no, auto: in a single process"
+    )
 
 
 SettingsClass = ResNetSettings
@@ -66,7 +69,7 @@ def run(settings: ResNetSettings) -> Result:
     steps = steps_of(settings.steps, settings.epochs, an_epoch) or 100
     settings = resolved(replace(settings, steps=steps), world, meshes)
     anatomy = Anatomy(first=("conv1", "bn1"), last=("fc",), stages=("layer1", "layer2", "layer3", "layer4"))
-    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes), anatomy)
+    parts = assemble_images(settings, world, meshes, lambda: ResNet(settings.depth, classes), anatomy, settings.graph)
     stream = Stream(
         images,
         settings.batch,
