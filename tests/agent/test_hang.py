@@ -171,6 +171,17 @@ def test_a_hang_is_named_once_and_its_end_is_told():
     assert len(world.said()) == 2
 
 
+def test_ranks_that_all_wait_end_a_run_when_that_has_lasted_a_minute():
+    """Not at the next look after it, which may be a minute later."""
+    world = World("stop")
+    world.train(20)
+    began, world.looks = world.now, lambda: [waits(rank) for rank in range(4)]
+    world.run(70)
+    (first, warned), (last, ended) = world.said()
+    assert isinstance(warned, Warn) and first - began <= 7
+    assert isinstance(ended, Stop) and 60 <= last - began <= 63
+
+
 def test_one_rank_that_rests_while_others_go_on_is_named_until_it_reports():
     world = World()
     world.train(20)

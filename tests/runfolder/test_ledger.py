@@ -2,7 +2,16 @@
 
 import random
 
-from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FirstStep, RunEnded, RunStarted
+from drumbeat.finding import LIKELY, WARNING, Finding
+from drumbeat.runfolder.events import (
+    AttemptEnded,
+    AttemptStarted,
+    FindingMade,
+    FirstStep,
+    Resumed,
+    RunEnded,
+    RunStarted,
+)
 from drumbeat.runfolder.ledger import PARTS, ledger, training_share
 from drumbeat.runfolder.progress import Progress
 
@@ -87,3 +96,14 @@ def test_any_events_in_any_order_add_up_to_the_wall_time():
         current = Progress(first_t=dice.uniform(0, 99), last_t=dice.uniform(0, 99), spent=spent)
         parts = ledger(0.0, 100.0, events, dice.random() < 0.5, current)
         assert abs(sum(parts.values()) - 100.0) < 0.01 and min(parts.values()) >= 0, (parts, events)
+
+
+def test_hangs_have_their_own_part():
+    finding = Finding("hang-asleep", WARNING, "rank 1 is asleep", "it sleeps", "look at that line", confidence=LIKELY)
+    hang, over = at(FindingMade, 40.0, finding=finding), at(Resumed, 52.0, seconds=20.0)
+    steps = {"first_t": 12.0, "last_t": 72.0, "first_step": 1, "step": 41}
+    parts = ledger(0.0, 100.0, [run_started(1.0), started(2.0), hang, over, ended(100.0, outcome="cancelled", **steps)])
+    assert seconds(parts) == {"start": 2.0, "first step": 10.0, "training": 40.0, "hang": 20.0, "unknown": 28.0}
+    again = at(FindingMade, 80.0, finding=finding)
+    events = [run_started(1.0), started(2.0), hang, over, again, ended(100.0, outcome="cancelled", **steps)]
+    assert ledger(0.0, 100.0, events)["hang"] == 48.0

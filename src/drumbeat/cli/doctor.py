@@ -101,10 +101,11 @@ def _print(args: Any, findings: List[Any]) -> None:
         looked = [line for finding in found if finding.code == "looked-at" for line in finding.seen]
         fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
-        counts = ", ".join(
-            f"{len([one for one in rest if one.severity == severity])} {word}"
-            for severity, word in (("error", "errors"), ("warning", "warnings"), ("info", "remarks"))
-        )
+        numbers = [
+            (word, len([one for one in rest if one.severity == severity]))
+            for severity, word in (("error", "error"), ("warning", "warning"), ("info", "remark"))
+        ]
+        counts = ", ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in numbers)
         print(f"{name}: {counts}, {len(fine)} fine")
         print("\n".join(finding_lines(rest)))
         for finding in fine:

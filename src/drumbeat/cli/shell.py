@@ -13,7 +13,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("--node", type=int, default=0, metavar="K", help="which node, from 0")
     parser.usage = (
         "%(prog)s [RUN] [--node K] [-- COMMAND ...]\n\n"
-        "Without a COMMAND a shell opens. With one, it runs there without a terminal, and its exit code is ours."
+        "Without a COMMAND a shell opens. With one, it runs there without a terminal, and\n"
+        "its exit code is ours."
     )
     parser.set_defaults(takes_command=True, after=[])
 

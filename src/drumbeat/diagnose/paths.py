@@ -30,6 +30,7 @@ class Path:
     confidence: str = CERTAIN
     partial_gdr: bool = False  # on some connections, or at one end only
     evidence: Tuple[Evidence, ...] = ()
+    alone: bool = False  # a communicator of one rank, which has nobody to send to
 
     @property
     def words(self) -> str:
@@ -45,6 +46,8 @@ class Path:
             return f"ofi/{self.provider or 'provider unknown'}{', GPUDirect only in part' if self.partial_gdr else gdr}"
         if self.answer == TCP:
             return f"tcp (libfabric's {self.provider})" if self.provider else "tcp"
+        if self.answer == LOCAL and self.alone:
+            return "one rank, which has nobody to send to"
         if self.answer == LOCAL:
             return "shm/p2p only; the network was not used"
         if self.answer == UNKNOWN and self.network:

@@ -135,7 +135,8 @@ def _communicator(members: List[Member], alone: bool) -> Communicator:
         path = of_edges(net)
     elif nranks == 1 or _one_node(members, hosts, seen, nranks):
         formed = edges or any(member.completed or member.nnodes for member in members)
-        path = Path(LOCAL, confidence=CERTAIN if formed else LIKELY, evidence=_local_evidence(members, edges))
+        evidence, alone = _local_evidence(members, edges), nranks == 1 and not edges
+        path = Path(LOCAL, confidence=CERTAIN if formed else LIKELY, evidence=evidence, alone=alone)
     elif edges and len(hosts) <= 1 and _all_local(members, nranks, alone):
         sure = bool(_ring(members, nranks))
         path = Path(LOCAL, confidence=CERTAIN if sure else LIKELY, evidence=_local_evidence(members, edges))
@@ -242,7 +243,7 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
         return named[0]
     local = local or [c.path for c in communicators if c.path.answer == LOCAL]
     if local:
-        return max(local, key=lambda path: path.confidence == CERTAIN)
+        return max(local, key=lambda path: (not path.alone, path.confidence == CERTAIN))
     if processes and not communicators:
         return of_choice(processes[0], processes)
     return Path(UNKNOWN, confidence=UNKNOWN)

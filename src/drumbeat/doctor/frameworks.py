@@ -61,7 +61,8 @@ def _torch(answers: FrameworkAnswers) -> Iterator[Finding]:
         return
     torch: Mapping[str, Any] = answers.probe.get("torch") or {}
     built = f"CUDA {torch['cuda']}" if torch.get("cuda") else f"ROCm {torch['hip']}" if torch.get("hip") else "CPU only"
-    title = f"torch {version}, built for {built}, sees {torch.get('gpus', 0)} GPUs"
+    gpus = torch.get("gpus", 0)
+    title = f"torch {version}, built for {built}, sees {gpus} GPU{'s' * (gpus != 1)}"
     if answers.gpus and not torch.get("gpus"):
         cause = f"this node has {len(answers.gpus)} ({', '.join(sorted(set(answers.gpus)))})"
         yield bad("framework-torch", ERROR, title, cause, "install the torch build for this node's GPUs and driver")

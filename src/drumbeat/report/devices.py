@@ -53,7 +53,7 @@ class Devices:
         counters = sum(_counts(readings) for readings in self._gpus.values())
         sensors = sum(any(gpu.power is not None for _, gpu in readings) for readings in self._gpus.values())
         if counters == len(self._gpus):
-            return f"energy counters of {counters} GPUs"
+            return f"energy counters of {counters} GPU{'s' * (counters != 1)}"
         return f"power of {sensors} of {len(self._gpus)} GPUs, sampled and integrated" if sensors else ""
 
     def curve(self, name: str) -> List[Tuple[float, float]]:

@@ -115,7 +115,9 @@ def _speed(
     if rate is None:
         return None
     value, unit = rate
-    how = "as the program states it" if reports.stated and not counted else "reported steps, first to last"
+    how = "reported steps, first to last"
+    if not counted and not unit.startswith("steps"):
+        how = "as the program states it" if reports.stated else "the program's own summary"
     factor = 1
     for words, count in zip(_PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and count:

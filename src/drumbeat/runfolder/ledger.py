@@ -6,6 +6,7 @@ first step  from the start of the ranks to the first step that one of them repor
 training    from the first reported step to the last one, without validation and checkpoints
 validation  seconds that the program reported for validation
 checkpoint  seconds that the program reported for saving
+hang        from the last step before a reported hang to the next step, or to the end
 lost        steps that a later attempt had to repeat, and the rest of an attempt that failed
 restart     from the end of an attempt to the first step of the next one
 idle        nothing of the job ran
@@ -21,11 +22,12 @@ from typing import Dict, Iterable, List, Mapping, Optional
 
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import CODE
 from drumbeat.runfolder.progress import Progress
 
 QUEUE, TRAINING, UNKNOWN = "queue", "training", "unknown"
 PARTS = (
-    QUEUE, "start", "first step", TRAINING, "validation", "checkpoint", "lost", "restart", "idle", UNKNOWN,
+    QUEUE, "start", "first step", TRAINING, "validation", "checkpoint", "hang", "lost", "restart", "idle", UNKNOWN,
 )  # fmt: skip
 _REPORTED = ("validation", "checkpoint")  # kinds of metrics whose `seconds` are no training
 
@@ -40,6 +42,8 @@ class _Attempt:
     wait: float = 0.0  # since the attempt before, or since the agents started
     queue: float = 0.0  # of that, in a scheduler's queue
     after_first: bool = False
+    hung: float = 0.0  # in hangs that were reported and are over
+    hangs: bool = False  # one was reported and is not over
 
     @property
     def has_steps(self) -> bool:
@@ -91,7 +95,16 @@ class _Timeline:
             self.open, self.waited, self.waited_in_queue = True, 0.0, 0.0
         elif isinstance(event, kinds.AttemptEnded):
             self.close(event.t, event.progress)
+        elif self.open:
+            self.on_hang(self.attempts[-1], event)
         self.last = max(self.last, event.t)
+
+    @staticmethod
+    def on_hang(attempt: _Attempt, event: Event) -> None:
+        if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
+            attempt.hangs = True
+        elif isinstance(event, kinds.Resumed):
+            attempt.hung, attempt.hangs = attempt.hung + event.seconds, False
 
 
 def ledger(
@@ -135,10 +148,13 @@ def _add(parts: Dict[str, float], attempt: _Attempt, superseded: bool, resumed: 
         reported = min(max(0.0, progress.spent.get(kind, 0.0)), span + tail)
         parts[kind] += reported
         span, tail = span - min(span, reported), tail - max(0.0, reported - span)
+    hung = min(attempt.hung, span)
+    parts["hang"] += hung
+    span -= hung
     repeated = span * _share_repeated(progress, resumed) if superseded else 0.0
     parts[TRAINING] += span - repeated
     parts["lost"] += repeated
-    parts["lost" if superseded else UNKNOWN] += tail
+    parts["hang" if attempt.hangs else "lost" if superseded else UNKNOWN] += tail
 
 
 def _share_repeated(progress: Progress, resumed: Optional[Progress]) -> float:

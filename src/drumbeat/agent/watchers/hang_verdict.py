@@ -60,7 +60,7 @@ _CAUSES = {
     ),
     ALL_IDLE: (
         "all ranks wait, none of them works",
-        "look at the stacks; drumbeat diagnose reads torch's flight recorder",
+        "py-spy dump --pid {pid} on {host} shows where rank {rank} waits; the others in the same way",
     ),
 }
 
@@ -251,7 +251,7 @@ def _finding(
     else:
         title = f"{waited}: no rank is working{_rest(looks, numbers)}"
     return Finding(
-        f"hang-{word}", WARNING, title, cause, fix.format(pid=first.pid, host=first.host or "that node"),
+        f"hang-{word}", WARNING, title, cause, fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node"),
         _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
         rank=first.rank if len(odd) == 1 else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
@@ -321,7 +321,7 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
 def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
     stacks = sum(1 for look in looks if look.stack)
     flights = sum(1 for look in looks if look.collectives)
-    shown = [f"{len(looks)} ranks in /proc, 2 s apart"]
+    shown = [f"{len(looks)} rank{'s' * (len(looks) != 1)} in /proc, 2 s apart"]
     shown += [f"Python stacks of {stacks}"] if stacks else []
     shown += [f"flight recorders of {flights}"] if flights else []
     named = sum(1 for look in looks if look.ras)
