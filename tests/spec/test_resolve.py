@@ -234,3 +234,9 @@ def test_variables_that_drumbeat_sets_itself_are_refused(name):
 def test_a_nul_character_is_refused(text):
     with pytest.raises(Problem, match="NUL"):
         order(text + ("" if text.startswith("command") else "\ncommand: x") + "\n")
+
+
+@pytest.mark.parametrize("image", ["--privileged", "-v=/:/host", "a\\nb"])
+def test_an_image_cannot_be_an_option(image):
+    text = f'command: python x.py\ncontainer-runtime: podman\ncontainer: "{image}"\n'
+    assert "is no image: podman would read it as an option" in refusal(text)

@@ -8,6 +8,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.desk.gpu_use import gpu_use
 from drumbeat.finding import Finding
+from drumbeat.runfolder.derived import lost_spares
 from drumbeat.runfolder.logs import Log
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -65,6 +66,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
         after.append(("metrics", _NO_METRICS))
     after += [("replaced", words) for words in summary.replaced[-2:]]
+    if summary.spares:
+        after += [("lost", words) for words in lost_spares(run.run_events())[-2:]]
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))

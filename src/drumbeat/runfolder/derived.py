@@ -53,6 +53,12 @@ def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
     return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
+def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Spares that were lost before they had a role, in words."""
+    lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
+    return tuple(f"node {each.peer} ({each.peer_host}), an idle spare" for each in lost)
+
+
 def spares_left(events: Iterable[Event]) -> int:
     """Nodes that waited without a role when the last attempt began."""
     return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)

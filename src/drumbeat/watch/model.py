@@ -255,7 +255,7 @@ class RunView:
             self._mark(t, "failed", event.finding.title)
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
-            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+            self._mark(t, "lost", f"lost {event.words}")
         elif isinstance(event, kinds.Excluded):
             self.node(event.peer).idle = f"excluded: {event.why}"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
