@@ -10,6 +10,7 @@ from drumbeat.diagnose.places import Places
 from drumbeat.finding import UNKNOWN, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
+EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last one failed
 
 
 @dataclass(frozen=True)

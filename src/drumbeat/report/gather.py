@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.desk.closing import not_finite_words
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK, UNKNOWN, Finding, Verdict, check_label
+from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict, check_label
 from drumbeat.hardware import peak_of
 from drumbeat.order import Order
 from drumbeat.record import RecordError
@@ -230,6 +230,12 @@ def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
             found.append(_note(event.finding))
         elif isinstance(event, kinds.VerdictGiven):
             found.append(Note(INFO, _verdict(event.verdict)))
+        elif isinstance(event, kinds.Failed) and event.finding != failure:
+            found.append(Note(INFO, f"attempt {event.attempt + 1} ended: {event.finding.title}"))
+        elif isinstance(event, kinds.Decided):
+            found += [Note(INFO, words) for words in event.replaced]
+        elif isinstance(event, kinds.NodeLost) and event.spare:
+            found.append(Note(WARNING, f"lost {event.words}"))
     return list(dict.fromkeys(found))
 
 

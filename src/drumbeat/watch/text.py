@@ -39,6 +39,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     for finding in list(head.findings)[-3:]:
         if finding != head.failure:
             lines.append((finding.severity, finding_words(finding)))
+    lines += [("replaced", words) for words in view.replaced[-2:]]
     if view.summary:
         lines.append(("end", end_words(view.summary)))
     return lines
