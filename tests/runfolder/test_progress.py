@@ -1,5 +1,6 @@
 """What a run's reports add up to, where they are not plain: losses that are no numbers, restarts, steps of epochs."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -58,6 +59,10 @@ def test_every_view_says_that_the_loss_is_nan(tmp_path):
     session = Session(run)
     session.load()
     assert "loss nan since step 6" in "\n".join(screen(session, 120, 50)) and session.head().loss is None
+    session.view.summary = dataclasses.replace(
+        summary, progress=added(*to_nan(), Metric(0, 0, 99.0, "validation", loss=math.inf))
+    )
+    assert "validation inf" in "\n".join(screen(session, 120, 50))
     (family,) = [each for each in families(session.head(), ()) if each.name == "drumbeat_loss"]
     assert math.isnan(family.samples[0][1])
 

@@ -138,7 +138,7 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     ]
     efficiency = speedup / ratio
     error: Optional[float] = None
-    no_error = "" if run is baseline else "too few reports to give an interval"
+    no_error = "" if run is baseline else "too few reports, or too coarse times, to give an interval"
     if len(parts) == 2:
         error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
         no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"

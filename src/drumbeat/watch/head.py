@@ -43,6 +43,7 @@ class Head:
     loss: Optional[float]  # reported last; None also where that is not finite
     loss_not_finite: str  # then: nan, inf or -inf, and since which step
     validation_loss: Optional[float]
+    validation_not_finite: str
     rate: Optional[float]  # since the first step, all ranks together
     rate_unit: str
     rate_rough: bool  # a short time between printed lines: only about right
@@ -90,6 +91,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         loss=None if progress.not_finite else progress.last_loss,
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation_loss=None if progress.validation_not_finite else progress.last_validation,
+        validation_not_finite=progress.validation_not_finite,
         rate=rate[0] if rate else None,
         rate_unit=rate[1] if rate else "",
         rate_rough=progress.rough,

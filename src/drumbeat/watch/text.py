@@ -66,7 +66,9 @@ def _progress(head: Head) -> str:
         parts.append(f"loss {head.loss_not_finite}")
     elif head.loss is not None:
         parts.append(f"loss {head.loss:.4g}")
-    if head.validation_loss is not None:
+    if head.validation_not_finite:
+        parts.append(f"validation {head.validation_not_finite}")
+    elif head.validation_loss is not None:
         parts.append(f"validation {head.validation_loss:.4g}")
     if head.seconds_left is not None:
         parts.append(f"{duration(head.seconds_left)} left")

@@ -20,7 +20,7 @@ function figuresOf(head) {
   return [
     ["step", "step", head.step, [number(head.step), ""], done],
     head.loss_not_finite ? ["loss", "loss", head.loss_not_finite, [head.loss_not_finite.split(" ")[0], ""], head.loss_not_finite, "warn"]
-      : ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
+      : ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_not_finite ? `validation ${head.validation_not_finite}` : head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
     ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
