@@ -85,6 +85,20 @@ def test_user_exception_classes_count_after_a_traceback():
     assert explain(lines=[*TRACEBACK, "mylib.Oops: no data"]).title == "mylib.Oops: no data"
 
 
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
+def test_an_exit_code_above_128_is_no_signal_that_was_seen(sig):
+    by_code, by_signal = explain(code=128 + sig, lines=["step 1 loss 1"]), explain(code=None, sig=sig)
+    assert by_code.code == by_signal.code, "what follows from it is the same"
+    assert by_code.title == f"exit code {128 + sig}, which shells and containers use for {sig.name}"
+    assert (by_code.confidence, by_code.seen) == ("likely", (f"exit code {128 + sig}",))
+    assert (by_signal.confidence, by_signal.seen) == ("certain", (f"the process ended by {sig.name}",))
+
+
+def test_what_a_shell_writes_about_a_signal_counts_for_more_than_its_exit_code():
+    finding = explain(code=139, lines=["run.sh: line 3:   812 Segmentation fault      (core dumped) python train.py"])
+    assert finding.title == "a process died from SIGSEGV" and finding.confidence == "certain"
+
+
 def test_consequences_are_named():
     assert {"peer-lost", "stopped"} <= CONSEQUENCES
 
