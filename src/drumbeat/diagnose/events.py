@@ -43,7 +43,7 @@ class Event:
     pid: int = 0
     device: Optional[int] = None  # of NCCL's own line, where one process has several
     time: Optional[float] = None
-    level: str = ""  # of the line's own logger
+    level: str = ""  # of the line's own logger; I where the line only talks about an error
     bare: bool = False  # an exception's last line without its traceback
     caught: bool = False  # an exception that somebody caught and printed
     lines: int = 1  # of the traceback
@@ -51,6 +51,11 @@ class Event:
     @property
     def code(self) -> str:
         return self.match.rule.code if self.match else "exception"
+
+    @property
+    def mention(self) -> bool:
+        """Its line has the words of an error, but not the error's own shape."""
+        return self.match is not None and self.match.mention
 
     @property
     def number(self) -> int:
@@ -105,7 +110,7 @@ class Events:
                     pid=pid,
                     device=device,
                     time=line.time,
-                    level=line.level,
+                    level=line.level or ("I" if match.talk else ""),
                 )
             )
 

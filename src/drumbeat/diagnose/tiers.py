@@ -85,7 +85,7 @@ class Tiers:
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
-        known = [event for event in tiers[CAUSE] if event.match]
+        known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
         tiers[CAUSE] = _without_reraised(tiers[CAUSE])
