@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from drumbeat.diagnose.lines import Line
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.rulebook import Match
+from drumbeat.diagnose.survived import Span
 from drumbeat.diagnose.tracebacks import Raised
 from drumbeat.finding import Evidence
 
@@ -74,6 +75,8 @@ class Events:
         self.marks: Set[str] = set()
         self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
         self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
+        self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
+        self.tracebacks: List[Span] = []  # of streams that belong to one process
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._per_source: Dict[Tuple[str, str, Optional[int], str], int] = {}
 
@@ -134,6 +137,12 @@ class Events:
                     lines=raised.lines,
                 )
             )
+
+    def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
+        """Where it stands, if its lines are those of one process: of a known rank, or of such a file."""
+        rank = line.rank if line.rank is not None else self._owner(file)[0]
+        if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
+            self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
 
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""

@@ -54,6 +54,7 @@ class RankEnd:
     time: Optional[float] = None  # of the end, by one clock for all ranks
     killed_by_us: bool = False
     oom_kill_seen: bool = False
+    one_process: bool = False  # nobody but its main process has written these lines
 
     @property
     def failed(self) -> bool:
@@ -84,6 +85,7 @@ def explain_exit(
     killed_by_us: bool,
     oom_kill_seen: bool = False,
     stdout_tail: Sequence[str] = (),
+    one_process: bool = True,
 ) -> Finding:
     """One rank's end as a Finding. `signal` is set when it died from one. A code of 128+N is what shells and containers make
     of signal N, but a program may choose such a code itself, so it is never a certain sign of that signal."""
@@ -94,7 +96,7 @@ def explain_exit(
         setup = _failed_setup(stderr_tail)
         if setup is not None:
             return setup
-    end = RankEnd(None, exit_code, given, stdout_tail, stderr_tail)
+    end = RankEnd(None, exit_code, given, stdout_tail, stderr_tail, one_process=one_process)
     failure = _read([end], end)
     finding, role = failure.finding, _role(failure)
     ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
@@ -155,6 +157,8 @@ def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
         for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
             name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
             reader.name_file(name, end.rank, end.host or None)
+            if end.one_process:
+                reader.of_one_process(name)
             reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in tail[-MAX_TAIL:]])
     if first is not None and reader.elastic.first is None:
         code = first.exit_code if first.exit_code is not None else -(first.signal or 0)
