@@ -46,12 +46,12 @@ ROWS = [
     ("port", [failed("port-in-use")], 0, 0, False, "restart", "costs no restart"),
     ("ports", [failed("port-in-use")] * 4, 9, 0, False, "stop", "3 other rendezvous ports"),
     ("a port between", [failed(step=1), failed("port-in-use"), failed(step=5)], 2, 0, False, "restart", "2 of 2"),
-    ("bad GPU, spare", steps("gpu-ecc", 5), 0, 1, False, "restart", "h2 takes the place of h0 (node 0); 0 spares left"),
+    ("bad GPU, spare", steps("gpu-ecc", 5), 0, 1, False, "restart", "node 2 (h2) takes the place of node 0 (h0); 0 spares left"),
     ("bad GPU, queue", steps("gpu-xid", 5), 0, 0, True, "requeue", "h0 must not be used again"),
     ("bad GPU, alone", steps("gpu-xid", 5), 2, 0, False, "restart", "restart 1 of 2"),
     ("bad GPU twice, alone", steps("gpu-xid", 5, 50), 9, 0, False, "stop", "h0 has failed twice"),
     ("amdgpu reset", steps("amdgpu-reset", 5), 0, 1, False, "restart", "takes the place"),
-    ("hang twice", steps("hang-stopped", 5, 90), 9, 1, False, "restart", "h2 takes the place of h0"),
+    ("hang twice", steps("hang-stopped", 5, 90), 9, 1, False, "restart", "node 2 (h2) takes the place of node 0 (h0)"),
     ("hang on two nodes", [failed("hang-x", 5), failed("hang-x", 90, 1)], 9, 1, False, "restart", "restart 2 of 9"),
     ("killed, same step", steps("killed", 5, 5), 9, 0, False, "stop", "ended in the same way at step 5 twice, and would"),
     ("killed twice", steps("killed", 5, 90), 9, 1, False, "restart", "takes the place"),
@@ -110,14 +110,20 @@ def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
 def test_a_range_of_nodes_goes_on_with_fewer():
     lost = failed("node-lost", member=1)
     assert decide([lost], members(1), 1, 1) == Restart("restart 1 of 1, with 1 of 2 nodes", (0,))
-    assert decide([lost], members(1), 0, 1).action == "requeue"  # no restart is left
-    assert decide([lost], members(1), 1, 2).action == "requeue"  # the range does not reach so far down
+    assert decide([lost], members(1), 0, 1).action == "stop"  # no restart is left
+    assert decide([lost], members(1), 1, 2).action == "stop"  # the range does not reach so far down
+    assert decide([lost], members(1), 1, 2, can_requeue=True).action == "requeue"
     assert decide([lost], members(1, count=3), 1, 1).assignment == (0, 2)  # a spare comes first
 
 
 def test_by_members():
-    lost = decide([failed("node-lost", member=1)], members(1), 3)
-    assert lost == Requeue("a node is lost, and the job has no spare left", ("h1",))
+    lost = [failed("node-lost", member=1)]
+    assert decide(lost, members(1), 3, can_requeue=True) == Requeue("node 1 (h1) is lost", ("h1",))
+    words = "node 1 (h1) is lost, and nobody can give the job another one here: --spares 1 would"
+    assert decide(lost, members(1), 0) == Stop(words)
+    assert decide(lost, members(1), 3) == Stop(words + "; a restart needs all nodes, so none is used")
+    none_left = decide(lost, members(1, 2, count=3), 0, spares=1)
+    assert "is lost, and no spare is left, and nobody" in none_left.why and "--spares 2 would" in none_left.why
     assert decide([failed()], members(stuck=(1,)), 3).action == "stop"
     assert decide([failed()], members(stuck=(1,)), 3, can_requeue=True).exclude == ("h1",)
     replaced = decide([failed()], members(0, count=4), 3)

@@ -324,7 +324,8 @@ def test_ranks_that_go_on_without_the_others_are_named():
 def test_a_lost_spare_disturbs_nobody():
     lead, _ = mustered()
     lead.members[2] = Member(2, "h2")
-    assert kinds(lead.member_lost(2, "gone", 5.0)) == ["node-lost"] and lead.phase == "running"
+    (lost,) = lead.member_lost(2, "gone", 5.0)
+    assert lost.kind == "node-lost" and lost.data["spare"] and lead.phase == "running"
     assert [act for act in lead.stop(StopRequest(SIGNAL)) if isinstance(act, Tell)][0].members == (0, 1)
 
 
@@ -365,7 +366,12 @@ def test_a_node_lost_between_two_attempts_is_replaced_or_ends_the_run():
     lead, _ = mustered(restarts=3)
     failed_once(lead)
     acts = lead.member_lost(1, "gone", 12.5)
-    assert finish(acts) == [1] and lead.requeue.exclude == ("h1",)
+    assert finish(acts) == [1] and lead.requeue is None
+    assert "nobody can give the job another one here" in acts[1].data["why"] and acts[1].data["action"] == "stop"
+    lead, _ = mustered(restarts=3, queued=True)
+    failed_once(lead)
+    lead.member_lost(1, "gone", 12.5)
+    assert lead.requeue.exclude == ("h1",)
 
 
 def test_a_spare_has_no_role_until_it_takes_one():
@@ -377,7 +383,7 @@ def test_a_spare_has_no_role_until_it_takes_one():
     (world,) = [act.message.world for act in acts if isinstance(act, Tell) and isinstance(act.message, Prepare)]
     assert world.replaced == ((1, "h2"),) and world.ranks == ((2, 2),)
     (why,) = [act.data["why"] for act in acts if isinstance(act, Record) and act.kind == "decided"]
-    assert why == "h2 takes the place of h1 (node 1); 0 spares left"
+    assert why == "node 2 (h2) takes the place of node 1 (h1); 0 spares left"
 
 
 def test_a_bad_gpu_is_excluded_even_on_the_lead_s_node():

@@ -123,6 +123,7 @@ def test_exclude_and_forget(tmp_path, environ, drumbeat):
     [
         (("exclude",), "which node?"),
         (("exclude", "n1", "--for", "7"), "needs a unit"),
+        (("exclude", "n1", "--for", "0s"), "no time at all"),
         (("exclude", "n1;rm"), "node list"),
         (("exclude", "n[1-9999999]"), "node list"),
         (("forget", "-n"), "unknown option"),
@@ -158,7 +159,30 @@ def test_a_damaged_store_is_one_line_and_breaks_nothing(tmp_path, environ, text,
     said = capsys.readouterr().err
     assert said.count("\n") <= 2 and "no node is avoided" in said and "Traceback" not in said
     done = drumbeat.here("nodes", "--site", "slurm")
-    assert done.returncode == 2 and "remove it" in done.stderr or "newer" in done.stderr
+    assert done.returncode == 2 and "by hand must be named again" in done.stderr or "newer" in done.stderr
+    assert "attribute" not in done.stderr
+
+
+def test_nodes_are_listed_where_the_store_cannot_be_written(tmp_path, environ, capsys, monkeypatch):
+    known_nodes.exclude(LAKE, ["n1"], "7d", "", environ)
+
+    def refuse(path, text):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(node_store, "replace_file", refuse)
+    a_run(tmp_path, environ, "r1", ("failed", finding("gpu-ecc", "n2")))
+    table = known_nodes.table(LAKE, [], environ)
+    assert {node.host for node in table.nodes} == {"n1", "n2"} and "cannot be kept" in capsys.readouterr().err
+    with pytest.raises(node_store.NotKept):
+        known_nodes.exclude(LAKE, ["n3"], "7d", "", environ)
+
+
+def test_a_list_says_what_exclusions_mean_on_its_site(environ):
+    here = known_nodes.site_here("localhost", environ)
+    (noted,) = known_nodes.exclude(here, ["n1"], "7d", "", environ).lines()
+    assert noted == "noted; but jobs on localhost run on the machines that they are given"
+    listed = known_nodes.table(here, [], environ).lines()
+    assert listed[-1] == "jobs on localhost run on the machines that they are given: none is avoided there"
 
 
 def test_a_store_of_somebody_else_is_not_used(tmp_path, environ):

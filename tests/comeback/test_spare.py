@@ -57,6 +57,10 @@ def test_a_spare_takes_the_place_of_a_dead_node(drumbeat):
     assert summary["ranks"] == 4 and summary["spares"] == 1 and words in summary["replaced"][0]
     assert [each["outcome"] for each in summary["attempts"]] == ["failed", "finished"]
     assert summary["attempts"][0]["finding"]["code"] == "node-lost"
+    told = [
+        (kind, event["attempt"]) for kind in ("failed", "attempt-ended", "decided") for event in events(folder, kind)
+    ]
+    assert told == [("failed", 0), ("attempt-ended", 0), ("attempt-ended", 1), ("decided", 0), ("decided", 1)]
     assert summary["progress"]["step"] == 60 and summary["progress"]["first_step"] == min(first) + 1
     assert (folder / "nodes" / "2" / "attempt-1").is_dir() or list((folder / "nodes" / "2").glob("*1*"))
     assert not marked(folder.name)

@@ -87,6 +87,28 @@ def test_one_run_is_one_run_however_many_torchruns_ended_on_its_host():
     assert failure.confidence == CERTAIN and not any("several" in each for each in failure.unseen)
 
 
+def test_attempts_before_the_last_one_are_told(tmp_path, monkeypatch, capsys):
+    from drumbeat.cli import main
+
+    folder = tmp_path / "r1"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"run_id": "r1", "schema": "1.0"}')
+    head = {"t": 1.0, "mono": 1.0, "host": "vm", "node": 0}
+    lost = {"code": "node-lost", "severity": "error", "title": "node 1 (b) was lost"}
+    world = {"world_size": 2, "master_addr": "a", "master_port": 9}
+    events = [
+        {"kind": "attempt-started", "attempt": 0, **world}, {"kind": "failed", "attempt": 0, "finding": lost},
+        {"kind": "attempt-started", "attempt": 1, **world},
+        {"kind": "run-ended", "attempt": 1, "outcome": "finished", "exit_code": 0},
+    ]  # fmt: skip
+    lines = [json.dumps({**head, "seq": number, **event}) for number, event in enumerate(events)]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "r1"]) == 0
+    said = capsys.readouterr().out
+    assert "none in the last attempt [certain]" in said and "attempt 1 of 2 ended: node 1 (b) was lost" in said, said
+
+
 @pytest.mark.parametrize("with_summary", [True, False])
 def test_a_run_folder_is_read_before_its_logs(tmp_path, monkeypatch, capsys, with_summary):
     from drumbeat.cli import main

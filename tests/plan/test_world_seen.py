@@ -66,6 +66,9 @@ def test_copies_of_one_training():
     lonely = [replace(row, alone=True) for row in world()]
     finding = copies(lonely, PLAN)
     assert finding.title == "4 ranks never joined each other: they are 4 copies of one training"
+    assert finding.fix.endswith("for one training alone: --nodes 1 --ranks-per-node 1")
+    two = replace(PLAN, world_size=2, nodes=2)
+    assert copies([lonely[0], lonely[2]], two).fix.endswith("for one training alone: --nodes 1")
     assert judge(lonely, PLAN, False) is None  # nothing shows yet that they are one
     assert judge(lonely, PLAN, True).summary == "4 of 4 ranks have no TCP connection"
     assert copies([*lonely[:3], world()[3]], PLAN) is None and copies(world(), PLAN) is None

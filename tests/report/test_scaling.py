@@ -1,6 +1,7 @@
 """Comparing runs: what the table says, and what keeps a comparison from being a fair one."""
 
 import csv
+import dataclasses
 import io
 
 import pytest
@@ -116,3 +117,21 @@ def test_the_table_in_every_form():
     assert r"2 & 8 & 7,000 & 1.75 & 87.5 $\pm$ 1.0 \% & 10 m 00 s & not known \\" in latex(found)
     assert max(map(len, text(found, 80))) <= 80
     assert "<polyline" in page(found) and "<script" not in page(found)
+
+
+def test_an_interval_that_says_nothing_is_not_printed():
+    found = compare([run(4, 4000.0, error=40.0), run(8, 7000.0, error=9e6)])
+    assert found.rows[1].error is None and "±" not in markdown(found)
+    assert "efficiency of run-8: the spread within the runs is too large to give an interval" in said(found)
+
+
+def test_a_run_that_failed_is_marked():
+    failed = dataclasses.replace(run(8, 7000.0), outcome="failed", exit_code=1)
+    found = compare([run(4, 4000.0), failed])
+    assert [line.split()[-1] for line in text(found)[:3]] == ["END", "finished", "failed"]
+    assert any("run-8 did not finish (failed)" in line for line in said(found))
+
+
+def test_as_many_ranks_on_more_nodes_are_not_the_same_size():
+    found = compare([run(4, 4000.0), dataclasses.replace(run(4, 3000.0, name="spread"), nodes=2)])
+    assert "on 1 or 2 nodes" in found.kind_why and "same size" not in found.kind_why

@@ -53,7 +53,7 @@ def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
     further = lambda: json.loads(oar("status", "--json", number).stdout)["progress"]["step"] > step  # noqa: E731
     wait_for(further, 60, "more steps")
     status = oar("status", number).stdout
-    assert "spares     0 left; reed3 takes the place of reed2 (node 1)" in status, status
+    assert "spares     0 left; node 2 (reed3) takes the place of node 1 (reed2)" in status, status
     assert cluster.job(number)["JobState"] == "RUNNING"
     (place / "enough").touch()
     ended = cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL"], 120)

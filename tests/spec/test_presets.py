@@ -8,7 +8,7 @@ import pytest
 from drumbeat.problem import Problem
 from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
-from drumbeat.spec.presets import preset_names, with_preset
+from drumbeat.spec.presets import about_preset, preset_names, with_preset
 from drumbeat.spec.resolve import resolve
 from drumbeat.spec.sites import load_site
 
@@ -71,3 +71,21 @@ def test_an_unknown_one_names_its_neighbour():
     with pytest.raises(Problem) as problem:
         with_preset(job_from_text("preset: megatron\n"))
     assert "did you mean 'megatron-lm'?" in str(problem.value)
+
+
+def test_a_plan_says_what_comes_from_the_preset():
+    job = with_preset(job_from_text("preset: megatron-lm\nenv: {BS: '8'}\n"))
+    order = resolve(job, load_site("mi300x-thor2", {}), HERE)
+    why = {each.name: each.why for each in order.env}
+    assert (why["MBS"], why["BS"], order.launcher_why) == (
+        "preset megatron-lm",
+        "as the job asks",
+        "preset megatron-lm",
+    )
+    about = about_preset(job)
+    assert "checkout of ROCm/Megatron-LM" in about and "Image: docker.io/rocm/megatron-lm:latest." in about
+
+
+def test_tasks_need_somebody_who_starts_them(drumbeat):
+    done = drumbeat.here("plan", "--preset", "horovod", "--site", "localhost", "--nodes", 2)
+    assert done.returncode == 2 and "mpirun -np 2 drumbeat run --preset horovod" in done.stderr, done

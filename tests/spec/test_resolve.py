@@ -170,6 +170,8 @@ def test_as_many_emulated_ranks_as_are_allowed():
         ("command: x\nruns: ~/runs", {}, "job.yaml:2: runs: '~' is not filled in here\n  write $HOME"),
         ("command: x\nnodes: 3\nranks-per-node: 3", {}, "3 nodes x 3 ranks = 9 ranks on this one machine; "
          "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 5"),
+        ("command: x\nspares: 1000", {}, "1 node x 1 rank = 1 rank and 1000 spare nodes on this one machine; "
+         "2 cores x 4 per core allow 8\n  ask for fewer, or allow more with --oversubscribe 501"),
         ("command: x\nwrap: {ranks: [0, 1], command: p}", {}, "job.yaml:2: wrap.ranks: there is no rank 1 among 1, "
          "counted from 0"),
         ("command: x\nenv: {HF_TOKEN: hf_abc}", {}, "job.yaml:2: env.HF_TOKEN: looks secret, and what stands here is "
@@ -234,3 +236,9 @@ def test_variables_that_drumbeat_sets_itself_are_refused(name):
 def test_a_nul_character_is_refused(text):
     with pytest.raises(Problem, match="NUL"):
         order(text + ("" if text.startswith("command") else "\ncommand: x") + "\n")
+
+
+@pytest.mark.parametrize("image", ["--privileged", "-v=/:/host", "a\\nb"])
+def test_an_image_cannot_be_an_option(image):
+    text = f'command: python x.py\ncontainer-runtime: podman\ncontainer: "{image}"\n'
+    assert "is no image: podman would read it as an option" in refusal(text)

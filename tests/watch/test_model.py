@@ -8,6 +8,7 @@ from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
+from drumbeat.watch.text import glance
 from tests.runfolder.folders import events, make_run, metrics
 from tests.watch.recorded import begin, gpu, recorded, sample, steps
 
@@ -79,7 +80,9 @@ def test_a_restart_begins_anew(tmp_path):
     events(
         run, ("rank-exited", {"rank": 3, "exit_code": None, "signal": 9, "seconds": 1.0, "core_dumped": False}), node=1
     )
-    events(run, ("failed", {"finding": finding}), ("decided", {"action": "restart", "why": "one restart is left"}))
+    replaced = ["node 2 (c) takes the place of node 1 (b)"]
+    decided = {"action": "restart", "why": "a spare", "replaced": replaced}
+    events(run, ("failed", {"finding": finding}), ("decided", decided))
     session.load()
     assert session.view.ranks[3].ended == -9 and session.view.ended_ranks == 1
     assert session.head().failure.title == "rank 3 ran out of memory" and session.view.phase == "restarting"
@@ -87,6 +90,9 @@ def test_a_restart_begins_anew(tmp_path):
     session.load()
     assert session.view.attempt == 1 and session.view.ended_ranks == 0 and session.head().failure is None
     assert [mark.kind for mark in session.view.marks] == ["failed", "restart", "attempt"]
+    past, shown = session.head().findings[-1], glance(session.head(), session.view)
+    assert (past.severity, past.title) == ("info", "attempt 1 ended: rank 3 ran out of memory")
+    assert ("replaced", replaced[0]) in shown
     assert len(session.view.ranks) == 4 and all(rank.step is None for rank in session.view.ranks.values())
 
 

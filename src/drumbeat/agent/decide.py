@@ -112,9 +112,10 @@ def decide(
     restarts: int,
     fewest: Optional[int] = None,
     can_requeue: bool = False,
+    spares: int = 0,
 ) -> Decision:
     """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on.
-    `can_requeue`: a scheduler can start the run again on other nodes."""
+    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: so many the job asked for."""
     last = history[-1]
     if last.outcome != FAILED:
         return Stop(f"the attempt ended: {last.outcome}")
@@ -130,7 +131,20 @@ def decide(
     unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
     if not unfit:
         return _again(history, last.assignment, restarts)
-    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue)
+    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue, spares)
+
+
+def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
+    """What follows when nodes are lost (node rank -> who it was) and no spare can take their place."""
+    names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
+    what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
+    if spares:
+        what += ", and no spare is left"
+    if can_requeue:
+        return Requeue(what, tuple(member.machine for _, member in sorted(lost.items())))
+    other = "another one" if len(lost) == 1 else "others"
+    why = f"{what}, and nobody can give the job {other} here: --spares {spares + len(lost)} would"
+    return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
 
 
 def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
@@ -153,7 +167,9 @@ def replacements(before: Assignment, after: Assignment, members: Mapping[int, Me
         return []
     pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
     return [
-        f"{members[new].machine} takes the place of {members[old].machine} (node {node})" for node, old, new in pairs
+        f"node {new} ({members[new].machine}) takes the place of node {old} ({members[old].machine})"
+        + (f" as node {node}" if node != old else "")
+        for node, old, new in pairs
     ]
 
 
@@ -255,6 +271,7 @@ def _elsewhere(
     restarts: int,
     fewest: Optional[int],
     can_requeue: bool,
+    spares: int,
 ) -> Decision:
     """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
     last = history[-1]
@@ -271,14 +288,16 @@ def _elsewhere(
         why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
         return Restart(why, fewer, 0.0, excluded)
     machines = tuple(members[number].machine for number in unfit)
-    if any(members[number].lost for number in unfit):
-        return Requeue("a node is lost, and the job has no spare left", machines)
+    lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
+    if lost:
+        return without_nodes(lost, restarts, can_requeue, spares)
+    no_spare = "no spare is left" if spares else "the job has no spare"
     if can_requeue:
-        return Requeue(f"{', '.join(machines)} must not be used again, and no spare is left", machines)
+        return Requeue(f"{', '.join(machines)} must not be used again, and {no_spare}", machines)
     if any(not members[number].fit for number in unfit):
         return Stop("processes of the last attempt could not be ended, and would disturb the next")
     number = unfit[0]
     earlier = [outcome for outcome in history[:-1] if outcome.member == number and outcome.cause is HARDWARE]
     if earlier and last.cause is HARDWARE:
-        return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and no spare is left")
+        return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and {no_spare}")
     return _again(history, last.assignment, restarts)

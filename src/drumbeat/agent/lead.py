@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame
+from drumbeat.agent.causes import HARDWARE
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
     DOUBTFUL,
@@ -27,6 +28,7 @@ from drumbeat.agent.decide import (
     decide,
     reassign,
     replacements,
+    without_nodes,
 )
 from drumbeat.agent.lead_findings import (
     gone_finding,
@@ -187,7 +189,9 @@ class Lead:
         member = self.members.get(number)
         if self.phase == "ended" or member is None or member.lost:
             return []
-        acts: List[Act] = [Record("node-lost", {"peer": number, "peer_host": member.host, "why": why})]
+        idle = self.phase != "muster" and number not in self._assignment()
+        lost = {"peer": number, "peer_host": member.host, "why": why, "spare": idle}
+        acts: List[Act] = [Record("node-lost", lost)]
         if self.phase == "muster":
             del self.members[number]
             return acts
@@ -195,8 +199,8 @@ class Lead:
         if self.phase == "waiting":
             return acts + self._plan_again()
         attempt = self.attempts[-1]
-        if number not in attempt.assignment:
-            return acts  # it had no role
+        if idle:
+            return acts
         attempt.done[number] = {}
         if self.phase == "running":
             attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
@@ -349,6 +353,10 @@ class Lead:
     def clock_offsets(self) -> Dict[int, float]:
         return {number: member.clock_offset for number, member in self.members.items()}
 
+    def _assignment(self) -> Assignment:
+        """Who has a role: now, or in the attempt that comes next."""
+        return self.resume[1] if self.phase == "waiting" else self.attempts[-1].assignment
+
     def _present(self) -> Tuple[int, ...]:
         return tuple(number for number, member in sorted(self.members.items()) if not member.lost)
 
@@ -377,8 +385,9 @@ class Lead:
         if self.without_storage:
             return acts + self._end(outcome, concluded=True)
         order = self.order
-        can_requeue = order.queued and order.resources.requeues > 0
-        decision = decide(self.history, self.members, order.restarts, order.fewest_nodes, can_requeue)
+        decision = decide(
+            self.history, self.members, order.restarts, order.fewest_nodes, self._can_requeue, order.spares
+        )
         decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": outcome.cause.name}
         if outcome.outcome != FAILED:
             decided["cause"] = ""
@@ -392,6 +401,10 @@ class Lead:
             self.requeue = replace(decision, exclude=tuple(dict.fromkeys((*decision.exclude, *unfit))))
         acts.append(Record("decided", decided))
         return acts + self._end(outcome, concluded=True)
+
+    @property
+    def _can_requeue(self) -> bool:
+        return self.order.queued and self.order.resources.requeues > 0
 
     def _restart(self, decision: Restart, now: float) -> List[Act]:
         acts: List[Act] = []
@@ -414,10 +427,11 @@ class Lead:
             replaced = replacements(assignment, again, self.members)
             self.resume = (at, again)
             return [Record("decided", {"action": "restart", "why": "; ".join(replaced), "replaced": replaced})]
-        lost = tuple(self.members[number].machine for number in assignment if self.members[number].lost)
-        self.requeue = Requeue("a node was lost before the next attempt, and the job has no spare left", lost)
-        decided = Record("decided", {"action": self.requeue.action, "why": self.requeue.why})
-        return [decided, *self._end(self.history[-1], concluded=True)]
+        lost = {node: self.members[number] for node, number in enumerate(assignment) if self.members[number].lost}
+        decision = without_nodes(lost, self.order.restarts, self._can_requeue, self.order.spares)
+        self.requeue = decision if isinstance(decision, Requeue) else None
+        decided = {"action": decision.action, "why": decision.why, "cause": HARDWARE.name}
+        return [Record("decided", decided), *self._end(self.history[-1], concluded=True)]
 
     def _outcome(self, attempt: Attempt) -> Outcome:
         if self.requests.outcome:

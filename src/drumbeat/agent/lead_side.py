@@ -126,6 +126,7 @@ class LeadSide:
             "job_began": agent.facts.identity.began_at,
         }  # fmt: skip
         self.events.write("run-started", started)
+        self.events.attempt = self.lead.first_attempt
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
@@ -365,10 +366,11 @@ class LeadSide:
             warn(f"how the run ended could not be written: {error}")
 
     def _record(self, record: Record) -> None:
-        lead = self.lead
-        self.events.attempt = lead.attempts[-1].number if lead.attempts else lead.first_attempt
+        starts = record.kind == "attempt-started"
+        if starts:  # what the lead recorded before it, in the same turn, is still the end of the attempt before
+            self.events.attempt = self.lead.attempts[-1].number
         self.events.write(record.kind, record.data)
-        if record.kind == "attempt-started":
+        if starts:
             assert self.agent.child
             self.agent.child.replace(self.folder.peers, json.dumps(self._peers()) + "\n")
 

@@ -67,7 +67,8 @@ def _progress(lead: Lead) -> Progress:
     each = [attempt.progress(lead.clock_offsets()) for attempt in lead.attempts]
     with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]
     total = with_steps[-1]
-    for name in ("first_loss", "first_validation"):
-        found = [getattr(progress, name) for progress in with_steps if getattr(progress, name) is not None]
-        setattr(total, name, found[0] if found else None)
+    began = next((progress for progress in with_steps if progress.first_loss is not None), total)
+    total.first_loss, total.first_loss_step = began.first_loss, began.first_loss_step
+    validations = (progress.first_validation for progress in with_steps if progress.first_validation is not None)
+    total.first_validation = next(validations, None)
     return total

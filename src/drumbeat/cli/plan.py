@@ -34,16 +34,21 @@ def run(args: Any) -> int:
     from drumbeat.desk.preview import prepare
     from drumbeat.finding import ERROR, worst
     from drumbeat.plan.node_plan import differences, plan_node
+    from drumbeat.plan.text import wrapped
     from drumbeat.problem import Problem
     from drumbeat.spec.flags import load_job
     from drumbeat.spec.paths import find_paths
+    from drumbeat.spec.presets import about_preset
 
     if args.against is not None and args.against < 1:
         raise Problem(f"--against {args.against}: a job has at least 1 node")
     if args.render or args.save:
         return _render(args)
-    ready = prepare(load_job(args.job, args), args.root, args.from_run, os.environ)
+    job = load_job(args.job, args)
+    ready = prepare(job, args.root, args.from_run, os.environ)
     order = ready.order
+    if job.preset and not args.json and args.against is None:
+        print("\n".join(wrapped(f"preset    {job.preset}: {about_preset(job)}", _width())))
     if ready.away and args.against is not None:
         raise Problem("this is no node of the job, so what changes there is not known", "add --root or --from-run")
     if ready.away:

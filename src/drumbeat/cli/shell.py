@@ -21,7 +21,9 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat import backends
+    from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
     from drumbeat.desk.runs import find_run
+    from drumbeat.desk.state import status
     from drumbeat.problem import Problem
 
     found = find_run(args.run, os.environ)
@@ -29,6 +31,9 @@ def run(args: Any) -> int:
     backend = backends.of_handle(handle)
     if backend is None:
         raise Problem(f"{found.run_id} belongs to no scheduler that drumbeat knows here")
+    state = status(found).state
+    if state in (FINISHED, FAILED, CANCELLED):
+        raise Problem(f"{found.run_id} has ended ({state}): no process of it is left", f"drumbeat logs {found.run_id}")
     hosts = {member.node: member.host for member in found.members()}
     if args.node not in hosts:
         known = f"it has nodes {min(hosts)} to {max(hosts)}" if hosts else "its nodes have not come together yet"

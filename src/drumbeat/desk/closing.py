@@ -8,6 +8,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.desk.gpu_use import gpu_use
 from drumbeat.finding import Finding
+from drumbeat.runfolder.derived import lost_spares
 from drumbeat.runfolder.logs import Log
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -30,11 +31,14 @@ _LONGEST = 300  # characters of a line
 def progress_line(progress: Progress, left: bool = True) -> str:
     """`left`: say also how long it will take, as far as that is known."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
-    if progress.last_loss is not None:
+    parts[0] += " of this epoch" if progress.laps else ""
+    if progress.not_finite:
+        parts.append(f"loss {not_finite_words(progress)}")
+    elif progress.last_loss is not None:
         parts.append(f"loss {progress.last_loss:.3f}")
     rate, rest = progress.rate(), progress.seconds_left()
     if rate:
-        parts.append(speed(*rate))
+        parts.append(speed(*rate, rough=progress.rough))
     if left and rest is not None:
         parts.append(f"{duration(rest)} left")
     return "  ".join(parts)
@@ -44,15 +48,17 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     """At most MOST_LINES. `printed`: nodes whose ranks' output the reader has seen already, so it is not repeated."""
     progress = summary.progress
     after: Lines = [("end", end_words(summary))]
-    losses = [_went(progress.first_loss, progress.last_loss, "", progress.step, progress.first_step)]
-    losses.append(_went(progress.first_validation, progress.last_validation, "validation loss ", None))
-    if any(losses):
-        after.append(("loss", "; ".join(text for text in losses if text)))
+    losses = loss_words(progress)
+    if losses:
+        after.append(("loss", losses))
+    if progress.not_finite:
+        after.append(("warning", f"the last loss is {progress.not_finite}: do not use what was saved since unchecked"))
     if progress.target_reached is not None:
         after.append(("target", "reached" if progress.target_reached else "not reached"))
     if summary.throughput:
         size = f"{count(summary.nodes, 'node')}, {count(summary.ranks, 'rank')}"
-        after.append(("speed", f"{speed(summary.throughput.value, summary.throughput.unit)} on {size}"))
+        told = summary.throughput
+        after.append(("speed", f"{speed(told.value, told.unit, rough=progress.rough)} on {size}"))
     if summary.gpus:
         after.append(("GPUs", _gpus_words(run, summary)))
     if summary.ledger:
@@ -60,6 +66,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if summary.failure is None and not summary.throughput and _no_metrics(run, progress, summary.elapsed):
         after.append(("metrics", _NO_METRICS))
     after += [("replaced", words) for words in summary.replaced[-2:]]
+    if summary.spares:
+        after += [("lost", words) for words in lost_spares(run.run_events())[-2:]]
     if len(summary.attempts) > 1:
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
@@ -140,7 +148,7 @@ def code_words(run: Run) -> str:
 
 def _no_metrics(run: Run, progress: Progress, elapsed: float) -> bool:
     """Whether the ranks printed a lot, or for long, but nothing that is read as a metric."""
-    if progress.step is not None or progress.last_loss is not None:
+    if progress.step is not None or progress.last_loss is not None or progress.not_finite:
         return False
     if any(True for node in run.nodes() for _ in run.metrics(node)):
         return False
@@ -158,18 +166,36 @@ def _lines_at_start(path: str) -> int:
     return sum(1 for line in lines if not line.startswith(b"drumbeat: "))  # of a stand-in launcher
 
 
-def _went(
-    first: Optional[float], last: Optional[float], what: str, steps: Optional[int], begin: Optional[int] = None
-) -> str:
-    """`begin` is the first step that was reported: a resumed run has not done those before it, and some count from 0."""
+def loss_words(progress: Progress) -> str:
+    """How the loss went, and the validation loss: from the run's first report to its last; empty where there is none."""
+    last = None if progress.laps else progress.last_loss_step
+    went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last)
+    if went and progress.laps:
+        went += f" in {progress.laps + 1} epochs, whose steps are counted anew"
+    if progress.not_finite:
+        went = not_finite_words(progress) + (f" (before that: {went})" if went else "")
+    validation = _went(progress.first_validation, progress.last_validation, None, None)
+    if progress.validation_not_finite:
+        validation = progress.validation_not_finite + (f" (before that: {validation})" if validation else "")
+    return "; ".join([went] * bool(went) + [f"validation loss {validation}"] * bool(validation))
+
+
+def not_finite_words(progress: Progress) -> str:
+    since = progress.not_finite_since
+    return progress.not_finite + ("" if since is None or progress.laps else f" since step {since}")
+
+
+def _went(first: Optional[float], last: Optional[float], begin: Optional[int], end: Optional[int]) -> str:
+    """`begin` and `end` are the steps of the two losses; None: not named."""
     if first is None or last is None:
         return ""
-    if last == first:  # or there was only one
-        return f"{what}{last:.3f}" + (f" at step {steps}" if steps else "")
-    words = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
-    if steps and begin is not None and begin != 1:
-        return f"{what}{words} from step {begin} to {steps}"
-    return f"{what}{words}" + (f" over {steps} steps" if steps else "")
+    if last == first and (begin == end or end is None):  # or there was only one
+        return f"{last:.3f}" + (f" at step {end}" if end is not None else "")
+    verb = "stayed at" if last == first else "fell from" if last < first else "rose from"
+    words = f"{verb} {first:.3f}" + ("" if last == first else f" to {last:.3f}")
+    if begin is None or end is None or begin >= end:
+        return words
+    return f"{words} over {end} steps" if begin == 1 else f"{words} from step {begin} to {end}"
 
 
 def _affected_words(affected: Tuple[Affected, ...]) -> str:
@@ -212,7 +238,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
 
 
-def speed(value: float, unit: str) -> str:
+def speed(value: float, unit: str, rough: bool = False) -> str:
+    """`rough`: with two digits only."""
+    if rough:
+        rounded = float(f"{value:.2g}")
+        return f"about {rounded:,.0f} {unit}" if rounded >= 10 else f"about {rounded:g} {unit}"
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2f} {unit}"
 
 

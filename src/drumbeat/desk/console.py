@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
 
+from drumbeat.agent.causes import HARDWARE
 from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.finding import check_label
 from drumbeat.order import Order
@@ -191,14 +192,14 @@ class Console:
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
             self.say("restart", event.why)
-        elif isinstance(event, kinds.Decided) and event.cause and (self.order.restarts or event.action == "requeue"):
+        elif isinstance(event, kinds.Decided) and event.cause and self._explains(event):
             self.say(event.action, event.why)
         elif isinstance(event, kinds.Excluded):
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
             self.say("failed", event.finding.title)
         elif isinstance(event, kinds.NodeLost):
-            self.say("lost", f"node {event.peer} ({event.peer_host}): {event.why}")
+            self.say("lost", event.words)
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):
@@ -209,6 +210,11 @@ class Console:
         elif isinstance(event, kinds.FindingMade):
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
+
+    def _explains(self, event: kinds.Decided) -> bool:
+        """Whether a reader wonders why the run does not go on: where it could, or where a node is to blame."""
+        order = self.order
+        return bool(order.restarts or order.spares) or event.action == "requeue" or event.cause == HARDWARE.name
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict

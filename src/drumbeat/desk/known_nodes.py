@@ -71,8 +71,9 @@ class Table:
             elif node.sightings:
                 newest = node.sightings[0]
                 lines.append(f"{'':<{width}}  {newest.what} in {newest.run}: {newest.detail}")
+        without = self.without_effect and f"{self.without_effect}: none is avoided there"
         kept = "submit keeps new jobs away from excluded nodes; drumbeat nodes forget HOST ends that"
-        lines.append(self.without_effect or kept)
+        lines.append(without or kept)
         return lines
 
 
@@ -131,7 +132,7 @@ def table(of: Site, hosts: Sequence[str], environ: Mapping[str, str], now: Optio
 
 def _without_effect(site: Site) -> str:
     backend = backends.get(site.backend)
-    return "" if backend.avoids_nodes else f"noted; but jobs on {site.name} run on the machines that they are given"
+    return "" if backend.avoids_nodes else f"jobs on {site.name} run on the machines that they are given"
 
 
 def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Mapping[str, str]) -> Changed:
@@ -139,6 +140,10 @@ def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Ma
         seconds = parse_duration(how_long)
     except ValueError as error:
         raise Problem(f"--for {how_long}: {error}") from None
+    if seconds <= 0:
+        raise Problem(
+            f"--for {how_long}: no time at all", "write --for 7d; drumbeat nodes forget HOST ends an exclusion"
+        )
     now, site = time.time(), of.name
     why = " ".join("".join(letter if letter.isprintable() else " " for letter in why).split())
     why = why[:_LONGEST_WHY] or "excluded by hand"
@@ -146,7 +151,8 @@ def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Ma
     new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]
     change_store(environ, lambda store: replace(store, exclusions=(*_without(store, site, hosts), *new)))
     words = f"new jobs on {site} avoid {', '.join(hosts[:8])}{' …' * (len(hosts) > 8)} until {_moment(until)}: {why}"
-    return Changed((_without_effect(of) or words,), tuple(hosts), until)
+    without = _without_effect(of)
+    return Changed((f"noted; but {without}" if without else words,), tuple(hosts), until)
 
 
 def forget(of: Site, hosts: Sequence[str], environ: Mapping[str, str]) -> Changed:

@@ -6,12 +6,13 @@ Runs on emulated nodes say nothing about a machine and are left out.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.causes import HARDWARE, PROGRAM, cause_of
-from drumbeat.desk.node_store import Exclusion, Sighting, Store, change_store
+from drumbeat.desk.node_store import Exclusion, NotKept, Sighting, Store, change_store, read_store
 from drumbeat.desk.runs import all_runs
 from drumbeat.finding import Finding
 from drumbeat.order import Order
@@ -28,10 +29,15 @@ _LARGEST_EVENTS = 64 << 20  # bytes
 
 
 def learn(environ: Mapping[str, str], now: Optional[float] = None) -> Store:
-    """Read what runs have recorded since the last time. Problem: the store cannot be used."""
+    """Read what runs have recorded since the last time; where that cannot be kept, it is said, and read again the next time.
+    Problem: the store cannot be used."""
     found = [run for run in all_runs(environ).runs for run in (run, *run.array())]
     moment = time.time() if now is None else now
-    return change_store(environ, lambda store: _with_runs(store, found, moment), moment)
+    try:
+        return change_store(environ, lambda store: _with_runs(store, found, moment), moment)
+    except NotKept as problem:
+        print(f"drumbeat: {problem.what}", file=sys.stderr)
+        return _with_runs(read_store(environ), found, moment).bounded(moment)
 
 
 def _with_runs(store: Store, runs: Sequence[Run], now: float) -> Store:

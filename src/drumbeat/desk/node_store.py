@@ -27,6 +27,10 @@ _WAIT = 3.0  # seconds for the lock
 _LONGEST = 300  # characters of a reason
 
 
+class NotKept(Problem):
+    """The store cannot be written. What it holds may still be read."""
+
+
 @dataclass(frozen=True)
 class Sighting:
     """One thing that a run says about a node."""
@@ -97,20 +101,29 @@ def read_store(environ: Mapping[str, str]) -> Store:
         if len(text) > _LARGEST:
             raise ValueError("too large")
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("it holds no mapping")
         check_schema(str(data.get("schema", "?")), SCHEMA, path)
         return from_plain(Store, data)
-    except (ValueError, RecordError, AttributeError, RecursionError, OverflowError) as error:
-        raise Problem(f"{path} is damaged ({str(error)[:120]})", "remove it: past runs are read again") from None
+    except (ValueError, RecordError) as error:
+        raise _damaged(path, str(error)[:120]) from None
+    except (AttributeError, RecursionError, OverflowError):
+        raise _damaged(path, "its contents have the wrong form") from None
+
+
+def _damaged(path: str, why: str) -> Problem:
+    lost = "nodes that were excluded or forgotten by hand must be named again"
+    return Problem(f"{path} is damaged ({why})", f"remove it: past runs are read again, but {lost}")
 
 
 def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], now: Optional[float] = None) -> Store:
-    """Read, change, write, under a lock; the new store. Problem: it cannot be read or written."""
+    """Read, change, write, under a lock; the new store. NotKept: it cannot be written; Problem: it cannot be read."""
     folder = store_folder(environ)
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         why = make_private(folder)
         if why:
-            raise Problem(f"what is known about nodes cannot be kept: {why}")
+            raise NotKept(f"what is known about nodes cannot be kept: {why}")
         with open(os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as lock:
             _lock(lock.fileno(), folder)
             before = read_store(environ)
@@ -119,7 +132,7 @@ def change_store(environ: Mapping[str, str], change: Callable[[Store], Store], n
                 replace_file(os.path.join(folder, "nodes.json"), to_json(after) + "\n")
             return after
     except OSError as error:
-        raise Problem(f"what is known about nodes cannot be kept in {folder}: {error.strerror}") from None
+        raise NotKept(f"what is known about nodes cannot be kept in {folder}: {error.strerror}") from None
 
 
 def _lock(number: int, folder: str) -> None:
@@ -130,7 +143,7 @@ def _lock(number: int, folder: str) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise Problem(f"{folder} is locked by another drumbeat", "try again") from None
+                raise NotKept(f"{folder} is locked by another drumbeat", "try again") from None
             time.sleep(0.05)
         except OSError:
             return  # a file system without locks: the file is still replaced as a whole

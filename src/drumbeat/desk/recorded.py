@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Dict, Iterable, Optional, Tuple
 
 from drumbeat.desk.closing import near
+from drumbeat.diagnose.failure import EARLIER
 from drumbeat.diagnose.recorded import Recorded
-from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -17,12 +18,13 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary
 
 _MOST_NOTES = 6
+_MOST_EARLIER = 3
 
 
 def recorded_end(run: Run) -> Recorded:
     """Evidence names files relative to the run folder."""
     events = run.run_events()
-    notes, summary = _warnings(events), _summary(run)
+    notes, summary = (*_earlier(run), *_warnings(events)), _summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes)
@@ -62,6 +64,17 @@ def _summary(run: Run) -> Optional[Summary]:
 
 def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
     return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _earlier(run: Run) -> Tuple[Finding, ...]:
+    """Why each attempt but the last one ended; of many the last ones."""
+    ends = run.attempt_ends()
+    found = [
+        Finding(EARLIER, INFO, f"attempt {each.attempt + 1} of {len(ends)} ended: {each.finding.title}")
+        for each in ends[:-1]
+        if each.finding
+    ]
+    return tuple(found[-_MOST_EARLIER:])
 
 
 def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:

@@ -6,7 +6,7 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.diagnose.dumps.content import Dump
-from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.failure import EARLIER, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.paths import LOCAL
 from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
@@ -109,7 +109,8 @@ def _transport(transport: Transport, lines: List[str], width: int) -> None:
 def _failure(failure: Failure, lines: List[str], width: int) -> None:
     finding = failure.finding
     if failure.answer == NO_FAILURE:
-        _put("failure", f"none seen [{failure.confidence}]", lines, width)
+        again = any(note.code == EARLIER for note in failure.notes)
+        _put("failure", f"none {'in the last attempt' if again else 'seen'} [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:

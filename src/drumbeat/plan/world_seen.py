@@ -78,13 +78,15 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
     ranks = _ranks(rows, planned)
     if len(ranks) < 2 or not all(row.alone for row in ranks):
         return None
+    smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
+    alone = " ".join(flag for flag, differs in smaller if differs)
     return Finding(
         "ranks-never-joined",
         WARNING,
         f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
         "steps are reported, but no rank has a TCP connection: no process group was made",
-        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or say "
-        "--ranks-per-node 1",
+        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+        + (f"; for one training alone: {alone}" if alone else ""),
         tuple(
             Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} has no TCP connection") for row in ranks
         )[:_SHOWN],

@@ -26,7 +26,7 @@ VALUES = (
 # The printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 
-_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|nan|inf"
+_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)"
 _WHOLE = ("step", "steps", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 _PARTS = {
     "{IS}": r"[\"']?[\s:=#(\[]{1,4}",  # between a name and its value

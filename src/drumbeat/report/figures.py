@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
 Point = Tuple[float, float]  # seconds since the start, value
+NOT_RECORDED = "how it ended is not recorded"  # the outcome of a log
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Speed:
     median: Optional[float] = None
     high: Optional[float] = None  # 10 % are faster
     error: Optional[float] = None  # half of the 95 % interval of the mean; None: too few intervals
+    no_spread: str = ""  # why there is none
+    rough: bool = False  # measured over a short time between printed lines
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,10 @@ class Figures:
     attempts: int = 1
     step: Optional[int] = None
     steps: Optional[int] = None
-    loss: Optional[Tuple[float, float]] = None  # first, last
+    loss: Optional[Tuple[float, float]] = None  # first, last finite one
+    loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step
     validation: Optional[Tuple[float, float]] = None
+    validation_not_finite: str = ""
     accuracy: Optional[float] = None
     target: Optional[float] = None  # accuracy that the command asks for
     target_reached: Optional[bool] = None

@@ -8,8 +8,9 @@ import statistics
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.desk.closing import not_finite_words
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK, UNKNOWN, Finding, Verdict, check_label
+from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict, check_label
 from drumbeat.hardware import peak_of
 from drumbeat.order import Order
 from drumbeat.record import RecordError
@@ -25,6 +26,7 @@ from drumbeat.runfolder.run import Run
 
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
+_READ_MS = 250.0  # to which the times of printed lines are known
 
 
 def figures_of(run: Run, now: Optional[float] = None) -> Figures:
@@ -42,12 +44,12 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
     ranks = summary.ranks if summary else sum(member.ranks for member in run.members()) or None
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
     setting = setting_of(run, order, facts.get(0), reports.setup)
-    speed = _speed(state.rate, bool(progress.tokens or progress.samples), reports, gpus, ranks)
+    speed = _speed(state.rate, progress, reports, gpus, ranks)
     target = target_of(order.command if order else ())
     reached = progress.target_reached
     if reached is None and target is not None and progress.accuracy is not None:
         reached = progress.accuracy >= target
-    batch = reports.work_per_step()
+    batch = None if progress.laps else reports.work_per_step()
     utilisation, why_not = _utilisation(speed, reports.setup, gpus, facts)
     slowest, no_slowest = _slowest(reports)
     return Figures(
@@ -69,7 +71,9 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         step=progress.step,
         steps=progress.steps,
         loss=_both(progress.first_loss, progress.last_loss),
+        loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
+        validation_not_finite=progress.validation_not_finite,
         accuracy=progress.accuracy,
         target=target,
         target_reached=reached,
@@ -83,7 +87,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         network_why="the ranks talk over loopback" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
-        phases=_phases(reports, speed, batch),
+        phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch),
         notes=tuple(_notes(events, state.failure)),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
@@ -109,14 +113,14 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
 
 
 def _speed(
-    rate: Optional[Tuple[float, str]], counted: bool, reports: Reports, gpus: Optional[int], ranks: Optional[int]
+    rate: Optional[Tuple[float, str]], progress: Progress, reports: Reports, gpus: Optional[int], ranks: Optional[int]
 ) -> Optional[Speed]:
     """As `Run` says; where a program states it for one device or rank, times their number."""
     if rate is None:
         return None
     value, unit = rate
-    how = "reported steps, first to last"
-    if not counted and not unit.startswith("steps"):
+    how = "reported steps, first to last" + ("; times as read, to about 0.25 s" if reports.printed else "")
+    if not (progress.tokens or progress.samples) and not unit.startswith("steps"):
         how = "as the program states it" if reports.stated else "the program's own summary"
     factor = 1
     for words, count in zip(_PER, (gpus or ranks, ranks)):
@@ -124,11 +128,14 @@ def _speed(
             factor, unit = count, unit[: -len(words)]
             how = f"the program's own figure{words}, times {count}"
     rates = [each * factor for _, each in reports.rates() if each > 0]
-    if not rates:
-        return Speed(value * factor, unit, how)
+    no_spread = "steps are counted anew in each epoch" if progress.laps and not reports.stated else ""
+    if reports.too_close:
+        no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
+    if no_spread or not rates:
+        return Speed(value * factor, unit, how, no_spread=no_spread, rough=progress.rough)
     return Speed(
         value * factor, unit, how, len(rates), quantile(rates, 0.1), statistics.median(rates), quantile(rates, 0.9),
-        error_of_mean(rates),
+        error_of_mean(rates), rough=progress.rough,
     )  # fmt: skip
 
 
@@ -191,13 +198,16 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
             return None, "one rank reports its steps" if len(reports.nodes) == 1 else "not measured"
         rank = max(late, key=lambda each: late[each])
         behind, how = late[rank], "it reports a step this long after the first rank does, on average"
-    if behind < max(_LATE_MS, _LATE_SHARE * (step or 0.0)):
+    if behind < max(_READ_MS if reports.printed and not exposed else _LATE_MS, _LATE_SHARE * (step or 0.0)):
         return None, f"none stands out (rank {rank}, {behind:.1f} ms)"
     return Slowest(rank, reports.nodes.get(rank, 0), behind, how), ""
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
     made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
+    if reports.too_close:
+        (first, begin), (last, end) = made[0], made[-1]
+        return 1e3 * (end - begin) / (last - first) if end > begin else None
     each = [1e3 * (t - before) / (number - first) for (first, before), (number, t) in zip(made, made[1:])]
     return statistics.median(each) if each else None
 
@@ -220,6 +230,12 @@ def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
             found.append(_note(event.finding))
         elif isinstance(event, kinds.VerdictGiven):
             found.append(Note(INFO, _verdict(event.verdict)))
+        elif isinstance(event, kinds.Failed) and event.finding != failure:
+            found.append(Note(INFO, f"attempt {event.attempt + 1} ended: {event.finding.title}"))
+        elif isinstance(event, kinds.Decided):
+            found += [Note(INFO, words) for words in event.replaced]
+        elif isinstance(event, kinds.NodeLost) and event.spare:
+            found.append(Note(WARNING, f"lost {event.words}"))
     return list(dict.fromkeys(found))
 
 
@@ -240,7 +256,7 @@ def _curves(
 ) -> Dict[str, List[Tuple[float, float]]]:
     curves = {
         "loss": reports.loss,
-        f"throughput, {speed.unit}" if speed else "throughput": reports.rates(),
+        f"throughput, {speed.unit}" if speed else "throughput": [] if not speed or speed.no_spread else reports.rates(),
         "GPU busy, mean, %": devices.curve("busy"),
         "GPU power, mean, W": devices.curve("power"),
     }

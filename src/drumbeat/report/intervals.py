@@ -34,6 +34,7 @@ _STUDENT = (
     2.09,
 )
 _LARGEST = 1e18  # any script may report anything
+_CLOSE = 1.0  # seconds: printed lines are read about four times per second
 _LATENESS_STEPS = 500  # steps at which ranks are compared
 
 
@@ -60,6 +61,7 @@ class Reports:
     nodes: Dict[int, int] = field(default_factory=dict)  # rank -> its node
     setup: Dict[str, object] = field(default_factory=dict)
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
+    printed: bool = False  # steps were read from printed lines: their times are those of the reading
 
     def add(self, metric: Metric) -> None:
         rank = metric.rank
@@ -79,6 +81,7 @@ class Reports:
             self.lowest, self.loss, self.sums = rank, [], {}
             for step in self.steps.values():
                 step.t = math.nan
+        self.printed = self.printed or metric.printed
         if metric.step is not None:
             self._add_step(metric, metric.step)
         exposed: Any = metric.more.get("communication_exposed_ms")
@@ -104,6 +107,13 @@ class Reports:
             self.arrivals.setdefault(number, {})[metric.rank] = metric.t
 
     # -- what it says ------------------------------------------------------------------------------------------------
+
+    @property
+    def too_close(self) -> bool:
+        """Whether the steps come so fast that the times at which their lines were read do not tell them apart."""
+        times = sorted(step.t for step in self.steps.values() if not math.isnan(step.t))
+        each = [later - earlier for earlier, later in zip(times, times[1:])]
+        return self.printed and not self.unit and bool(each) and statistics.median(each) < _CLOSE
 
     def rates(self) -> List[Tuple[float, float]]:
         """Time and speed of each interval between two reports: from work and steps, else as the program states it."""

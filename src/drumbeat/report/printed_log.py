@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.printed.reader import Reader
 from drumbeat.problem import Problem
-from drumbeat.report.figures import Figures, Phases, Setting, Speed
+from drumbeat.report.figures import NOT_RECORDED, Figures, Phases, Setting, Speed
 from drumbeat.report.intervals import error_of_mean, quantile
 from drumbeat.report.setting import precision_in
 
@@ -40,7 +40,7 @@ def figures_of_log(path: str) -> Figures:
                 ends[name] = record[name]
         if "target_reached" in record:
             ends["target_reached"] = record["target_reached"]
-    if not values and not ends:
+    if not values and not ends and not _not_finite(records, "step"):
         raise Problem(
             f"{path}: no line of it is a metric that drumbeat knows",
             "docs/metrics.md lists the formats; a run folder works too",
@@ -51,7 +51,7 @@ def figures_of_log(path: str) -> Figures:
     return Figures(
         name=os.path.basename(path),
         source=path,
-        outcome="how it ended is not recorded",
+        outcome=NOT_RECORDED,
         nodes=nodes,
         ranks=gpus,
         gpus=gpus,
@@ -60,7 +60,9 @@ def figures_of_log(path: str) -> Figures:
         step=ends.get("step"),
         steps=ends.get("steps"),
         loss=_both(values.get("loss")),
+        loss_not_finite=_not_finite(records, "step"),
         validation=_both(values.get("validation")),
+        validation_not_finite=_not_finite(records, "validation"),
         accuracy=values["accuracy"][-1] if values.get("accuracy") else None,
         target_reached=ends.get("target_reached"),
         speed=speed,
@@ -113,6 +115,20 @@ def _speed(values: Dict[str, List[float]], ends: Dict[str, Any], unit: str, gpus
         return Speed(value, unit, how)
     low, high = quantile(rates, 0.1), quantile(rates, 0.9)
     return Speed(value, unit, how, len(rates), low, statistics.median(rates), high, error_of_mean(rates))
+
+
+def _not_finite(records: List[Dict[str, Any]], kind: str) -> str:
+    """The last loss where it is nan or infinite (a string: JSON has neither), and the first step from which it was."""
+    losses = [record for record in records if record["kind"] == kind and "loss" in record]
+    if not losses or not isinstance(losses[-1]["loss"], str):
+        return ""
+    first = losses[-1]
+    for record in reversed(losses):
+        if not isinstance(record["loss"], str):
+            break
+        first = record
+    since = f" since step {first['step']}" if isinstance(first.get("step"), int) else ""
+    return f"{losses[-1]['loss']}{since}"
 
 
 def _both(values: Optional[List[float]]) -> Optional[Tuple[float, float]]:

@@ -12,12 +12,13 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.problem import Problem
 from drumbeat.report.differences import Difference, differences
-from drumbeat.report.figures import Figures, Phases
+from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
 NOT = "not measured"
+FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Row:
     throughput: float
     speedup: float
     efficiency: float
-    error: Optional[float]  # half of the 95 % interval of the efficiency; None: too few reports
+    error: Optional[
+        float
+    ]  # half of the 95 % interval of the efficiency; None: too few reports, or too wide to say anything
     ideal: float
     seconds: Optional[float]
     accuracy: Optional[float]
@@ -45,6 +48,8 @@ class Row:
     step_ms: Optional[float]
     lost_ms: Optional[float]  # of one step, against the ideal
     losses: Tuple[Loss, ...] = ()
+    outcome: str = FINISHED  # how the run ended
+    no_error: str = ""  # why there is no interval
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,13 @@ def compare(runs: Sequence[Figures]) -> Comparison:
 
 def scaling_kind(runs: Sequence[Figures]) -> Tuple[str, str]:
     """Strong, weak or neither, and what says so."""
+    nodes = sorted({run.nodes for run in runs if run.nodes})
+    if len({run.size for run in runs}) == 1 and len(nodes) > 1:
+        size = f"{runs[0].size} {'GPUs' if runs[0].gpus else 'ranks'}"
+        return (
+            REPEATED,
+            f"every run has {size}, on {' or '.join(map(str, nodes))} nodes: only the nodes differ in number",
+        )
     if len({run.size for run in runs}) == 1:
         return REPEATED, "all runs have the same size: they repeat or vary one another"
     whole = [run.batch for run in runs]
@@ -126,14 +138,18 @@ def _row(run: Figures, baseline: Figures, kind: str) -> Row:
     ]
     efficiency = speedup / ratio
     error: Optional[float] = None
+    no_error = "" if run is baseline else "too few reports to give an interval"
     if len(parts) == 2:
         error = 0.0 if run is baseline else efficiency * math.hypot(*parts)
+        no_error = "" if 2 * error <= efficiency else "the spread within the runs is too large to give an interval"
+        error = None if no_error else error
     step, ideal_step = run.phases.step, _ideal_step(baseline.phases.step, ratio, kind)
     lost = step - ideal_step if step is not None and ideal_step is not None and run is not baseline else None
     return Row(
         run.name, run.nodes, run.size, run.speed.value, speedup, efficiency, error, baseline.speed.value * ratio,
         run.training_s or run.seconds, run.accuracy, run.target_reached, step, lost,
         () if run is baseline else losses(run.phases, baseline.phases, ratio, kind, lost, baseline.ranks == 1),
+        run.outcome, no_error,
     )  # fmt: skip
 
 
@@ -177,6 +193,11 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
                 "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
             )
+    for run in runs:
+        if run.outcome not in (FINISHED, NOT_RECORDED):
+            found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")
+        if run.loss_not_finite:
+            found.append(f"{run.name}: loss {run.loss_not_finite}")
     if any(run.emulated for run in runs):
         found.append("emulated nodes share one machine: their speed-up says nothing about a cluster")
     shares = {run.name: run.training_s for run in runs if run.training_s is not None and run.training_s < 30}

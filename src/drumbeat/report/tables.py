@@ -10,8 +10,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.desk.closing import count, duration
 from drumbeat.report.chart import line_chart
+from drumbeat.report.figures import NOT_RECORDED
 from drumbeat.report.page import document
-from drumbeat.report.scaling import NOT, STRONG, WEAK, Comparison, Row
+from drumbeat.report.scaling import FINISHED, NOT, STRONG, WEAK, Comparison, Row
 
 FORMATS = ("markdown", "csv", "latex")
 _WORDS = {True: "yes", False: "no", None: "not known"}
@@ -21,7 +22,18 @@ def cells(comparison: Comparison) -> Tuple[List[str], List[List[str]]]:
     """The table that people put into a paper: header and one row per run."""
     size = comparison.size_is
     header = ["nodes", size, f"throughput ({comparison.unit})", "speed-up", "efficiency", "time", "target reached"]
-    return header, [_cells(row) for row in comparison.rows]
+    rows = [_cells(row) for row in comparison.rows]
+    if not _all_finished(comparison):
+        return [*header, "end"], [
+            [*cells, "not known" if row.outcome == NOT_RECORDED else row.outcome]
+            for cells, row in zip(rows, comparison.rows)
+        ]
+    return header, rows
+
+
+def _all_finished(comparison: Comparison) -> bool:
+    """Or their ends are not recorded, as in logs."""
+    return all(row.outcome in (FINISHED, NOT_RECORDED) for row in comparison.rows)
 
 
 def _cells(row: Row) -> List[str]:
@@ -58,7 +70,7 @@ def csv_text(comparison: Comparison) -> str:
         "efficiency",
         "efficiency_error",
     )
-    writer.writerow([*names, "ideal_throughput", "seconds", "accuracy", "target_reached", "step_ms", "lost_ms"])
+    writer.writerow([*names, "ideal_throughput", "seconds", "accuracy", "target_reached", "step_ms", "lost_ms", "end"])
     for row in comparison.rows:
         reached = "" if row.target_reached is None else str(row.target_reached).lower()
         values = [
@@ -71,7 +83,7 @@ def csv_text(comparison: Comparison) -> str:
             row.efficiency,
             row.error,
         ]
-        values += [row.ideal, row.seconds, row.accuracy, reached, row.step_ms, row.lost_ms]
+        values += [row.ideal, row.seconds, row.accuracy, reached, row.step_ms, row.lost_ms, row.outcome]
         writer.writerow(
             ["" if value is None else f"{value:.6g}" if isinstance(value, float) else value for value in values]
         )
@@ -99,6 +111,7 @@ def _tex(text: str) -> str:
 def text(comparison: Comparison, width: int = 80) -> List[str]:
     header, rows = cells(comparison)
     short = ["NODES", comparison.size_is.upper(), comparison.unit.upper(), "SPEED-UP", "EFFICIENCY", "TIME", "TARGET"]
+    short += ["END"] if len(header) > len(short) else []
     widths = [max(len(each[place]) for each in [short, *rows]) for place in range(len(header))]
     lines = ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in [short, *rows]]
     lines += [""] + [
@@ -114,8 +127,9 @@ def said(comparison: Comparison) -> List[str]:
     found = [f"run: {row.name} ({count(row.size, comparison.size_is[:-1])})" for row in comparison.rows]
     found.append(f"baseline: {comparison.baseline}")
     found.append(f"scaling: {comparison.kind} ({comparison.kind_why})")
-    if any(row.error is not None for row in comparison.rows):
+    if any(row.error for row in comparison.rows):
         found.append("efficiency ± 95 % interval, from the spread within the runs; days and nodes differ by more")
+    found += [f"efficiency of {row.name}: {row.no_error}" for row in comparison.rows if row.no_error]
     for row in comparison.rows[1:]:
         found.append(loss_words(row, comparison))
     sources = {

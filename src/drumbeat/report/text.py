@@ -29,10 +29,10 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found.append(("GPU-hours", _gpu_hours(figures)))
     if figures.step is not None:
         found.append(("step", f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "")))
-    losses = [
-        f"{name}{_went(*pair)}" for name, pair in (("", figures.loss), ("validation ", figures.validation)) if pair
-    ]
-    found.append(("loss", "; ".join(losses) or NOT))
+    losses = [_went(figures.loss, figures.loss_not_finite)]
+    validation = _went(figures.validation, figures.validation_not_finite)
+    losses.append(f"validation {validation}" if validation else "")
+    found.append(("loss", "; ".join(words for words in losses if words) or NOT))
     found.append(("target", target_words(figures)))
     found.append(("throughput", speed_words(figures)))
     found.append(("spread", spread_words(figures)))
@@ -96,12 +96,18 @@ def speed_words(figures: Figures) -> str:
     if found is None:
         return NOT
     size = 0 if found.unit.startswith("steps") else figures.size  # all ranks make each step together
-    each = f"; {speed(found.value / size, found.unit)} per {'GPU' if figures.gpus else 'rank'}" if size else ""
-    return f"{speed(found.value, found.unit)}{each} ({found.how})"
+    each = (
+        f"; {speed(found.value / size, found.unit, rough=found.rough)} per {'GPU' if figures.gpus else 'rank'}"
+        if size
+        else ""
+    )
+    return f"{speed(found.value, found.unit, rough=found.rough)}{each} ({found.how})"
 
 
 def spread_words(figures: Figures) -> str:
     found = figures.speed
+    if found is not None and found.no_spread:
+        return f"{NOT}: {found.no_spread}"
     if found is None or found.low is None or found.median is None or found.high is None:
         return NOT
     low, median, high = (speed(each, "").strip() for each in (found.low, found.median, found.high))
@@ -188,5 +194,8 @@ def phase_words(figures: Figures) -> str:
     return f"{phases.step:.1f} ms: {', '.join(parts)}" + (f" ({phases.how})" if phases.how else "")
 
 
-def _went(first: float, last: float) -> str:
-    return f"{first:.3f} to {last:.3f}"
+def _went(pair: Optional[Tuple[float, float]], not_finite: str) -> str:
+    went = f"{pair[0]:.3f} to {pair[1]:.3f}" if pair else ""
+    if not_finite:
+        return not_finite + (f" ({went} before that)" if went else "")
+    return went

@@ -53,6 +53,12 @@ def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
     return tuple(words for event in events if isinstance(event, kinds.Decided) for words in event.replaced)
 
 
+def lost_spares(events: Iterable[Event]) -> Tuple[str, ...]:
+    """Spares that were lost before they had a role, in words."""
+    lost = (event for event in events if isinstance(event, kinds.NodeLost) and event.spare)
+    return tuple(f"node {each.peer} ({each.peer_host}), an idle spare" for each in lost)
+
+
 def spares_left(events: Iterable[Event]) -> int:
     """Nodes that waited without a role when the last attempt began."""
     return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
@@ -101,18 +107,18 @@ def progress(run: Run) -> Progress:
     ends: Dict[int, List[Metric]] = {}
     exact = True
     for node in nodes:
-        head, tail = _ends(run, _AT.node(node).metrics, size)
+        head, tail, whole = _ends(run, _AT.node(node).metrics, size)
         for metric in (_metric(line, node) for line in head):
             if metric:
                 first.add(metric)
         parts[node], ends[node], counted = _part(tail, node)
-        exact = exact and (counted or not head)
+        exact = exact and (counted or whole)
     if exact:
         total = merged((parts[node], offsets.get(node, 0.0)) for node in nodes)
     else:
         total = _recent(ends, offsets)
     if first.first_loss is not None:
-        total.first_loss = first.first_loss
+        total.first_loss, total.first_loss_step = first.first_loss, first.first_loss_step
     if first.first_validation is not None:
         total.first_validation = first.first_validation
     return total
@@ -153,16 +159,16 @@ def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) 
     return total
 
 
-def _ends(run: Run, name: str, size: int) -> Tuple[List[str], List[str]]:
-    """The first and the last lines of a file: the first `_HEAD` bytes (none of a short file), the last `size`."""
+def _ends(run: Run, name: str, size: int) -> Tuple[List[str], List[str], bool]:
+    """The first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all of it."""
     found = run.files.chunk(name, 0, _HEAD)
     if found is None:
-        return [], []
+        return [], [], True
     last = run.files.chunk(name, max(0, found.size - size), size)
     texts = (last.data if last else b"").decode("utf-8", "replace").split("\n")[:-1]
-    if found.size <= size:
-        return [], texts
-    return found.data.decode("utf-8", "replace").split("\n")[:-1], texts[1:]
+    head = found.data.decode("utf-8", "replace").split("\n")[:-1]
+    whole = found.size <= size
+    return head, texts if whole else texts[1:], whole
 
 
 def _metric(line: str, node: int) -> Optional[Metric]:

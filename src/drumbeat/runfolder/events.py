@@ -145,6 +145,13 @@ class NodeLost(Event):
     peer: int
     peer_host: str
     why: str
+    spare: bool = False  # it had no role, so the attempt goes on
+
+    @property
+    def words(self) -> str:
+        if self.spare:
+            return f"node {self.peer} ({self.peer_host}), an idle spare: {self.why}; the training goes on"
+        return f"node {self.peer} ({self.peer_host}): {self.why}"
 
 
 @dataclass(frozen=True)

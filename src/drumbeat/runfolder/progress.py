@@ -10,7 +10,15 @@ from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric
 
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
-_OF_FIRST_NODE = ("step", "steps", "first_step", "first_loss", "last_loss", "first_validation", "last_validation")
+_SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
+_TOO_SHORT = 2.0  # and over less than this none
+# Values that belong together: each group is that of the first node that has any of it.
+_OF_FIRST_NODE = (
+    ("step", "first_step"),
+    ("steps",),
+    ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
+    ("first_validation", "last_validation", "validation_not_finite"),
+)
 
 
 @dataclass
@@ -18,14 +26,21 @@ class Progress:
     step: Optional[int] = None
     steps: Optional[int] = None
     first_loss: Optional[float] = None
-    last_loss: Optional[float] = None
+    first_loss_step: Optional[int] = None  # at which it was reported; None: its report names no step
+    last_loss: Optional[float] = None  # the last finite one
+    last_loss_step: Optional[int] = None
+    not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf
+    not_finite_since: Optional[int] = None  # the first step of those
     first_validation: Optional[float] = None
     last_validation: Optional[float] = None
+    validation_not_finite: str = ""
     accuracy: Optional[float] = None
     target_reached: Optional[bool] = None
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
     last_t: Optional[float] = None
     first_step: Optional[int] = None
+    laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
+    printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
     samples: float = 0.0
     reported_rate: Optional[float] = None  # where a script prints its own throughput
@@ -36,11 +51,12 @@ class Progress:
     def __post_init__(self) -> None:
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
+        self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
 
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
         rank = metric.rank
         if self._lowest is None or rank < self._lowest:
-            self._lowest = rank
+            self._lowest, self._previous = rank, (None, None)
         lowest = rank == self._lowest
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
@@ -50,15 +66,19 @@ class Progress:
             self.target_reached = metric.target_reached
         if metric.rate is not None:
             self.reported_rate, self.reported_unit = metric.rate, metric.unit
-        loss = _finite(metric.loss)
-        if metric.kind == "validation":
-            if loss is not None and lowest:
-                self.first_validation = loss if self.first_validation is None else self.first_validation
-                self.last_validation = loss
+        if metric.kind == "validation" and metric.loss is not None and lowest:
+            self._add_validation(metric.loss)
         elif metric.kind == "step":
-            self._add_step(metric, metric.t + clock_offset, loss if lowest else None)
+            self._add_step(metric, metric.t + clock_offset, lowest)
 
-    def _add_step(self, metric: Metric, t: float, loss: Optional[float]) -> None:
+    def _add_validation(self, loss: float) -> None:
+        self.validation_not_finite = "" if math.isfinite(loss) else str(loss)
+        if math.isfinite(loss):
+            self.first_validation = loss if self.first_validation is None else self.first_validation
+            self.last_validation = loss
+
+    def _add_step(self, metric: Metric, t: float, lowest: bool) -> None:
+        self.printed = self.printed or metric.printed
         if metric.rank in self._reporting:
             self.tokens += metric.tokens or 0.0
             self.samples += metric.samples or 0.0
@@ -68,13 +88,36 @@ class Progress:
         self.first_t = t if self.first_t is None else min(self.first_t, t)
         self.last_t = t if self.last_t is None else max(self.last_t, t)
         if metric.step is not None:
+            if lowest:
+                self._count_laps(metric, metric.step)
             self.first_step = metric.step if self.first_step is None else min(self.first_step, metric.step)
-            self.step = metric.step if self.step is None else max(self.step, metric.step)
+            if lowest or not self.laps:
+                self.step = metric.step if self.step is None else max(self.step, metric.step)
         if metric.steps is not None:
             self.steps = metric.steps
-        if loss is not None:
-            self.first_loss = loss if self.first_loss is None else self.first_loss
-            self.last_loss = loss
+        if metric.loss is not None and lowest:
+            self._add_loss(metric.loss, metric.step)
+
+    def _count_laps(self, metric: Metric, step: int) -> None:
+        """A step that is back at the first one: the script counts the steps of each epoch."""
+        before, last_epoch = self._previous
+        told = metric.more.get("epoch")
+        epoch = float(told) if isinstance(told, (int, float)) else None
+        again = step == before and None not in (epoch, last_epoch) and epoch != last_epoch
+        back = before is not None and (step < before or again)
+        if back and self.first_step is not None and step <= self.first_step:
+            self.laps, self.step = self.laps + 1, step
+        self._previous = (step, epoch)
+
+    def _add_loss(self, loss: float, step: Optional[int]) -> None:
+        if not math.isfinite(loss):
+            self.not_finite_since = self.not_finite_since if self.not_finite else step
+            self.not_finite = str(loss)
+            return
+        self.not_finite, self.not_finite_since = "", None
+        if self.first_loss is None:
+            self.first_loss, self.first_loss_step = loss, step
+        self.last_loss, self.last_loss_step = loss, step
 
     def merge(self, other: Progress, clock_offset: float = 0.0) -> None:
         """Add another node's part: its work counts, its times are corrected; losses stay those of the first node."""
@@ -87,9 +130,12 @@ class Progress:
         if other.last_t is not None:
             last = other.last_t + clock_offset
             self.last_t = last if self.last_t is None else max(self.last_t, last)
-        for name in _OF_FIRST_NODE:
-            if getattr(self, name) is None and getattr(other, name) is not None:
-                setattr(self, name, getattr(other, name))
+        self.printed = self.printed or other.printed
+        self.laps = other.laps if self.step is None else self.laps
+        for names in _OF_FIRST_NODE:
+            if all(getattr(self, name) in (None, "") for name in names):
+                for name in names:
+                    setattr(self, name, getattr(other, name))
 
     @property
     def seconds(self) -> float:
@@ -107,18 +153,32 @@ class Progress:
                 return self.samples / self.seconds, "samples/s"
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
+        if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
+            return None
         if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
             return (self.step - self.first_step) / self.seconds, "steps/s"
         return None
 
+    @property
+    def rough(self) -> bool:
+        """Whether `rate` is only about right: a short time between lines that are read a few times per second."""
+        return self.printed and not self.reported_rate and self.seconds < _SHORT
+
     def seconds_left(self) -> Optional[float]:
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
+            return None
+        if self.laps:
             return None
         return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def snapshot(self) -> Dict[str, Any]:
         """All that `restored` needs to count on from here."""
-        return {**self.to_plain(), "reporting": sorted(self._reporting), "lowest": self._lowest}
+        return {
+            **self.to_plain(),
+            "reporting": sorted(self._reporting),
+            "lowest": self._lowest,
+            "previous": list(self._previous),
+        }
 
     @staticmethod
     def restored(data: Any) -> Progress:
@@ -129,6 +189,9 @@ class Progress:
             raise RecordError("reporting: no list of ranks")
         progress._reporting = set(reporting)
         progress._lowest = lowest if isinstance(lowest, int) else None
+        previous = data.get("previous")
+        if isinstance(previous, list) and len(previous) == 2 and isinstance(previous[0], int):
+            progress._previous = (previous[0], previous[1] if isinstance(previous[1], float) else None)
         return progress
 
     def to_plain(self) -> Dict[str, Any]:

@@ -58,7 +58,7 @@ def environment(job: Job, site: Site, here: Here, emulated: bool) -> Tuple[Tuple
             )
         else:
             value = expand(text, here.environ, place)
-            why = "as the job asks"
+            why = job.asks(f"env.{name}")
             if overruled and overruled.value != value:
                 why += f"; site {site.name} would set {overruled.value}"
             variables[name] = EnvVar(name, value, why, "user")

@@ -394,6 +394,16 @@ class Job:
         """The beginning of a message about a value: `job.yaml:3: nodes`, `--nodes`, or its bare name."""
         return self.origins.get(path, path)
 
+    def asks(self, path: str) -> str:
+        """Who wants a value: the job's preset, or the job itself."""
+        preset = self.preset is not None and self.where(path).startswith(preset_file(self.preset) + ":")
+        return f"preset {self.preset}" if preset else "as the job asks"
+
+
+def preset_file(name: str) -> str:
+    """How messages name the file of a preset."""
+    return f"presets/{name}.yaml"
+
 
 def job_from_file(path: str) -> Job:
     return check(Job, load_file(path, "a job file"), shown_path(path), "the job")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pkgutil
 from typing import Any, Dict, Iterable, List
 
 from drumbeat.problem import Problem
 from drumbeat.spec.check import near
 from drumbeat.spec.fields import keys_of
-from drumbeat.spec.job import Job, job_from_text
+from drumbeat.spec.job import Job, job_from_text, preset_file
 from drumbeat.spec.yamlfile import shown
 
 
@@ -29,11 +30,23 @@ def with_preset(job: Job) -> Job:
             f"{job.where('preset')}: no preset {shown(job.preset)}{near(job.preset, known)}",
             f"known: {', '.join(known)}",
         )
-    data = pkgutil.get_data("drumbeat.presets", f"{job.preset}.yaml")
-    assert data is not None
-    base = job_from_text(data.decode(), f"presets/{job.preset}.yaml")
+    base = job_from_text(_text(job.preset), preset_file(job.preset))
     laid = laid_over(base, job, [field for field, _ in keys_of(Job).values()])
     return dataclasses.replace(laid, env={**base.env, **job.env})
+
+
+def about_preset(job: Job) -> str:
+    """What the job's preset runs and needs, as the comment that begins its file says, and the image of the job."""
+    assert job.preset
+    lines = itertools.takewhile(lambda line: line.startswith("#"), _text(job.preset).splitlines())
+    said = " ".join(line.lstrip("# ") for line in lines)
+    return said + (f" Image: {job.container}." if job.container else "")
+
+
+def _text(name: str) -> str:
+    data = pkgutil.get_data("drumbeat.presets", f"{name}.yaml")
+    assert data is not None
+    return data.decode()
 
 
 def laid_over(base: Job, job: Job, fields: Iterable[str]) -> Job:

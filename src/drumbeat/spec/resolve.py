@@ -48,6 +48,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     workdir = _absolute(_path(job.workdir, job.where("workdir"), here) or ".", here)
     script = here.script(command, workdir)
     launcher, launcher_why = choose_launcher(command, job.launcher, script, here.environ, job.ranks_per_node)
+    if job.launcher != "auto":
+        launcher_why = job.asks("launcher")
     launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
     nodes = job.nodes or _without_spares(job, here) or (launch and launch.nodes) or site.nodes or 1
     inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
@@ -249,10 +251,12 @@ def _check_gpus(job: Job, site: Site, here: Here) -> None:
 
 
 def _check_room(job: Job, nodes: int, ranks: int, here: Here) -> None:
-    asked, room = nodes * ranks, job.oversubscribe * here.cpus
+    asked, room = nodes * ranks + job.spares, job.oversubscribe * here.cpus
     if asked > room:
+        world = f"{nodes * ranks} rank{'s' * (nodes * ranks > 1)}"
+        spares = f" and {job.spares} spare node{'s' * (job.spares > 1)}" if job.spares else ""
         raise Problem(
-            f"{nodes} node{'s' * (nodes > 1)} x {ranks} rank{'s' * (ranks > 1)} = {asked} ranks on this one machine; "
+            f"{nodes} node{'s' * (nodes > 1)} x {ranks} rank{'s' * (ranks > 1)} = {world}{spares} on this one machine; "
             f"{here.cpus} core{'s' * (here.cpus > 1)} x {job.oversubscribe} per core allow {room}",
             f"ask for fewer, or allow more with --oversubscribe {-(-asked // here.cpus)}",
         )

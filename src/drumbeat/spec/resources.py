@@ -97,6 +97,11 @@ def container(job: Job, site: Site, here: Any) -> Optional[Container]:
             f"add container-runtime: one of {', '.join(RUNTIMES)}",
         )
     image = expand(job.container or "", here.environ, job.where("container"))
+    if image.startswith("-") or not image.isprintable():
+        raise Problem(
+            f"{job.where('container')}: {shown(image)} is no image: {runtime} would read it as an option",
+            "name a file (./-name.sif) or an image as its registry calls it",
+        )
     binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
     binds += [expand(bind, here.environ, site.where("container.binds")) for bind in (of_site.binds if of_site else ())]
     for bind in binds:

@@ -80,7 +80,10 @@ _OF_GPU: Tuple[Tuple[str, str, str, _Pick], ...] = (
 
 
 def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
-    found = [_gauge(f"drumbeat_{name}", words, [((), getattr(head, field))]) for name, words, field in _OF_RUN]
+    values = {field: getattr(head, field) for _, _, field in _OF_RUN}
+    if head.loss_not_finite:
+        values["loss"] = float(head.loss_not_finite.split()[0])
+    found = [_gauge(f"drumbeat_{name}", words, [((), values[field])]) for name, words, field in _OF_RUN]
     states = [((state,), float(state == head.state)) for state in STATES]
     found.append(_gauge("drumbeat_state", "1 for the state that the run is in.", states, ("state",)))
     found += _throughput(head)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
+from drumbeat.desk.closing import not_finite_words
 from drumbeat.finding import Finding
 from drumbeat.watch.checks import Check
 from drumbeat.watch.model import RunView
@@ -39,10 +40,13 @@ class Head:
     attempt: int
     step: Optional[int]
     steps: Optional[int]
-    loss: Optional[float]
+    loss: Optional[float]  # reported last; None also where that is not finite
+    loss_not_finite: str  # then: nan, inf or -inf, and since which step
     validation_loss: Optional[float]
     rate: Optional[float]  # since the first step, all ranks together
     rate_unit: str
+    rate_rough: bool  # a short time between printed lines: only about right
+    steps_of_epoch: bool  # the step number begins anew with each epoch
     recent_rate: Optional[float]  # over the last minute
     step_seconds: Optional[float]
     seconds_left: Optional[float]
@@ -83,12 +87,15 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         attempt=view.attempt,
         step=progress.step,
         steps=progress.steps,
-        loss=progress.last_loss,
-        validation_loss=progress.last_validation,
+        loss=None if progress.not_finite else progress.last_loss,
+        loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
+        validation_loss=None if progress.validation_not_finite else progress.last_validation,
         rate=rate[0] if rate else None,
         rate_unit=rate[1] if rate else "",
+        rate_rough=progress.rough,
+        steps_of_epoch=progress.laps > 0,
         recent_rate=view.recent_rate() if standing.goes_on else None,
-        step_seconds=step_seconds,
+        step_seconds=None if progress.rough else step_seconds,
         seconds_left=progress.seconds_left() if standing.goes_on and not view.hangs else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,

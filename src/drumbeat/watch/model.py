@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Deque, Dict, Iterable, List, Optional, Tuple
 
-from drumbeat.finding import Finding, Verdict
+from drumbeat.finding import INFO, Finding, Verdict
 from drumbeat.order import Order
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
@@ -27,6 +27,7 @@ from drumbeat.watch.slowest import Slowest, slowest_rank
 _MOST_MARKS = 200
 _MOST_FINDINGS = 50
 _RECENT = 60.0  # seconds that the speed of now is taken over
+_MOST_REPLACED = 100
 _WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond that belongs to no run of ours
 
 
@@ -54,6 +55,7 @@ class RunView:
         self.marks: Deque[Mark] = deque(maxlen=_MOST_MARKS)
         self.findings: Deque[Finding] = deque(maxlen=_MOST_FINDINGS)
         self.failure: Optional[Finding] = None
+        self.replaced: Tuple[str, ...] = ()  # which spares took whose place, in words
         self.started: Optional[float] = None  # when the lead began, by its clock
         self.now = 0.0  # the latest time that any record is of
         self.skew = 5.0  # seconds by which the news of one node may be older than those of another
@@ -255,7 +257,7 @@ class RunView:
             self._mark(t, "failed", event.finding.title)
         elif isinstance(event, kinds.NodeLost):
             self.node(event.peer).lost = event.why or "lost"
-            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) lost: {event.why}")
+            self._mark(t, "lost", f"lost {event.words}")
         elif isinstance(event, kinds.Excluded):
             self.node(event.peer).idle = f"excluded: {event.why}"
             self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
@@ -266,13 +268,15 @@ class RunView:
             self._mark(t, "stop", event.why)
         elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
             self.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
+            self.replaced = (*self.replaced, *event.replaced)[-_MOST_REPLACED:]
             self._mark(t, "restart", event.why)
         elif isinstance(event, kinds.RunEnded):
             self.phase = "ended"
             self._mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
 
     def _run_started(self, event: kinds.RunStarted, t: float) -> None:
-        self.started, self.summary, self.failure = t, None, None
+        self._failure_is_past(self.attempt + 1)
+        self.started, self.summary = t, None
         self.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
         self.planned_nodes = event.nodes
         self.planned_ranks = event.nodes * event.ranks_per_node or self.planned_ranks
@@ -286,13 +290,21 @@ class RunView:
 
     def _attempt_started(self, event: kinds.AttemptStarted, t: float) -> None:
         self._go_to(event.attempt)
-        self.world, self.failure, self.hangs = event.world_size, None, False
+        self._failure_is_past(event.attempt)
+        self.world, self.hangs = event.world_size, False
         self.phase = "waiting for the first step"
         for node in self.nodes.values():
             if not node.idle.startswith("excluded"):
                 node.idle = "spare" if node.node in event.spares else ""
         if event.attempt:
             self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
+
+    def _failure_is_past(self, attempt: int) -> None:
+        """That attempt, counted from 1, failed; the run goes on all the same."""
+        if self.failure:
+            past = replace(self.failure, severity=INFO, title=f"attempt {attempt} ended: {self.failure.title}")
+            found = [past if each == self.failure else each for each in self.findings]
+            self.findings, self.failure = deque(found, maxlen=_MOST_FINDINGS), None
 
     def _go_to(self, attempt: int) -> None:
         """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""

@@ -39,6 +39,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     for finding in list(head.findings)[-3:]:
         if finding != head.failure:
             lines.append((finding.severity, finding_words(finding)))
+    lines += [("replaced", words) for words in view.replaced[-2:]]
     if view.summary:
         lines.append(("end", end_words(view.summary)))
     return lines
@@ -57,9 +58,13 @@ def _progress(head: Head) -> str:
     if head.step is None:
         return "no step recognised"
     parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
-    if head.steps:
+    if head.steps_of_epoch:
+        parts[0] += " of this epoch"
+    elif head.steps:
         parts[0] += f" ({100 * head.step / head.steps:.0f} %)"
-    if head.loss is not None:
+    if head.loss_not_finite:
+        parts.append(f"loss {head.loss_not_finite}")
+    elif head.loss is not None:
         parts.append(f"loss {head.loss:.4g}")
     if head.validation_loss is not None:
         parts.append(f"validation {head.validation_loss:.4g}")
@@ -71,7 +76,7 @@ def _progress(head: Head) -> str:
 def _speed(head: Head) -> str:
     parts = []
     if head.rate is not None:
-        parts.append(speed(head.rate, head.rate_unit))
+        parts.append(speed(head.rate, head.rate_unit, rough=head.rate_rough))
         if head.recent_rate is not None:
             parts.append(f"last minute {speed(head.recent_rate, head.rate_unit)} {trend(head)}")
     if head.step_seconds is not None:

@@ -14,13 +14,14 @@ function trend(head) {
 // Name, label, raw value, [shown, unit], note, class of the note; null leaves it out.
 function figuresOf(head) {
   const slow = head.slowest, gpus = head.gpus;
-  const done = head.steps && head.step !== null ? `${Math.floor((100 * head.step) / head.steps)} % of ${number(head.steps)}` : "";
+  const done = head.steps_of_epoch ? "of this epoch" : head.steps && head.step !== null ? `${Math.floor((100 * head.step) / head.steps)} % of ${number(head.steps)}` : "";
   const ended = head.ranks_ended ? `${number(head.ranks_ended)} ended` : "";
   const away = head.nodes - head.nodes_here;
   return [
     ["step", "step", head.step, [number(head.step), ""], done],
-    ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
-    ["rate", "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
+    head.loss_not_finite ? ["loss", "loss", head.loss_not_finite, [head.loss_not_finite.split(" ")[0], ""], head.loss_not_finite, "warn"]
+      : ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
+    ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
     ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
       : ["elapsed", head.state === "queued" ? "waiting" : "took", head.elapsed, [duration(head.elapsed), ""], head.attempt ? `attempt ${head.attempt + 1}` : ""],

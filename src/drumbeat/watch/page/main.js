@@ -56,7 +56,7 @@ function take(message) {
     chart.setMarks(message.marks);
   }
   const head = latest;
-  setText(charts.loss.now, head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
+  setText(charts.loss.now, head.loss_not_finite ? head.loss_not_finite : head.loss === null ? "" : String(Number(head.loss.toPrecision(4))));
   setText(charts.rate.now, head.rate === null ? "" : scaled(head.rate, ` ${head.rate_unit}`).join(""));
   showHead(head);
   showFigures($("figures"), head);

@@ -1,0 +1,107 @@
+"""What a run's reports add up to, where they are not plain: losses that are no numbers, restarts, steps of epochs."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from drumbeat.desk.closing import closing_lines, loss_words, progress_line, speed
+from drumbeat.report.gather import figures_of
+from drumbeat.report.text import rows
+from drumbeat.runfolder.progress import Progress, merged
+from drumbeat.runfolder.records import Metric
+from drumbeat.runfolder.summary import Summary, write_summary
+from drumbeat.watch.families import families
+from drumbeat.watch.plain import screen
+from drumbeat.watch.session import Session
+from tests.runfolder.folders import make_run
+
+
+def added(*metrics):
+    progress = Progress()
+    for metric in metrics:
+        progress.add(metric)
+    return progress
+
+
+def step(number, loss, t=None, rank=0, **more):
+    return Metric(0, rank, float(number or 0) if t is None else t, "step", step=number, loss=loss, **more)
+
+
+def to_nan():
+    return [step(number, 10 / number if number < 6 else math.nan, printed=True) for number in range(1, 16)]
+
+
+def write_metrics(run, metrics):
+    with open(run.folder.node(0).metrics, "w") as file:
+        for each in metrics:
+            loss = each.loss if math.isfinite(each.loss) else str(each.loss)
+            line = {"t": each.t, "rank": 0, "kind": "step", "step": each.step, "loss": loss, "printed": each.printed}
+            file.write(json.dumps(line) + "\n")
+
+
+def test_every_view_says_that_the_loss_is_nan(tmp_path):
+    run = make_run(tmp_path / "r")
+    write_metrics(run, to_nan())
+    progress = run.progress()
+    assert (
+        progress == added(*to_nan()) == Progress.restored(json.loads(json.dumps(progress.snapshot(), allow_nan=False)))
+    )
+    assert "loss nan since step 6" in progress_line(progress)
+    summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=1, progress=progress)
+    write_summary(run.folder, summary)
+    said = dict(closing_lines(run, summary))
+    assert said["loss"] == "nan since step 6 (before that: fell from 10.000 to 2.000 over 5 steps)"
+    assert "the last loss is nan" in said["warning"]
+    assert dict(rows(figures_of(run)))["loss"] == "nan since step 6 (10.000 to 2.000 before that)"
+    session = Session(run)
+    session.load()
+    assert "loss nan since step 6" in "\n".join(screen(session, 120, 50)) and session.head().loss is None
+    (family,) = [each for each in families(session.head(), ()) if each.name == "drumbeat_loss"]
+    assert math.isnan(family.samples[0][1])
+
+
+def test_a_loss_that_is_a_number_again_is_one():
+    progress = added(step(1, 3.0), step(2, math.inf), step(3, 2.0))
+    assert (progress.not_finite, loss_words(progress)) == ("", "fell from 3.000 to 2.000 over 3 steps")
+    assert loss_words(added(step(1, math.nan))) == "nan since step 1"
+    both = merged([(added(step(1, math.nan)), 0.0), (added(step(1, 4.0, rank=1)), 0.0)])
+    assert loss_words(both) == "nan since step 1"  # the lowest rank's
+
+
+def test_the_two_losses_are_named_with_their_own_steps(tmp_path):
+    run = make_run(tmp_path / "r")
+    first, second = [step(n, 50.0 - n) for n in range(1, 21)], [step(n, 50.0 - n, t=100.0 + n) for n in range(11, 51)]
+    write_metrics(run, first)
+    snapshot = json.dumps({"t": 99.0, "kind": "so-far", "progress": Progress().snapshot()})
+    before = Path(run.folder.node(0).metrics).read_text()
+    write_metrics(run, second)
+    after = Path(run.folder.node(0).metrics).read_text()
+    with open(run.folder.node(0).metrics, "w") as file:
+        file.write(before + snapshot + "\n" + after)
+    assert (run.progress().first_step, run.progress().first_loss_step) == (11, 1)
+    assert loss_words(run.progress()) == "fell from 49.000 to 0.000 over 50 steps"
+    assert loss_words(added(step(5, 44.7), step(None, 0.12))) == "fell from 44.700 to 0.120"
+    assert loss_words(added(step(5, 44.7), step(5, 44.7))) == "44.700 at step 5"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_steps_that_are_counted_anew_in_each_epoch_give_no_speed(named):
+    more = [{"more": {"epoch": float(epoch)}} if named else {} for epoch in range(3)]
+    progress = added(*(step(n, 9.0 - 3 * e - n, t=3.0 * e + n, **more[e]) for e in range(3) for n in (1, 2, 3)))
+    assert (progress.laps, progress.step, progress.rate(), progress.seconds_left()) == (2, 3, None, None)
+    assert loss_words(progress) == "fell from 8.000 to 0.000 in 3 epochs, whose steps are counted anew"
+    assert "step 3 of this epoch" in progress_line(progress)
+
+
+def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
+    run = make_run(tmp_path / "r")
+    metrics = [step(n, 1.0 + n, t=0.25 * (n // 2), printed=True) for n in range(1, 32)]
+    assert added(*metrics[:8]).rate() is None
+    write_metrics(run, metrics)
+    assert run.progress().rough and "about 8 steps/s" in progress_line(run.progress())
+    said = dict(rows(figures_of(run)))
+    assert said["throughput"] == "about 8 steps/s (reported steps, first to last; times as read, to about 0.25 s)"
+    assert said["spread"].startswith("not measured: printed lines are read every 0.25 s")
+    assert speed(1234.5, "steps/s", rough=True) == "about 1,200 steps/s"
