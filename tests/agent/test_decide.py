@@ -53,6 +53,7 @@ ROWS = [
     ("amdgpu reset", steps("amdgpu-reset", 5), 0, 1, False, "restart", "takes the place"),
     ("hang twice", steps("hang-stopped", 5, 90), 9, 1, False, "restart", "node 2 (h2) takes the place of node 0 (h0)"),
     ("hang on two nodes", [failed("hang-x", 5), failed("hang-x", 90, 1)], 9, 1, False, "restart", "restart 2 of 9"),
+    ("killed, same step", steps("killed", 5, 5), 9, 0, False, "stop", "ended in the same way at step 5 twice, and would"),
     ("killed twice", steps("killed", 5, 90), 9, 1, False, "restart", "takes the place"),
     ("killed twice, queue", steps("killed", 5, 90), 9, 0, True, "requeue", "h0"),
     ("exception twice", steps("exception", 5, 90), 9, 1, False, "restart", "restart 2 of 9"),

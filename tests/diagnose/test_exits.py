@@ -85,6 +85,80 @@ def test_user_exception_classes_count_after_a_traceback():
     assert explain(lines=[*TRACEBACK, "mylib.Oops: no data"]).title == "mylib.Oops: no data"
 
 
+CAUGHT = [
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 5, in <module>',
+    "    x = bytearray(n)",
+    "MemoryError: cannot allocate 3 GiB",
+]
+UNCAUGHT = [*TRACEBACK, "KeyError: 'lr'"]
+
+
+@pytest.mark.parametrize(
+    "between,title,confidence",
+    [
+        (["falling back", "step 1 loss 1"], "KeyError: 'lr'", "certain"),
+        ([], "KeyError: 'lr'", "likely"),
+        (["", "During handling of the above exception, another exception occurred:", ""], "memory", "certain"),
+        (["", "The above exception was the direct cause of the following exception:", ""], "memory", "certain"),
+    ],
+)
+def test_the_last_exception_ended_the_process_unless_python_chains_them(between, title, confidence):
+    finding = explain(lines=[*CAUGHT, *between, *UNCAUGHT])
+    assert title in finding.title and finding.confidence == confidence
+
+
+def test_a_threads_exception_before_the_main_ones_stays_the_first():
+    thread = ["Exception in thread Thread-1 (load):", CAUGHT[0]]
+    thread += [
+        '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner',
+        "    self.run()",
+        *CAUGHT[1:],
+    ]
+    assert explain(lines=[*thread, "waiting", *UNCAUGHT]).code == "host-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    "line,code,confidence",
+    [
+        ("INFO: we keep 2 GB free so that CUDA out of memory is avoided", "exit-code", "unknown"),
+        ("we keep 2 GB free so that CUDA out of memory is avoided", "exit-code", "unknown"),
+        ("loader - INFO - retried after No space left on device", "exit-code", "unknown"),
+        ("level=info msg='Segmentation fault of the last run'", "exit-code", "unknown"),
+        ("a smaller cache prevents No space left on device", "exit-code", "unknown"),
+        ("giving up after CUDA out of memory", "gpu-out-of-memory", "likely"),
+        ("the last run had a Segmentation fault", "segfault", "likely"),
+        ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", "certain"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-out-of-memory", "certain"),
+        ("ValueError: worker 3 hit CUDA out of memory", "gpu-out-of-memory", "certain"),
+        ("cp: error writing 'x': No space left on device", "disk-full", "certain"),
+        ("Fatal Python error: Segmentation fault", "segfault", "certain"),
+    ],
+)
+def test_a_line_that_talks_about_an_error_is_no_error(line, code, confidence):
+    finding = explain(code=3, lines=["start", line])
+    assert (finding.code, finding.confidence) == (code, confidence)
+
+
+def test_a_mention_gives_way_to_an_exception():
+    finding = explain(lines=["batch halved after CUDA out of memory", "step 1 loss 1", *UNCAUGHT])
+    assert finding.title == "KeyError: 'lr'" and finding.confidence == "certain"
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
+def test_an_exit_code_above_128_is_no_signal_that_was_seen(sig):
+    by_code, by_signal = explain(code=128 + sig, lines=["step 1 loss 1"]), explain(code=None, sig=sig)
+    assert by_code.code == by_signal.code, "what follows from it is the same"
+    assert by_code.title == f"exit code {128 + sig}, which shells and containers use for {sig.name}"
+    assert (by_code.confidence, by_code.seen) == ("likely", (f"exit code {128 + sig}",))
+    assert (by_signal.confidence, by_signal.seen) == ("certain", (f"the process ended by {sig.name}",))
+
+
+def test_what_a_shell_writes_about_a_signal_counts_for_more_than_its_exit_code():
+    finding = explain(code=139, lines=["run.sh: line 3:   812 Segmentation fault      (core dumped) python train.py"])
+    assert finding.title == "a process died from SIGSEGV" and finding.confidence == "certain"
+
+
 def test_consequences_are_named():
     assert {"peer-lost", "stopped"} <= CONSEQUENCES
 

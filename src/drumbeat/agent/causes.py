@@ -25,9 +25,7 @@ class Cause:
     most: Optional[int] = None  # restarts in a row for this cause; none: as many as the job allows
     wait: float = 0.0  # seconds before the first restart; each further one in a row waits twice as long
     free: bool = False  # restarts cost none of the job's `restarts`
-    repeats: str = (
-        NEVER  # the program's own fault, if it fails twice at the SAME_STEP, or before any step with the SAME_WORDS
-    )
+    repeats: str = NEVER  # no more restarts if it fails twice at the SAME_STEP, or before any step with the SAME_WORDS
     breaks_member: bool = False  # the machine is excluded at once
     suspects_member: bool = False  # the machine is excluded when it fails first twice in a row
     hint: str = ""  # what to do when `most` is reached

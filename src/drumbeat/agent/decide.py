@@ -6,7 +6,18 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.agent.causes import CONFIGURATION, HARDWARE, NEVER, PORT, PROGRAM, SAME_WORDS, SCHEDULER, Cause, cause_of
+from drumbeat.agent.causes import (
+    CONFIGURATION,
+    HARDWARE,
+    NEVER,
+    PORT,
+    PROGRAM,
+    SAME_WORDS,
+    SCHEDULER,
+    UNCLEAR,
+    Cause,
+    cause_of,
+)
 from drumbeat.finding import CERTAIN, Finding
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
@@ -228,6 +239,8 @@ def _same(one: Outcome, other: Outcome) -> bool:
 def _same_again(last: Outcome) -> str:
     assert last.finding
     where = f"at step {last.step}" if last.step is not None else "before the first step"
+    if last.cause is UNCLEAR:  # nothing says whose fault it was
+        return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
     return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
 
 

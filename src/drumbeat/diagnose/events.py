@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from drumbeat.diagnose.lines import Line
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.rulebook import Match
+from drumbeat.diagnose.survived import Span
 from drumbeat.diagnose.tracebacks import Raised
 from drumbeat.finding import Evidence
 
@@ -43,7 +44,7 @@ class Event:
     pid: int = 0
     device: Optional[int] = None  # of NCCL's own line, where one process has several
     time: Optional[float] = None
-    level: str = ""  # of the line's own logger
+    level: str = ""  # of the line's own logger; I where the line only talks about an error
     bare: bool = False  # an exception's last line without its traceback
     caught: bool = False  # an exception that somebody caught and printed
     lines: int = 1  # of the traceback
@@ -51,6 +52,11 @@ class Event:
     @property
     def code(self) -> str:
         return self.match.rule.code if self.match else "exception"
+
+    @property
+    def mention(self) -> bool:
+        """Its line has the words of an error, but not the error's own shape."""
+        return self.match is not None and self.match.mention
 
     @property
     def number(self) -> int:
@@ -69,6 +75,8 @@ class Events:
         self.marks: Set[str] = set()
         self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
         self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
+        self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
+        self.tracebacks: List[Span] = []  # of streams that belong to one process
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._per_source: Dict[Tuple[str, str, Optional[int], str], int] = {}
 
@@ -105,7 +113,7 @@ class Events:
                     pid=pid,
                     device=device,
                     time=line.time,
-                    level=line.level,
+                    level=line.level or ("I" if match.talk else ""),
                 )
             )
 
@@ -129,6 +137,12 @@ class Events:
                     lines=raised.lines,
                 )
             )
+
+    def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
+        """Where it stands, if its lines are those of one process: of a known rank, or of such a file."""
+        rank = line.rank if line.rank is not None else self._owner(file)[0]
+        if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
+            self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
 
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""

@@ -54,6 +54,7 @@ class RankEnd:
     time: Optional[float] = None  # of the end, by one clock for all ranks
     killed_by_us: bool = False
     oom_kill_seen: bool = False
+    one_process: bool = False  # nobody but its main process has written these lines
 
     @property
     def failed(self) -> bool:
@@ -84,16 +85,18 @@ def explain_exit(
     killed_by_us: bool,
     oom_kill_seen: bool = False,
     stdout_tail: Sequence[str] = (),
+    one_process: bool = True,
 ) -> Finding:
-    """One rank's end as a Finding. `signal` is set when it died from one; a shell's 128+N counts as that too."""
-    signal, exit_code = _ending(signal, exit_code)
+    """One rank's end as a Finding. `signal` is set when it died from one. A code of 128+N is what shells and containers make
+    of signal N, but a program may choose such a code itself, so it is never a certain sign of that signal."""
+    given, signal = signal, signal or _signal_of_code(exit_code)
     if exit_code == 0 and signal is None:
         return Finding(FINISHED, OK, "finished")
     if signal is None and not killed_by_us:
         setup = _failed_setup(stderr_tail)
         if setup is not None:
             return setup
-    end = RankEnd(None, exit_code, signal, stdout_tail, stderr_tail)
+    end = RankEnd(None, exit_code, given, stdout_tail, stderr_tail, one_process=one_process)
     failure = _read([end], end)
     finding, role = failure.finding, _role(failure)
     ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
@@ -101,14 +104,18 @@ def explain_exit(
         return Finding(STOPPED, INFO, "ended by drumbeat", "another rank, a limit or the user had ended the run")
     if oom_kill_seen and signal == signals.SIGKILL:
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()
-        return replace(_from_rule("oom-kill", shown), seen=("the kernel's count of out-of-memory kills",))
+        seen = ("the kernel's count of out-of-memory kills",)
+        sure = CERTAIN if given else LIKELY
+        return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
     if finding is not None and role == CAUSE:
         return _own(_missing_script(finding, command))
     if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
         return _own(replace(finding, code=PEER_LOST, severity=ERROR, fix=_LOST))
     lines = [*stdout_tail, *stderr_tail]
+    if given:
+        return _by_signal(given, lines, finding)
     if signal is not None:
-        return _by_signal(signal, lines, finding)
+        return _like_signal(signal, lines, finding)
     return _by_code(exit_code, lines, command, finding if role else None)
 
 
@@ -150,6 +157,8 @@ def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
         for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
             name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
             reader.name_file(name, end.rank, end.host or None)
+            if end.one_process:
+                reader.of_one_process(name)
             reader.feed_lines(name, 1, [line.encode("utf-8", "replace") for line in tail[-MAX_TAIL:]])
     if first is not None and reader.elastic.first is None:
         code = first.exit_code if first.exit_code is not None else -(first.signal or 0)
@@ -175,10 +184,9 @@ def _own(finding: Finding) -> Finding:
     return replace(finding, host=None, evidence=tuple(Evidence(item.text) for item in finding.evidence))
 
 
-def _ending(signal: Optional[int], exit_code: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
-    if signal is None and exit_code is not None and 128 < exit_code < 128 + 65:
-        return exit_code - 128, None
-    return signal, exit_code
+def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
+    """The signal for which shells and containers use this exit code."""
+    return exit_code - 128 if exit_code is not None and 128 < exit_code < 128 + 65 else None
 
 
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
@@ -187,7 +195,7 @@ def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
-    name = signals.Signals(signal).name if signal in signals.Signals._value2member_map_ else f"signal {signal}"
+    name = _signal_name(signal)
     evidence = _last_words(lines)
     seen = (f"the process ended by {name}",)
     if signal in _BY_SIGNAL:
@@ -222,6 +230,21 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
             seen=seen,
         )
     return Finding("signal", ERROR, f"died from {name}", "", "", evidence, seen=seen)
+
+
+def _like_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
+    """The exit code is that of a signal, but nobody saw the signal itself; what the streams say of it counts for more."""
+    finding = _by_signal(signal, lines, known)
+    if known is not None and known.code == finding.code:
+        return _own(known)
+    code, name = 128 + signal, _signal_name(signal)
+    title = f"exit code {code}, which shells and containers use for {name}"
+    cause = f"not known: {name} to a process of the command, or a code that the program chose itself"
+    return replace(finding, title=title, cause=cause, confidence=LIKELY, seen=(f"exit code {code}",))
+
+
+def _signal_name(signal: int) -> str:
+    return signals.Signals(signal).name if signal in signals.Signals._value2member_map_ else f"signal {signal}"
 
 
 def _by_code(

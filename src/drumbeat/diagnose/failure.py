@@ -7,6 +7,7 @@ from typing import Mapping, Optional, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
+from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import UNKNOWN, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
@@ -23,6 +24,7 @@ class Log:
     places: Mapping[str, Places] = field(default_factory=dict)  # code -> its lines
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
+    survived: Tuple[Survived, ...] = ()  # tracebacks that did not end their process
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

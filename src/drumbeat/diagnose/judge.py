@@ -88,13 +88,18 @@ class _Judge:
 
     def _of_causes(self, rest: Failure) -> Failure:
         causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
+        causes = [cause for cause in causes if not cause.mention] or causes
         event, why, sure = earliest(causes, self.first, self.ranks)
         alike = [cause for cause in causes if cause.code == event.code]
         finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
-        sure_words = any(cause.match and cause.match.rule.confidence == CERTAIN for cause in alike)
+        sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
+        passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
+        named = named and all(
+            each.wrote_on for each in passed
+        )  # else the last exception may follow from the one before
         others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
@@ -134,7 +139,7 @@ class _Judge:
         finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
-        named = named and not unexplained and not self._may_follow(event)
+        named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
         return replace(
             rest,
             answer=finding.code,
@@ -250,7 +255,7 @@ class _Judge:
             (event.evidence,),
             host=event.host,
             rank=rank,
-            confidence=LIKELY if rule.role != CAUSE else rule.confidence,
+            confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
         )
         if rule.blames == "self":
             return finding

@@ -98,10 +98,15 @@ _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?
 _GLOG_LEVEL = re.compile(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
 )
-_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: |^\S{1,40} - (?:WARNING|WARN|INFO|DEBUG) - ")
+_PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
+# INFO: text; INFO     text; root - INFO - text; level=info msg=text; "level": "info"
+_SAID_LEVEL = re.compile(
+    r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
+    r"|.{0,200}?\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
+)
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
-    {"INFO": "I", "DEBUG": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
+    {"INFO": "I", "DEBUG": "I", "TRACE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
 )
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
@@ -171,6 +176,9 @@ def _level(text: str) -> str:
     glog = _GLOG_LEVEL.search(text[:400]) if "]" in text else None
     if glog:
         return glog[1]
+    said = _SAID_LEVEL.match(text)
+    if said:
+        return _LEVEL_LETTER[(said[1] or said[2] or said[3]).upper()]
     return "W" if "arning: " in text and _PYTHON_WARNING.search(text) else ""
 
 

@@ -23,7 +23,7 @@ from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Pre
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
-from drumbeat.diagnose.tracebacks import BARE, HEADER, IGNORED, NAMES, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import BARE, CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -57,7 +57,7 @@ class Reader:
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
-        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *IGNORED, *NAMES, *GOOD_ENDS)
+        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
@@ -71,6 +71,11 @@ class Reader:
         """Whose log this file is, where the caller knows it better than its name tells."""
         if len(self.events.owners) < MAX_FILES:
             self.events.owners[file] = (rank, host)
+
+    def of_one_process(self, file: str) -> None:
+        """Only one process writes to this file, whatever its rank."""
+        if len(self.events.of_one_process) < MAX_FILES:
+            self.events.of_one_process.add(file)
 
     def add_dump(self, dump: Dump) -> None:
         """A flight-recorder dump of one rank."""
@@ -217,7 +222,9 @@ class Reader:
         raised = tracebacks.feed(line) if tracebacks is not None else None
         if raised is not None and raised.ignored:
             self.events.forget(file, evidence.line or 0)
-        elif raised is not None and not matched:
+        elif raised is not None:
+            self.events.add_traceback(raised, line, file, evidence.line or 0)
+        if raised is not None and not raised.ignored and not matched:
             self.events.add_exception(self.lines, raised, line, evidence)
         elif raised is None and not matched and not line.only_warns and BARE.match(line.text):
             self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)

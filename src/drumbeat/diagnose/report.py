@@ -15,6 +15,8 @@ from drumbeat.diagnose.failure import Failure, Log
 from drumbeat.diagnose.judge import judge
 from drumbeat.diagnose.recorded import Recorded, with_record
 from drumbeat.diagnose.rulebook import Match, Rulebook
+from drumbeat.diagnose.survived import survived
+from drumbeat.diagnose.tiers import AT_THE_END
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence, Finding
@@ -58,6 +60,7 @@ def make_report(
         events.places,
         transport.missing_ranks(state),
         elastic.several_runs and recorded is None,
+        survived(events.tracebacks, ends or {}, AT_THE_END),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.mentions import is_exception, is_talk
 from drumbeat.diagnose.prefilter import SHORTEST, Prefilter, word_of
 from drumbeat.finding import ERROR, SEVERITIES
 from drumbeat.packaged import load, names
@@ -40,6 +41,7 @@ class Rule:
     source: str
     find: Tuple[str, ...] = ()
     pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
+    mentions: Tuple[str, ...] = ()  # weaker: words that also stand in lines which only talk of such an error
     unless: str = ""
     role: str = CAUSE
     severity: str = ERROR
@@ -75,6 +77,12 @@ class Rule:
 class Match:
     rule: Rule
     groups: Mapping[str, str]
+    mention: bool = False  # the line has the words, but not the shape of the error itself
+    talk: bool = False  # the line talks about the error: it is avoided, handled or possible
+
+    @property
+    def confidence(self) -> str:
+        return "likely" if self.mention else self.rule.confidence
 
     @property
     def title(self) -> str:
@@ -112,9 +120,9 @@ class Rulebook:
                 rule = self._owners[number]
                 if rule.id not in tried and self.literals[number] in text:
                     tried.add(rule.id)
-                    groups = _apply(rule, text)
-                    if groups is not None:
-                        matches.append(Match(rule, groups))
+                    match = _apply(rule, text, self.literals[number])
+                    if match is not None:
+                        matches.append(match)
         return [match for match in matches if not match.rule.fallback] or matches
 
     def marks(self, text: str, found: Sequence[int]) -> List[str]:
@@ -124,19 +132,19 @@ class Rulebook:
         ]
 
 
-def _apply(rule: Rule, text: str) -> Optional[Dict[str, str]]:
-    groups: Dict[str, str] = {}
-    if rule.pattern:
-        for pattern in rule.pattern:
+def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
+    if rule.unless and _compiled(rule.unless).search(text):
+        return None
+    if not rule.pattern:
+        start = text.find(literal)
+        return Match(rule, {}, talk=is_talk(text, start, start + len(literal)))
+    for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
+        for pattern in patterns:
             match = _compiled(pattern).search(text)
             if match:
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
-                break
-        else:
-            return None
-    if rule.unless and _compiled(rule.unless).search(text):
-        return None
-    return groups
+                return Match(rule, groups, mention and not is_exception(text), is_talk(text, *match.span()))
+    return None
 
 
 @functools.cache
@@ -200,7 +208,7 @@ def check(entries: Any, file: str) -> List[Rule]:
 
 
 _NAMES = {field.name for field in fields(Rule)} - {"file"}
-_LISTS = ("find", "pattern", "seen", "unseen", "not_near", "over", "absorbs", "examples", "near")
+_LISTS = ("find", "pattern", "mentions", "seen", "unseen", "not_near", "over", "absorbs", "examples", "near")
 _FLAGS = ("fallback", "any_level", "survivable", "quiet", "names_itself")
 
 

@@ -12,6 +12,7 @@ from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
+from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
@@ -31,7 +32,7 @@ class Tiers:
         self.first, self.extra, self.log = first, extra, log
         self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
         for event in live:
-            self.tiers[self._tier(event)].append(event)
+            self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
         self._sort_out()
 
     def __getitem__(self, tier: str) -> List[Event]:
@@ -54,6 +55,20 @@ class Tiers:
         if rule.role == CONSEQUENCE and self._done_before(event):
             return NOISE
         return rule.role
+
+    def survived(self, event: Event) -> Optional[Survived]:
+        """The traceback in which it stands, if its process printed that and went on to fail otherwise."""
+        if self.first is not None and self.first.exit_code not in (None, 1):  # an uncaught exception ends Python with 1
+            return None
+        inside = (each for each in self.log.survived if event.evidence.file == each.span.file)
+        return next(
+            (
+                each
+                for each in inside
+                if each.span.first <= event.number <= each.span.last and event.rank == each.span.rank
+            ),
+            None,
+        )
 
     def _lived_through(self, event: Event) -> bool:
         """The file goes on long behind it, or ends with the words of a run that did its work."""
@@ -85,7 +100,7 @@ class Tiers:
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
-        known = [event for event in tiers[CAUSE] if event.match]
+        known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
         tiers[CAUSE] = _without_reraised(tiers[CAUSE])

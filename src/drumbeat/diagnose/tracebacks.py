@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.lines import Line
 
@@ -39,6 +39,12 @@ IGNORED = (
     "--- Logging error ---",
     "Original exception was",
 )
+# Words between two tracebacks of one failure.
+CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_MAIN = re.compile(r"in (?:<module>|_run_module_as_main\b)")
+_HELPER = re.compile(
+    r"in (?:_bootstrap|_bootstrap_inner|_wrap|spawn_main|_worker_loop)\b|multiprocessing|threading\.py"
+)
 # Names by which a line is looked at though it stands outside of a traceback.
 NAMES = (
     "RuntimeError", "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "AssertionError", "OSError",
@@ -64,6 +70,9 @@ class Raised:
     lines: int  # of the traceback, with its header
     ignored: bool = False
     caught: bool = False  # its outermost frame is not where a program begins: somebody caught and printed it
+    chained: bool = False  # Python shows it as one failure with the traceback before it
+    of_main: bool = False  # the user's program, from its first frame on
+    of_helper: bool = False  # of a thread or a worker process
 
     @property
     def where(self) -> str:
@@ -84,6 +93,7 @@ class _Open:
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
     ignored: bool = False
+    chained: bool = False
 
 
 class Tracebacks:
@@ -92,6 +102,7 @@ class Tracebacks:
     def __init__(self) -> None:
         self._open: Dict[Optional[int], _Open] = {}
         self._ignored: Dict[Optional[int], bool] = {}
+        self._chained: Set[Optional[int]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._open or self._ignored)
@@ -118,6 +129,10 @@ class Tracebacks:
         if HEADER in text:
             self._begin(line.rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(line.rank, False))
             return None
+        if any(words in text for words in CHAINED):
+            if len(self._chained) < MAX_OPEN:
+                self._chained.add(line.rank)
+            return None
         if any(words in text for words in IGNORED):
             self._open.pop(line.rank, None)
             if len(self._ignored) < MAX_OPEN:
@@ -139,7 +154,8 @@ class Tracebacks:
     def _begin(self, rank: Optional[int], indent: int, ignored: bool) -> Optional[_Open]:
         if len(self._open) >= MAX_OPEN:
             return None
-        state = self._open[rank] = _Open(indent=indent, ignored=ignored)
+        state = self._open[rank] = _Open(indent=indent, ignored=ignored, chained=rank in self._chained)
+        self._chained.discard(rank)
         return state
 
     def _go_on(self, rank: Optional[int], state: _Open, text: str, frame: Optional[re.Match[str]]) -> Optional[Raised]:
@@ -162,7 +178,11 @@ class Tracebacks:
         if match and state.frame and ("." in match["name"] or match["name"][0].isupper()):
             del self._open[rank]
             caught = state.headed and not _TOP.search(state.outermost)
-            return Raised(bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught)
+            of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))
+            return Raised(
+                bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught, state.chained, of_main,
+                bool(_HELPER.search(state.outermost)),
+            )  # fmt: skip
         state.length += 8  # another writer's line in between; give up after some fifty
         self._give_up(rank, state)
         return None

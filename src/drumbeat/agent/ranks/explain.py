@@ -44,7 +44,8 @@ class Explainer:
         else:
             ended_by_us = by_us and end.signal == signal.SIGKILL
             command, no_memory = self.order.command, self._no_memory(end)
-            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed)
+            alone = not end.of_command
+            found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed, alone)
         if any(each.text in line for each in found.evidence for line in printed):
             log = out
         file = os.path.relpath(self.kept or log, self.run_folder)
