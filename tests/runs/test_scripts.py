@@ -142,8 +142,10 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
 def test_with_the_real_torchrun(drumbeat, cache):
     pytest.importorskip("torch", reason="torchrun needs torch: pip install '.[cpu]'")
     (drumbeat.folder / "f.py").write_text(
-        "import os, time\nprint('who', os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n"
-        "if os.environ['RANK'] == '2': raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "import os, time\nrank = os.environ['RANK']\nprint('who', rank, os.environ['WORLD_SIZE'], flush=True)\n"
+        "open(f'here-{rank}', 'w').close()\n"
+        "while not all(os.path.exists(f'here-{other}') for other in range(4)): time.sleep(0.05)\n"
+        "if rank == '2': raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
         "time.sleep(60)\n"
     )
     environ = {**os.environ, "PATH": BIN + os.pathsep + os.environ["PATH"], "XDG_CACHE_HOME": cache}
