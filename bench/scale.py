@@ -194,7 +194,7 @@ class Members:
             self.greeted.add(number)
             kind = number % len(self.networks)
             hello = Hello(number, self.order.hosts[number], "127.0.0.1", self.order.identity, self.order.terms(), RANKS,
-                          self.networks[kind])  # fmt: skip
+                          network=self.networks[kind])  # fmt: skip
             self.hello_bytes = max(self.hello_bytes, len(encode(hello)))
             channel.send(hello)
         for message in messages:
