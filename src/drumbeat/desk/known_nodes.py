@@ -110,7 +110,7 @@ def host_names(words: Sequence[str]) -> List[str]:
             raise Problem(f"{word[:80]!r} is no node list: {error}", "write nid001 or nid[001-004]") from None
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise Problem(f"{host[:80]!r} cannot be the name of a node")
+            raise Problem(f"{host[:80]!r} is no host name", "letters, digits, dots, - and _; a list: nid[001-004]")
     if len(hosts) > _MOST_HOSTS:
         raise Problem(f"{len(hosts)} nodes at once; at most {_MOST_HOSTS}")
     return hosts

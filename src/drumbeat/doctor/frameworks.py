@@ -20,6 +20,8 @@ _IMPORTANT = ("fused_adam", "cpu_adam", "async_io")
 
 
 def examine_framework(answers: FrameworkAnswers) -> List[Finding]:
+    if answers.framework != "mpi" and not answers.probe:  # MPI's programs answer without Python
+        return [_silent(answers)]
     return worst_first(list(_CHECKS[answers.framework](answers)))
 
 
@@ -36,9 +38,9 @@ def _module(answers: FrameworkAnswers, name: str) -> Tuple[Optional[str], str]:
     return (None, str(found["error"])) if "error" in found else (found.get("version") or "", "")
 
 
-def _silent(answers: FrameworkAnswers) -> Iterator[Finding]:
+def _silent(answers: FrameworkAnswers) -> Finding:
     fix = "name the interpreter of your environment: --python PATH; inside a container run doctor there"
-    yield bad(
+    return bad(
         "framework-python",
         ERROR,
         f"{answers.python} did not answer",
@@ -71,9 +73,6 @@ def _torch(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 
 def _deepspeed(answers: FrameworkAnswers) -> Iterator[Finding]:
-    if not answers.probe:
-        yield from _silent(answers)
-        return
     yield from _torch(answers)
     version, error = _module(answers, "deepspeed")
     if version is None:
@@ -160,9 +159,6 @@ def _operators(text: str, version: str, answers: FrameworkAnswers) -> Iterator[F
 
 
 def _horovod(answers: FrameworkAnswers) -> Iterator[Finding]:
-    if not answers.probe:
-        yield from _silent(answers)
-        return
     yield from _torch(answers)
     version, error = _module(answers, "horovod")
     if version is None:
@@ -205,9 +201,6 @@ def _horovod(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 
 def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
-    if not answers.probe:
-        yield from _silent(answers)
-        return
     yield from _torch(answers)
     yield _imported(answers, "megatron.core", ERROR, "", recipe("megatron", answers))
     missing = "without it: --transformer-impl local, and no FP8"
@@ -220,9 +213,6 @@ def _megatron(answers: FrameworkAnswers) -> Iterator[Finding]:
 
 
 def _maxtext(answers: FrameworkAnswers) -> Iterator[Finding]:
-    if not answers.probe:
-        yield from _silent(answers)
-        return
     python = str(answers.probe.get("python", ""))
     if tuple(int(part) for part in re.findall(r"\d+", python)[:2]) < (3, 12):
         yield bad(

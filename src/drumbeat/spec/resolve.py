@@ -184,7 +184,7 @@ def _without_spares(job: Job, here: Here) -> int:
     if here.hosts and job.spares >= len(here.hosts):
         raise Problem(
             f"{job.where('spares')}: {job.spares}, but there are {len(here.hosts)} hosts in all",
-            "at least one of them must be a node",
+            "ask for fewer spares, or give more hosts: the training needs at least one host",
         )
     return len(here.hosts) - job.spares if here.hosts else 0
 
