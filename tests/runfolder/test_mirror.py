@@ -108,6 +108,25 @@ def test_the_end(both):
     assert Mirror(str(desk), lambda: 1 / 0).read("events.jsonl") is not None
 
 
+def test_the_last_files_are_waited_for_while_there_is_a_lead(both):
+    """The summary is written before the lead's agent ends, and only then may what it left in a cluster be removed."""
+    lead, desk = both
+    write(lead, "summary.json", "{}")
+    asked, done = [], []
+
+    def sources():
+        asked.append(1)
+        if len(asked) == 4:
+            write(lead, ENDED, "0")
+        return [Source(exchange_with(lead))]
+
+    Mirror(str(desk), sources, lambda: done.append(1)).settle(60)
+    assert done == [1] and is_complete(str(desk))
+    gone = Mirror(str(desk.parent / "other"), lambda: [])
+    gone.settle(3600)
+    assert not gone.complete, "nobody can send the rest: no waiting"
+
+
 def test_larger_than_one_answer(both):
     lead, desk = both
     write(lead, "nodes/0/attempt-0/rank-0.out", "y" * (2 * LIMIT + 5))

@@ -113,6 +113,11 @@ SAVES = """
 import os, signal, sys, time
 stop = []
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))  # before torch: its import takes a while
+path = f"saved-{os.environ['RANK']}"
+first = int(open(path).read()) if os.path.exists(path) else 0
+print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at", first, flush=True)
+if first:
+    sys.exit(0)  # before torch: Slurm's next signal may come within seconds
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -122,11 +127,6 @@ class Slow(Dataset):
         time.sleep(0.05)
         return torch.tensor(index)
 
-path = f"saved-{os.environ['RANK']}"
-first = int(open(path).read()) if os.path.exists(path) else 0
-print("attempt", os.environ["DRUMBEAT_ATTEMPT"], "begins at", first, flush=True)
-if first:
-    sys.exit(0)
 for step, batch in enumerate(DataLoader(Slow(), batch_size=2, num_workers=2)):
     if stop:
         # the workers must still be there: one more batch comes through them
@@ -142,7 +142,7 @@ def slow(cluster, oar):
     saves = oar.ranks("saves", SAVES)
     # Slurm sends its signal up to half a minute early, and looks every half minute: soon, with so long a grace.
     limit = oar.job(
-        "limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="25s", partition="slow", command=f"python3 {saves}"
+        "limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="15s", partition="slow", command=f"python3 {saves}"
     )
     jobs = {"limit": oar.submit(limit)}
     lost = oar.job("lost", ranks_per_node=1, partition="fragile", command=f"python3 {oar.ranks('lost', LOST)}",

@@ -101,6 +101,8 @@ def _follow(found: Run, args: Any) -> bool:
             printed, unknown = printed or some, now if some and unknown else unknown
         if not any(follower.behind for follower, _ in followers.values()):
             time.sleep(0.3)
+    if state != UNKNOWN:
+        found.files.settle()
     begin()
     for follower, label in followers.values():
         for records in follower.drain():

@@ -318,6 +318,7 @@ def wait_ended(run: Run, seconds: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
+    run.files.settle()
     return True
 
 

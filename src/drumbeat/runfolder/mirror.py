@@ -25,6 +25,7 @@ _AT = RunFolder("")
 # What this side has written itself.
 _OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
 _WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
+_PAUSE = 0.3  # seconds between two looks for a run's last files
 _AT_ONCE = 64  # exchanges with one source before the next one has its turn
 
 
@@ -71,6 +72,14 @@ class Mirror(Files):
         request = json.dumps({"append": {name: text}, "under": name}).encode()
         lead = [source for source in self.sources() if not source.under]
         return any(_pieces_of(source.exchange(request)) is not None for source in lead)
+
+    def settle(self, seconds: float = 20.0) -> None:
+        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone."""
+        deadline = time.monotonic() + seconds
+        self.sync()
+        while not self.complete and time.monotonic() < deadline and any(not source.under for source in self.sources()):
+            time.sleep(_PAUSE)
+            self.sync()
 
     # -- copying -----------------------------------------------------------------------------------------------------
 

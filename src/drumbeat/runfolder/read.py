@@ -29,6 +29,9 @@ class Files:
     def __init__(self, root: str = "") -> None:
         self.root = root
 
+    def settle(self, seconds: float = 20.0) -> None:
+        """The run has ended: wait until all of it is here. Plain files are."""
+
     def read(self, name: str) -> Optional[bytes]:
         """A whole file; None if there is none, or it is larger than any of ours."""
         chunk = self.chunk(name, 0, _WHOLE)
