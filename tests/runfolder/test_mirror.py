@@ -122,7 +122,7 @@ def test_the_last_files_are_waited_for_while_there_is_a_lead(both):
 
     Mirror(str(desk), sources, lambda: done.append(1)).settle(60)
     assert done == [1] and is_complete(str(desk))
-    gone = Mirror(str(desk.parent / "other"), lambda: [])
+    gone = Mirror(str(desk.parent / "other"), list)
     gone.settle(3600)
     assert not gone.complete, "nobody can send the rest: no waiting"
 
