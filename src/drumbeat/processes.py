@@ -327,6 +327,15 @@ def ignore_stops() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def close_all_but(*kept: int) -> None:
+    """In a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    low = 3
+    for fd in sorted(kept):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < (1 << 20) else 1 << 20)
+
+
 def plain_signals() -> None:
     """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
     signal.set_wakeup_fd(-1)

@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.printed.reader import PrintedMetrics
-from drumbeat.processes import ignore_stops, name_process
+from drumbeat.processes import close_all_but, ignore_stops, name_process
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.write import append, create, replace
 
@@ -195,7 +195,7 @@ class FolderChild:
             try:
                 name_process(NAME)
                 ignore_stops()
-                _only_keep(commands, answers)
+                close_all_but(commands, answers)
                 _Child(commands, answers, self._stop, self._there).run()
                 code = 0
             finally:
@@ -211,15 +211,6 @@ class FolderChild:
         self._out, self._in, self._unsent = b"", b"", len(self._frames)
         self._start()
         self._send()
-
-
-def _only_keep(*kept: int) -> None:
-    """Connections and pipes of the agent must end with the agent."""
-    low = 3
-    for fd in sorted(kept):
-        os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < (1 << 20) else 1 << 20)
 
 
 class _Child:

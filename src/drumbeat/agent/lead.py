@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.blame import blame
-from drumbeat.agent.causes import HARDWARE
+from drumbeat.agent.blame import blame, hardware_behind
+from drumbeat.agent.causes import HARDWARE, cause_of
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
     DOUBTFUL,
@@ -240,6 +240,12 @@ class Lead:
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
+    def found(self, member: int, finding: Finding) -> None:
+        """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
+        driver says of a GPU whose processes are being ended does not."""
+        if self.phase == "running" and finding.node == self.node_rank(member) and cause_of(finding, 1) is HARDWARE:
+            self.attempts[-1].broken.append(finding)
+
     def suspect(self, finding: Optional[Finding]) -> None:
         """A watcher has named a rank that holds the others up; None: it goes on again."""
         if self.attempts:
@@ -372,11 +378,18 @@ class Lead:
         attempt = self.attempts[-1]
         progress = attempt.progress(self.clock_offsets())
         outcome = replace(
-            self._outcome(attempt), assignment=attempt.assignment, port=attempt.port, step=progress.step, t=now
-        )
+            self._outcome(attempt), assignment=attempt.assignment, port=attempt.port, t=now,
+            step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
+        )  # fmt: skip
+        if outcome.outcome == FAILED:
+            behind = hardware_behind(outcome.finding, outcome.exit_code, attempt.broken)
+            outcome = replace(outcome, finding=behind or outcome.finding)
         outcome = replace(outcome, member=attempt.member_of(outcome.finding))
         self.history.append(outcome)
         acts: List[Act] = []
+        if attempt.suspected and outcome.outcome in (FINISHED, DOUBTFUL):
+            attempt.suspected = None
+            acts.append(Record("resumed", {"seconds": 0.0, "ended": True}))
         if outcome.finding and outcome.outcome != DOUBTFUL:
             acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]

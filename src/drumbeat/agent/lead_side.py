@@ -321,6 +321,7 @@ class LeadSide:
 
     def _found(self, member: int, message: Found) -> None:
         self._do([Record("finding", {"finding": to_plain(message.finding)})])
+        self.lead.found(member, message.finding)
         if message.stop:
             self._do(self.lead.watcher_stop(message.finding, time.monotonic()))
 
