@@ -11,13 +11,13 @@ import json
 import os
 import re
 import select
-import signal
 import subprocess
 import time
 from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 from drumbeat.agent.watchers.contract import Saw
-from drumbeat.processes import close_all_but, die_with_parent, ignore_stops, name_process
+from drumbeat.process_signals import ignore_stops
+from drumbeat.processes import close_all_but, die_with_parent, kill, name_process
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (
@@ -185,10 +185,7 @@ class KernelLog:
     def end(self) -> None:
         """The agent's loop reaps the child."""
         if self.pid:
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill((self.pid,))
             self._forget()
 
     def _forget(self) -> None:
