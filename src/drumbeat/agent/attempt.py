@@ -8,9 +8,12 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.agent.rank_end import RankEnd, is_consequence
-from drumbeat.finding import Finding
+from drumbeat.finding import STOPPED, Finding
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
+from drumbeat.signals import EXIT_REQUEUE
+
+_OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limit"))  # codes of ends that others caused
 
 
 @dataclass
@@ -38,6 +41,14 @@ class Attempt:
         failed = [end for end in self.ends if end.failed and not end.by_us]
         causes = [end for end in failed if not is_consequence(end)]
         return min(causes or failed, key=lambda end: end.at, default=None)
+
+    def own_failure(self) -> Optional[RankEnd]:
+        """The first rank that failed by itself, as its words or its exit code say, before it was told to stop."""
+        failed = [end for end in self.ends if end.failed and not end.by_us and not is_consequence(end)]
+        own = [
+            end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE
+        ]
+        return min(own, key=lambda end: end.at, default=None)
 
     def member_of(self, finding: Optional[Finding]) -> Optional[int]:
         """The member on which the cause lies, where the finding names its node."""

@@ -38,7 +38,7 @@ from drumbeat.agent.lead_findings import (
     stuck_finding,
 )
 from drumbeat.agent.rank_end import RankEnd
-from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
+from drumbeat.agent.stop_requests import END_NOW, LAUNCHER, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
 from drumbeat.agent.world import Common, World, make_world
 from drumbeat.finding import ERROR, Evidence, Finding
@@ -48,6 +48,7 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
 
+_ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
 _LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
@@ -88,6 +89,7 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
+    held: Optional[Tuple[float, StopRequest]] = None  # a launcher's signal, and when it is passed on to the ranks
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
@@ -266,6 +268,14 @@ class Lead:
         acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
         return acts + (self.watcher_stop(findings[0], now) if stop else [])
 
+    def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
+        """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
+        its end must be seen before the others are told to stop."""
+        if self.phase != "running":
+            return self.stop(request)
+        self.held = self.held or (now + _ABORT, request)
+        return []
+
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
@@ -290,6 +300,8 @@ class Lead:
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
+        if self.phase == "running" and self.held and now >= self.held[0]:
+            return self.stop(self.held[1])
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
@@ -382,7 +394,7 @@ class Lead:
         acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
         ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
         acts.append(Record("attempt-ended", ended))
-        if self.without_storage:
+        if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
         order = self.order
         decision = decide(
@@ -434,6 +446,9 @@ class Lead:
         return [Record("decided", decided), *self._end(self.history[-1], concluded=True)]
 
     def _outcome(self, attempt: Attempt) -> Outcome:
+        aborted = attempt.own_failure() if self.requests.way == LAUNCHER else None
+        if aborted:  # where its guard was killed with it, nobody has seen its exit code
+            return Outcome(FAILED, aborted.exit_code or 1, aborted.finding)
         if self.requests.outcome:
             codes = [end.exit_code for end in attempt.ends]
             if EXIT_REQUEUE in codes and not self.requests.cancelled:

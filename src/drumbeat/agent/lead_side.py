@@ -19,7 +19,7 @@ from drumbeat.agent.lead import Act, Finish, Lead, Record, Tell
 from drumbeat.agent.lead_watch import LeadWatching
 from drumbeat.agent.on_end import run_on_end
 from drumbeat.agent.outbox import Outbox
-from drumbeat.agent.stop_requests import CANCEL, NOTICE, NOW, SIGNAL, USER, StopRequest
+from drumbeat.agent.stop_requests import CANCEL, LAUNCHER, NOTICE, NOW, SIGNAL, USER, StopRequest
 from drumbeat.agent.summary import what_follows, write_end
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.wire.channel import Channel
@@ -306,6 +306,9 @@ class LeadSide:
     def _stop_asked(self, member: int, message: StopAsked) -> None:
         number = message.signal
         why = f"node {member} was asked to stop by {signal.Signals(number).name}"
+        if number != signal.SIGQUIT and self.agent.facts.identity.by_mpirun:
+            self._do(self.lead.launcher_stops(StopRequest(LAUNCHER, number, why), time.monotonic()))
+            return
         self._do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
 
     def _first_step(self, member: int, message: FirstStep) -> None:
