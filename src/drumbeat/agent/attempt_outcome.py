@@ -21,7 +21,8 @@ _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limi
 def concluded(
     attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
 ) -> Tuple[Outcome, List[Act]]:
-    """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed from it, how far the attempt came."""
+    """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
+    from it, how far the attempt came."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
     outcome = replace(
         attempt_outcome(attempt, requests, members), assignment=attempt.assignment, port=attempt.port,
