@@ -30,8 +30,16 @@ check: $(VENV)/.dev
 
 pyz: drumbeat.pyz
 
-drumbeat.pyz: $(VENV)/.cpu $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
-	$(BIN)/python -m drumbeat.bundle.build $@
+# Needs PyYAML alone: a small environment of its own, unless the large one is there.
+SMALL := $(if $(wildcard $(VENV)/.cpu),$(VENV)/.cpu,.venv-pyz/.done)
+
+drumbeat.pyz: $(SMALL) $(shell find src -name '*.py' -o -name '*.yaml' -o -name '*.sh')
+	$(dir $(SMALL))bin/python -m drumbeat.bundle.build $@
+
+.venv-pyz/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-pyz
+	.venv-pyz/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
 
 .PHONY: docs dist tutorial
 
@@ -104,4 +112,4 @@ cluster: $(VENV)/.dev
 		tests/cluster/troubles_on_a_cluster.py tests/cluster/kinds_on_a_cluster.py
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-docs drumbeat.pyz build dist site src/*.egg-info
+	rm -rf $(VENV) .venv-newest .venv-docs .venv-pyz drumbeat.pyz build dist site src/*.egg-info

@@ -89,6 +89,7 @@ def test_a_switch_that_is_off(word):
             "job.yaml:1: wrap.ranks[0]: expected a list of whole numbers, got 'a' (example: [0, 3])",
         ),
         ("nodes: two\n", "job.yaml:1: nodes: expected a whole number, got 'two' (example: 2)"),
+        ("nodes: 99999999999999\n", "job.yaml:1: nodes: 99999999999999 is too large"),
         ("nodes: 2.0\n", "job.yaml:1: nodes: expected a whole number, got '2.0' (example: 2)"),
         ("nodes: 012\n", "job.yaml:1: nodes: expected a whole number, got '012' (example: 2)"),
         ("nodes: [2]\n", "job.yaml:1: nodes: expected a whole number, got a list (example: 2)"),

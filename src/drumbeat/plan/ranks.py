@@ -18,7 +18,7 @@ def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: 
     """What all processes of a node share."""
     return [
         _var("NNODES", len(peers.nodes), "nodes that mustered"),
-        _var("NODE_RANK", node, "this node's place in the scheduler's order"),
+        _var("NODE_RANK", node, "this node's place among the nodes of the run"),
         _var("GROUP_RANK", node, "the same, as torch elastic calls it"),
         _var("LOCAL_WORLD_SIZE", peers.nodes[node].ranks, "ranks on this node"),
         _var("WORLD_SIZE", peers.world_size, "ranks of all nodes"),

@@ -54,7 +54,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     found += [(name, value) for name, value in known.items() if value]
     if setting.hardware:
         found.append(("hardware", ", ".join(f"{name} {value}" for name, value in setting.hardware.items())))
-    main = ("drumbeat", "torch", "torch-cuda", "torch-rocm", "nccl", "rccl", "jax", "nvidia-driver")
+    main = ("drumbeat", "torch", "torch-cuda", "torch-rocm", "cuda", "rocm", "nccl", "rccl", "jax", "nvidia-driver")
     shown = [f"{name} {setting.software[name]}" for name in main if setting.software.get(name)]
     if shown:
         others = len(setting.software) - len(shown)

@@ -24,6 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _SIZE = re.compile(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
+_TOO_LARGE = re.compile(r"[1-9][0-9]{9,}")
 _BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")  # a comma, but not one in brackets
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -233,6 +234,8 @@ def _hosts(key: Key, node: Node, place: str) -> Tuple[str, ...]:
 
 def _number(key: Key, node: Node, place: str) -> int:
     text = _text(key, node, place)
+    if _TOO_LARGE.fullmatch(text):
+        raise Problem(f"{place}: {text[:20]} is too large")
     return int(text) if _WHOLE.fullmatch(text) else _wrong(key, node, place)
 
 
