@@ -1,6 +1,7 @@
 """What ranks print, as it comes: pieces, progress bars, colours, both streams, hostile bytes."""
 
 import json
+import os
 import time
 
 from drumbeat.printed.reader import PrintedMetrics, Reader, read_line
@@ -63,6 +64,36 @@ def test_both_streams_of_every_rank(tmp_path, monkeypatch):
         (12, 2, True)
     ]
     assert printed.read() == []
+
+
+def test_epochs_that_count_from_one():
+    bar = "Epoch {}:  12%|#         | {}/8 [00:00<00:00, 13.12it/s, train_loss=4.160]\n"
+    for first, want in ((0, [1, 8, 9]), (1, [1, 8, 9]), (3, [25, 32, 33])):  # 3: resumed
+        lines = bar.format(first, 1) + bar.format(first, 8) + bar.format(first + 1, 1)
+        assert steps(Reader().feed(lines.encode())) == want, first
+
+
+def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
+    """However late it is read. Lines that are read together are spread over the time since the last look."""
+    monkeypatch.setattr("drumbeat.printed.reader._EVERY", 0.0)
+    log, clock = tmp_path / "rank-0.out", [100.0]
+    monkeypatch.setattr("drumbeat.printed.reader.time.time", lambda: clock[0])
+
+    def write(steps, at):
+        with open(log, "a") as file:
+            file.write("".join(ITER.format(step=step, loss=3) + "\n" for step in steps))
+        os.utime(log, (at, at))
+
+    printed = PrintedMetrics(str(tmp_path))
+    write([1], at=101.0)
+    clock[0] = 103.0
+    assert [record["t"] for record in printed.read()] == [101.0]
+    write([2, 3, 4, 5], at=111.0)
+    clock[0] = 113.0
+    assert [record["t"] for record in printed.read()] == [105.0, 107.0, 109.0, 111.0]
+    write([6], at=99.0)
+    clock[0] = 114.0
+    assert [record["t"] for record in printed.read()] == [114.0], "the file's time is no time of this run"
 
 
 def test_who_prints_faster_than_we_read_is_read_at_its_end(tmp_path):

@@ -107,6 +107,9 @@ def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
     write_metrics(run, metrics)
     assert run.progress().rough and "about 8 steps/s" in progress_line(run.progress())
     said = dict(rows(figures_of(run)))
-    assert said["throughput"] == "about 8 steps/s (reported steps, first to last; times as read, to about 0.25 s)"
+    assert (
+        said["throughput"]
+        == "about 8 steps/s (reported steps, first to last; times of printed lines, to about 0.25 s on an idle node)"
+    )
     assert said["spread"].startswith("not measured: printed lines are read every 0.25 s")
     assert speed(1234.5, "steps/s", rough=True) == "about 1,200 steps/s"

@@ -90,7 +90,7 @@ class NodeMetrics:
         records = self.child.take_records()
         if self._steps_reported:  # a program that reports its steps itself is not counted twice
             records = [record for record in records if record["kind"] != "step"]
-        return [json.dumps({"t": clock.now(), **record}) for record in records]
+        return [json.dumps({**record, "t": clock.own(record["t"])}) for record in records]
 
 
 def in_our_time(lines: List[str]) -> List[str]:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.printed.rules import Rule, by_plain_text
 
@@ -80,13 +80,23 @@ class Reader:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._first_epoch: Optional[int] = None  # of the lines whose step follows from epoch and batch
 
     def feed(self, data: bytes, final: bool = False) -> List[Dict[str, Any]]:
         data = (self._rest + data).replace(b"\r", b"\n")  # a progress bar's updates are lines too
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
         lines = (data[start:stop].decode("utf-8", "replace") for start, stop in _promising(data, end))
-        return [record for line in lines for record in read_line(line)]
+        return [self._counted(record) for line in lines for record in read_line(line)]
+
+    def _counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
+        """Lightning counts epochs from 0, other bars of the same shape from 1: the first epoch of a stream tells."""
+        epoch, batch, batches = record.get("epoch"), record.get("batch"), record.get("batches")
+        if epoch is None or batch is None or not batches or record.get("step") != int(epoch) * batches + batch:
+            return record
+        if self._first_epoch is None:
+            self._first_epoch = int(epoch)
+        return {**record, "step": record["step"] - batches} if self._first_epoch == 1 else record
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
@@ -111,9 +121,10 @@ class PrintedMetrics:
         self.folder = folder
         self._files: Dict[str, _Log] = {}
         self._next = 0.0
+        self._looked = time.time()  # last
 
     def read(self, final: bool = False) -> List[Dict[str, Any]]:
-        """New records, each with the rank in whose log it stands; asked again at once, it does not look again."""
+        """New records, each with its time and the rank in whose log it stands; asked again at once, it does not look again."""
         now = time.monotonic()
         if now < self._next and not final:
             return []
@@ -127,29 +138,42 @@ class PrintedMetrics:
         for name in ranked or [name for name in names if _LAUNCHER_NAME.fullmatch(name)]:
             if name not in self._files:
                 match = _LOG_NAME.fullmatch(name)
-                self._files[name] = _Log(os.path.join(self.folder, name), int(match.group(1)) if match else 0)
+                rank = int(match.group(1)) if match else 0
+                self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked)
             log = self._files[name]
-            records += [{"rank": log.rank, "printed": True, **record} for record in log.read(final)]
+            records += [{"t": t, "rank": log.rank, "printed": True, **record} for t, record in log.read(final)]
+        self._looked = time.time()
         return records
 
 
 class _Log:
-    def __init__(self, path: str, rank: int) -> None:
+    def __init__(self, path: str, rank: int, looked: float) -> None:
         self.path, self.rank = path, rank
+        self._looked = looked  # when there was nothing new
         self._place = 0
         self._reader = Reader()
 
-    def read(self, final: bool) -> List[Dict[str, Any]]:
+    def read(self, final: bool) -> List[Tuple[float, Dict[str, Any]]]:
+        """New records, each with the time at which its line was written: that of the last one is the file's own; those
+        before it came since the last look, and are spread evenly over that time."""
+        now = time.time()
         try:
-            size = os.stat(self.path).st_size
-            if size == self._place:
-                return self._reader.feed(b"", final) if final else []
-            with open(self.path, "rb", buffering=0) as file:
-                if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
-                    self._place, self._reader = size - _CHUNK, Reader()
-                file.seek(self._place)
-                data = file.read(_CHUNK)
+            status = os.stat(self.path)
+            size, data = status.st_size, b""
+            if size != self._place:
+                with open(self.path, "rb", buffering=0) as file:
+                    if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
+                        self._place, self._reader = size - _CHUNK, Reader()
+                    file.seek(self._place)
+                    data = file.read(_CHUNK)
         except OSError:
             return []
+        since, self._looked = self._looked, now
         self._place += len(data)
-        return self._reader.feed(data, final and self._place >= size)
+        ends = final and self._place >= size
+        if not data and not ends:
+            return []
+        records = self._reader.feed(data, ends)
+        until = status.st_mtime if since <= status.st_mtime <= now else now  # a file server's clock may be another
+        count = len(records)
+        return [(until - (until - since) * (count - 1 - i) / count, record) for i, record in enumerate(records)]

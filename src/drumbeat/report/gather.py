@@ -119,7 +119,9 @@ def _speed(
     if rate is None:
         return None
     value, unit = rate
-    how = "reported steps, first to last" + ("; times as read, to about 0.25 s" if reports.printed else "")
+    how = "reported steps, first to last" + (
+        "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
+    )
     if not (progress.tokens or progress.samples) and not unit.startswith("steps"):
         how = "as the program states it" if reports.stated else "the program's own summary"
     factor = 1

@@ -171,7 +171,7 @@ class Progress:
     def seconds_left(self) -> Optional[float]:
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        if self.laps:
+        if self.laps or (self.printed and self.seconds < _TOO_SHORT):
             return None
         return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
