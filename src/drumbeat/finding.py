@@ -58,6 +58,7 @@ class Finding:
     node: Optional[int] = None  # node rank
     host: Optional[str] = None
     rank: Optional[int] = None
+    local: bool = False  # `rank` counts on its node only: a launcher named no other
     support: str = ""  # words for the support desk, where only root can fix it
     confidence: str = CERTAIN  # one of CONFIDENCES: that this is what happened
     seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters

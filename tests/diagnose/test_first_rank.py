@@ -3,6 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.failure import NO_FAILURE
+from drumbeat.diagnose.text import render
 from tests.diagnose.reading import read
 
 STEP = "*** STEP 8.0 ON n1 CANCELLED AT 2026-01-27T14:51:17 ***"
@@ -134,3 +135,17 @@ def test_a_launchers_traceback_that_is_cut_off_hides_nothing():
     unknown = read(f"{at} (exitcode: 1) local_rank: 2 (pid: 26026) of binary: python\n{launcher}").failure
     assert (unknown.answer, unknown.finding.rank) == ("unknown", 2)
     assert read(launcher).failure.answer == "exception", "alone it still shows that something failed"
+
+
+def test_a_local_rank_is_no_rank():
+    """torchrun's first line has the local rank alone; its table has both, and the table counts."""
+    at = "E0101 00:00:00.1 990 torch/distributed/elastic/multiprocessing/api.py:869] failed"
+    died = f"{at} (exitcode: -11) local_rank: 2 (pid: 991) of binary: python\n"
+    alone = read(died).failure
+    assert (alone.finding.rank, alone.finding.local) == (2, True)
+    assert "(local rank 2)" in render(read(died))
+    table = (
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 10 (local_rank: 2)\n  exitcode  : -11 (pid: 991)\n"
+    )
+    both = read(died + table).failure
+    assert (both.answer, both.finding.rank, both.finding.local) == ("segfault", 10, False)

@@ -14,7 +14,7 @@ _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*
 _INLINE = (
     ("time", re.compile(r"\btime\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)")),
     ("host", re.compile(r"\bhost\s*: (\S+)")),
-    ("rank", re.compile(r"\brank\s*:?\s*(\d+) \(local[ _]rank")),
+    ("rank", re.compile(r"\brank\s*:?\s*(\d+ \(local[ _]rank:? ?\d*)")),
     ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
 )
 _MAX_LINES = 16
@@ -29,6 +29,7 @@ class FirstFailure:
     exit_code: Optional[int]
     evidence: Evidence
     who: str = "torchrun"  # says so
+    local: Optional[int] = None  # its rank on its node
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
 
 
@@ -77,6 +78,7 @@ class ElasticSummary:
     def _close(self) -> None:
         self.open = 0
         rank = re.match(r"\d{1,7}", self._fields.get("rank", ""))
+        local = re.search(r"\(local[ _]rank:? ?(\d{1,7})", self._fields.get("rank", ""))
         code = re.match(r"-?\d{1,7}", self._fields.get("exitcode", ""))
         if not rank and not code:
             return
@@ -85,6 +87,7 @@ class ElasticSummary:
             self._fields.get("host", "").split(" ")[0],
             int(code[0]) if code else None,
             self._evidence,
+            local=int(local[1]) if local else None,
             time=self._fields.get("time", "")[:40],
         )
         if len(self._tables) < _MAX_TABLES:

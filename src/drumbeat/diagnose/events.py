@@ -40,6 +40,7 @@ class Event:
     exception: str = ""
     raised_at: str = ""
     rank: Optional[int] = None
+    local: bool = False  # `rank` counts on its node only
     host: Optional[str] = None
     pid: int = 0
     device: Optional[int] = None  # of NCCL's own line, where one process has several
@@ -97,8 +98,9 @@ class Events:
         named = match.groups.get("rank", "").strip()
         rank = int(named) if named.isdigit() else line.rank
         host = match.groups.get("host", "").strip() or host or line.host or ""
+        local = False
         if rank is None:
-            rank, reported_host = _reported(evidence.text)
+            rank, reported_host, local = _reported(evidence.text)
             host = host or reported_host
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
         if self._room(rule.id, evidence.file or "", rank, host, most):
@@ -110,6 +112,7 @@ class Events:
                     evidence,
                     match,
                     rank=rank,
+                    local=local,
                     host=host or owner[1],
                     pid=pid,
                     device=device,
@@ -193,12 +196,12 @@ class Events:
         return True
 
 
-def _reported(text: str) -> Tuple[Optional[int], str]:
-    """Rank and host that a launcher names in its report."""
+def _reported(text: str) -> Tuple[Optional[int], str, bool]:
+    """Rank and host that a launcher names in its report, and whether that rank counts on its node only."""
     found = _REPORTED.search(text)
     if not found:
-        return None, ""
+        return None, "", False
     rank = next(
         (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
-    return (int(rank) if rank else None), found["host"] or found["node"] or ""
+    return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None

@@ -20,9 +20,10 @@ class RankOf:
 
     processes: Dict[Tuple[str, int], int]
     devices: Dict[Tuple[str, int, int], int]
+    first: Optional[FirstFailure] = None  # torchrun's table has the local rank and the rank side by side
 
     @staticmethod
-    def of(state: Communicators) -> RankOf:
+    def of(state: Communicators, first: Optional[FirstFailure] = None) -> RankOf:
         processes: Dict[Tuple[str, int], int] = {}
         devices: Dict[Tuple[str, int, int], int] = {}
         for process in state.processes.values():
@@ -36,9 +37,20 @@ class RankOf:
                     devices[(process.host, process.pid, member.device)] = member.rank
         for rank, (host, pid) in state.test_ranks.items():
             processes.setdefault((host, pid), rank)
-        return RankOf(processes, devices)
+        return RankOf(processes, devices, first)
+
+    def local(self, event: Event) -> bool:
+        """Whether `rank` counts on the event's node only."""
+        return event.local and not self._in_table(event)
+
+    def _in_table(self, event: Event) -> bool:
+        first = self.first
+        here = first is not None and first.evidence.file == event.evidence.file
+        return here and first is not None and first.local is not None and first.local == event.rank
 
     def rank(self, event: Event) -> Optional[int]:
+        if event.local and self.first is not None and self._in_table(event):
+            return self.first.rank
         if not event.pid:
             return event.rank
         host, pid = event.host or "", event.pid

@@ -41,7 +41,7 @@ def judge(
     log = log or Log()
     live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    failure = _Judge(most_specific(live), RankOf.of(state), first, list(extra), list(unfinished), log).failure()
+    failure = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log).failure()
     return replace(with_record(without_itself(failure), log), rules=rules)
 
 
@@ -208,9 +208,11 @@ class _Judge:
             and other.code in OF_THE_SAME
         ]
         for events in (alike, beside):
-            found = {rank for rank in map(self.ranks.rank, events) if rank is not None}
+            found = {(self.ranks.rank(each), self.ranks.local(each)) for each in events}
+            found -= {(None, False)}
             if found:
-                return replace(finding, rank=found.pop()) if len(found) == 1 else finding
+                rank, local = found.pop()
+                return finding if found else replace(finding, rank=rank, local=local)
         return finding
 
     def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
@@ -231,11 +233,12 @@ class _Judge:
             reported = [event for event in self.tiers[REPORT] if self.ranks.rank(event) is not None]
             if finding.rank is None and finding.host is None and reported:
                 event = min(reported, key=place)
-                return replace(finding, rank=self.ranks.rank(event), host=event.host)
+                rank, local = self.ranks.rank(event), self.ranks.local(event)
+                return replace(finding, rank=rank, local=local, host=event.host)
             return finding
         if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
             return finding  # another node's torchrun, maybe of another run
-        return replace(finding, rank=first.rank, host=finding.host or first.host or None)
+        return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
     def _finding(self, event: Event) -> Finding:
         rank = self.ranks.rank(event)
@@ -255,6 +258,7 @@ class _Judge:
             (event.evidence,),
             host=event.host,
             rank=rank,
+            local=self.ranks.local(event),
             confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
         )
         if rule.blames == "self":
@@ -273,7 +277,7 @@ class _Judge:
 def _blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
     """The rank that many lines together point to: who waits is not who is late."""
     ranks = {item.rank for item in extra if item.rank is not None}
-    return replace(finding, rank=ranks.pop(), host=None) if len(ranks) == 1 else finding
+    return replace(finding, rank=ranks.pop(), local=False, host=None) if len(ranks) == 1 else finding
 
 
 def _with_evidence(finding: Finding, events: List[Event]) -> Finding:

@@ -11,7 +11,7 @@ from typing import Optional, Tuple
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.rulebook import CAUSE, rulebook
-from drumbeat.finding import CERTAIN, INFO, Finding
+from drumbeat.finding import CERTAIN, INFO, LIKELY, Finding
 
 WHY = "recorded by drumbeat while the run was there"
 # Codes that say how a rank ended, or that it lost another one, but not why.
@@ -74,10 +74,12 @@ def _end(recorded: Recorded) -> Optional[Finding]:
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """All ranks ended with 0: whatever the logs hold did not end the run."""
+    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, a program may have caught it
+    and given up, so nobody can be sure."""
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
-    return Failure(NO_FAILURE, CERTAIN, notes=survived + failure.notes, rules=failure.rules, seen=(recorded.source,))
+    confidence = LIKELY if said else CERTAIN
+    return Failure(NO_FAILURE, confidence, notes=survived + failure.notes, rules=failure.rules, seen=(recorded.source,))
 
 
 def _names_cause(failure: Failure) -> bool:
