@@ -38,6 +38,8 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
+_ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
+
 
 @dataclass
 class Lead:
@@ -53,6 +55,7 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
+    held: Optional[Tuple[float, StopRequest]] = None  # a launcher's signal, and when it is passed on to the ranks
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
@@ -204,6 +207,14 @@ class Lead:
         finding = attempt.left_behind(self.order, now)
         return [record_finding(finding)] if finding else []
 
+    def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
+        """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
+        its end must be seen before the others are told to stop."""
+        if self.phase != "running":
+            return self.stop(request)
+        self.held = self.held or (now + _ABORT, request)
+        return []
+
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
@@ -228,6 +239,8 @@ class Lead:
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
+        if self.phase == "running" and self.held and now >= self.held[0]:
+            return self.stop(self.held[1])
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
@@ -272,7 +285,7 @@ class Lead:
         attempt = self.attempts[-1]
         outcome, acts = concluded(attempt, self.requests, self.members, now)
         self.history.append(outcome)
-        if self.without_storage:
+        if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
         order = self.order
         decision = decide(

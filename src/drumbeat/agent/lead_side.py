@@ -78,7 +78,9 @@ class LeadSide:
             order, self._pick_port, time.monotonic(), earlier=list(earlier.ends), requeues=earlier.requeues
         )
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
-        self.messages = MemberMessages(self.lead, self.watching, self._do, self.folder, child)
+        self.messages = MemberMessages(
+            self.lead, self.watching, self._do, self.folder, child, agent.facts.identity.by_mpirun
+        )
         self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier.ends), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
