@@ -14,7 +14,7 @@ from drumbeat.agent.folder_start import prepare_folder
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead_findings import stalled_finding
 from drumbeat.agent.node import Node
-from drumbeat.agent.preflight import check_node
+from drumbeat.agent.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.side import Side
 from drumbeat.agent.wakeup import Wakeup
@@ -68,7 +68,10 @@ class Agent:
     def hello(self, address: str) -> Hello:
         self.address = address
         ranks = self.order.ranks_per_node or sum(1 for gpu in self.facts.gpus if not gpu.integrated)
-        findings = check_node(self.order, self.facts, self.number, self.tasks)
+        rows = []
+        if self.order.container:
+            rows = self.on_storage(lambda: read_host_paths(self.order, self.number), self.order.folder)
+        findings = check_node(self.order, self.facts, self.number, self.tasks, rows)
         return Hello(
             self.number,
             self.facts.host,
