@@ -215,7 +215,8 @@ class Console:
             self.say("waiting", f"no step recognised after {duration(event.seconds)}: {event.what}")
         elif isinstance(event, kinds.Resumed):
             self._hangs = False
-            self.say("resumed", f"steps come again, after {duration(event.seconds)} without one")
+            steps = f"steps come again, after {duration(event.seconds)} without one"
+            self.say("resumed", "all ranks have ended well: it was no hang" if event.ended else steps)
         elif isinstance(event, kinds.FindingMade) and self._is_of_the_muster(event):
             self._node_findings.add(event.finding)
         elif isinstance(event, kinds.FindingMade):
