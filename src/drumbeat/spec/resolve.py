@@ -220,7 +220,7 @@ def _run_id(name: str, here: Here) -> str:
 def _python(job: Job, site: Site) -> str:
     """The job's own, else the site's; an image has an interpreter of its own."""
     text = job.python or ("" if image_of(job, site)[0] else site.python or "")
-    if text and not re.fullmatch(r"[\w./*?+-]{1,300}", text):
+    if text and not re.fullmatch(r"[\w./*?+][\w./*?+-]{0,299}", text):
         raise Problem(f"{job.where('python')}: {shown(text)} is not the name or path of a program")
     return text
 
