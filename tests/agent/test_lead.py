@@ -2,13 +2,13 @@
 
 import dataclasses
 import signal
-from types import SimpleNamespace
 
 import pytest
 
+from drumbeat.agent.connections import Connection, Connections
 from drumbeat.agent.decide import CANCELLED, FINISHED, TIME_LIMIT, Member
-from drumbeat.agent.lead import Finish, Lead, Record, Tell
-from drumbeat.agent.lead_side import Connection, LeadSide
+from drumbeat.agent.lead import Lead
+from drumbeat.agent.lead_acts import Finish, Record, Tell
 from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
@@ -224,13 +224,13 @@ def test_a_lead_without_its_guard_ends_the_members():
 
 
 def test_what_the_lead_slept_is_no_silence_of_its_members(tmp_path, monkeypatch):
-    side = LeadSide(SimpleNamespace(order=dataclasses.replace(order(), folder=str(tmp_path))))
-    side.connections["sock"] = connection = Connection(None, member=1, heard=100.0)
+    connections = Connections(order(), None, "", None)
+    connections.by_socket["sock"] = connection = Connection(None, member=1, heard=100.0)
     dropped = []
-    monkeypatch.setattr(side, "_drop", lambda sock, why: dropped.append(sock))
-    side._check_silence(161.0, late=60.0)
+    monkeypatch.setattr(connections, "_drop", lambda sock, why: dropped.append(sock))
+    connections._check_silence(161.0, late=60.0)
     assert dropped == [] and connection.heard == 160.0
-    side._check_silence(180.0, late=0.0)
+    connections._check_silence(180.0, late=0.0)
     assert dropped == ["sock"]
 
 

@@ -17,7 +17,8 @@ from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.order import Order
-from drumbeat.processes import become_subreaper, stops_held_back, sweep
+from drumbeat.process_signals import stops_held_back
+from drumbeat.processes import become_subreaper, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
