@@ -98,7 +98,7 @@ workloads: $(VENV)/.dev
 # Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.
 cluster: $(VENV)/.dev
 	@test -x $(KUBE_BIN)/kubelet || tests/cluster/build.sh $(HOME)/.cache/drumbeat-cluster
-	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q --timeout 1500 tests/cluster/on_a_cluster.py \
+	KUBE_BIN=$(KUBE_BIN) $(BIN)/python -m pytest -q -rs --durations 0 --timeout 3600 tests/cluster/on_a_cluster.py \
 		tests/cluster/troubles_on_a_cluster.py tests/cluster/kinds_on_a_cluster.py
 
 clean:
