@@ -345,6 +345,15 @@ def test_ranks_that_go_on_without_the_others_are_named():
     assert lead.tick(200.0) == []  # said once
 
 
+def test_a_launcher_on_node_0_alone_waits_in_vain_and_is_told_so():
+    """`if [ $NODE_RANK = 0 ]; then torchrun ...`: the script of node 1 (its first rank is 2) ends at once."""
+    lead, _ = mustered(launcher="once")
+    lead.rank_ended(1, ended(2), 10.0)
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "1 of 2 nodes ended 120 s ago; node 0 still runs"
+    assert "if [ $NODE_RANK = 0 ]) must start it on every node" in record.data["finding"]["fix"]
+
+
 def test_a_lost_spare_disturbs_nobody():
     lead, _ = mustered()
     lead.members[2] = Member(2, "h2")
@@ -447,3 +456,16 @@ def test_a_member_that_ended_early_costs_a_spare():
         lead.hello(hello(member, asked), 0.0, 1.0)
     assert kinds(lead.waits_in_vain("the agent of node 2 ended with 70")) == ["finding"]
     assert "attempt-started" in kinds(lead.tick(2.0)) and lead.attempts[-1].assignment == (0, 1)
+
+
+def test_a_quiet_run_that_ends_well_was_no_hang():
+    """What was reported while it was quiet is taken back in the record, for every view of the run."""
+    lead, _ = mustered()
+    lead.suspect(Finding("hang-all-idle", "warning", "no rank is working"))
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank), 40.0)
+    acts = done(lead, 0, 41.0) + done(lead, 1, 41.0)
+    assert lead.history[-1].outcome == FINISHED and lead.attempts[-1].suspected is None
+    (resumed,) = [act for act in acts if isinstance(act, Record) and act.kind == "resumed"]
+    assert resumed.data == {"seconds": 0.0, "ended": True}
+    assert kinds(acts).index("resumed") < kinds(acts).index("attempt-ended")
