@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test check pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
+.PHONY: demo test check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,10 +18,12 @@ $(VENV)/.dev: $(VENV)/.cpu
 demo: $(VENV)/.cpu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
 
-test: $(VENV)/.dev check
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs=2 check packages
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+
+packages:
 	@sh tests/system-packages.sh
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
-	@sh tests/oldest-python.sh
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
