@@ -77,7 +77,7 @@ def test_a_log_that_hangs_is_given_up_and_said(node):
     ends.add(exit_of(4, KILLED, by_us=True))
     begin = time.monotonic()
     ends.poll()
-    assert time.monotonic() - begin < 20 and not told and ends.pid  # opening it would block for ever
+    assert time.monotonic() - begin < 120 and not told and ends.pid  # opening it would block for ever
     finish(ends)
     assert [(each.end.rank, each.end.exit_code, each.end.signal) for each in told] == [(3, 1, None), (4, None, 9)]
     finding = told[0].end.finding
@@ -100,7 +100,7 @@ def test_a_process_opens_its_logs_itself(node):
     os.mkfifo(node.log(0, 0, "err"))
     begin = time.monotonic()
     pid = start([sys.executable, "-V"], os.environ, "/", node.log(0, 0, "out"), node.log(0, 0, "err"))
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 120
     assert os.waitpid(pid, os.WNOHANG) == (0, 0)  # it waits
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
