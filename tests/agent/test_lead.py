@@ -6,10 +6,10 @@ import signal
 import pytest
 
 from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.decide import CANCELLED, FINISHED, TIME_LIMIT, Member
+from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Finish, Record, Tell
-from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
+from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
@@ -258,6 +258,30 @@ def test_a_stop_lets_the_ranks_save():
     assert finish(done(lead, 1, 13.0)) == [EXIT_REQUEUE]
 
 
+def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
+    lead, _ = mustered(restarts=3)  # none of them: mpirun is about to end all its tasks
+    request = StopRequest(LAUNCHER, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")
+    assert lead.launcher_stops(request, 20.0) == [] and lead.launcher_stops(request, 20.1) == [] == lead.tick(20.2)
+    assert told(lead.tick(20.4)) == [(0, "stop"), (1, "stop")]
+    lead.rank_ended(0, ended(1, 5, finding="exception"), 21.0)  # seen before the stop, explained after it
+    for rank in (0, 2, 3):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
+    done(lead, 0, 22.0)
+    assert finish(done(lead, 1, 22.0)) == [5]
+    assert lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "exception"
+
+
+def test_a_user_who_stops_mpirun_has_cancelled_the_run():
+    lead, _ = mustered()
+    lead.launcher_stops(StopRequest(LAUNCHER, signal.SIGTERM, "asked"), 20.0)
+    lead.tick(20.4)
+    lead.rank_ended(1, ended(3, number=signal.SIGKILL), 21.0)  # mpirun was faster than the stop
+    for rank in (0, 1, 2):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
+    done(lead, 0, 22.0)
+    assert finish(done(lead, 1, 22.0)) == [143] and lead.history[-1].outcome == CANCELLED
+
+
 def test_preemption_signal_is_passed_as_it_is():
     lead, _ = mustered()
     acts = lead.stop(StopRequest(SIGNAL, signal.SIGUSR2, "preempted"))
@@ -319,6 +343,15 @@ def test_ranks_that_go_on_without_the_others_are_named():
     (record,) = lead.tick(130.0)
     assert record.data["finding"]["title"] == "3 of 4 ranks ended 120 s ago; rank 2 still runs"
     assert lead.tick(200.0) == []  # said once
+
+
+def test_a_launcher_on_node_0_alone_waits_in_vain_and_is_told_so():
+    """`if [ $NODE_RANK = 0 ]; then torchrun ...`: the script of node 1 (its first rank is 2) ends at once."""
+    lead, _ = mustered(launcher="once")
+    lead.rank_ended(1, ended(2), 10.0)
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "1 of 2 nodes ended 120 s ago; node 0 still runs"
+    assert "if [ $NODE_RANK = 0 ]) must start it on every node" in record.data["finding"]["fix"]
 
 
 def test_a_lost_spare_disturbs_nobody():
@@ -423,3 +456,16 @@ def test_a_member_that_ended_early_costs_a_spare():
         lead.hello(hello(member, asked), 0.0, 1.0)
     assert kinds(lead.waits_in_vain("the agent of node 2 ended with 70")) == ["finding"]
     assert "attempt-started" in kinds(lead.tick(2.0)) and lead.attempts[-1].assignment == (0, 1)
+
+
+def test_a_quiet_run_that_ends_well_was_no_hang():
+    """What was reported while it was quiet is taken back in the record, for every view of the run."""
+    lead, _ = mustered()
+    lead.suspect(Finding("hang-all-idle", "warning", "no rank is working"))
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank), 40.0)
+    acts = done(lead, 0, 41.0) + done(lead, 1, 41.0)
+    assert lead.history[-1].outcome == FINISHED and lead.attempts[-1].suspected is None
+    (resumed,) = [act for act in acts if isinstance(act, Record) and act.kind == "resumed"]
+    assert resumed.data == {"seconds": 0.0, "ended": True}
+    assert kinds(acts).index("resumed") < kinds(acts).index("attempt-ended")

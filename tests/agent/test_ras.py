@@ -14,7 +14,8 @@ from drumbeat.agent.looks.ras import RasNote, address_of, ask, notes
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.hang import Hang
-from drumbeat.agent.watchers.hang_verdict import Silence, judge, with_ras
+from drumbeat.agent.watchers.hang_finding import Silence
+from drumbeat.agent.watchers.hang_verdict import judge, with_ras
 
 # In the form of NCCL's text: made for these tests.
 ANSWER = """NCCL version 2.27.5 compiled with CUDA 12.9
@@ -144,7 +145,7 @@ def test_silence_and_garbage_are_harmless(answer):
     service = StandIn(answer)
     begin = time.monotonic()
     assert notes(ask(service.address, deadline=0.5) or "") == []
-    assert time.monotonic() - begin < 10  # the deadline, on a crowded machine
+    assert time.monotonic() - begin < 25  # the deadline, on a crowded machine: less than the silence of 30 s
 
 
 def test_nobody_listens_or_somebody_else_does(monkeypatch):

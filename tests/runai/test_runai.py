@@ -94,6 +94,7 @@ def test_submit_status_shell_and_cancel(desk):
     assert "2 pods with 4 of a node's 8 GPUs each" in sent.stderr, "part of a node"
     assert json.loads(desk("status", "--json").stdout)["status"]["state"] == "cancelled"
     assert not (desk.kept / "secret.json").exists() and not (desk.kept / "state").exists(), "nothing is left"
+    assert not [call for call in desk.calls() if "exec" in call], "no pod is asked of a job that is queued or gone"
 
 
 def test_the_documents_command_and_ours_side_by_side(tmp_path):

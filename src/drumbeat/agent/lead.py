@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.attempt_outcome import concluded
 from drumbeat.agent.attempt_start import start_acts, world_of
-from drumbeat.agent.causes import HARDWARE
+from drumbeat.agent.causes import HARDWARE, cause_of
 from drumbeat.agent.decide import (
     FAILED,
     Assignment,
@@ -38,6 +38,8 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
+_ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
+
 
 @dataclass
 class Lead:
@@ -53,10 +55,12 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
+    held: Optional[Tuple[float, StopRequest]] = None  # a launcher's signal, and when it is passed on to the ranks
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
@@ -177,6 +181,12 @@ class Lead:
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
 
+    def found(self, member: int, finding: Finding) -> None:
+        """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
+        driver says of a GPU whose processes are being ended does not."""
+        if self.phase == "running" and finding.node == self.node_rank(member) and cause_of(finding, 1) is HARDWARE:
+            self.attempts[-1].broken.append(finding)
+
     def suspect(self, finding: Optional[Finding]) -> None:
         """A watcher has named a rank that holds the others up; None: it goes on again."""
         if self.attempts:
@@ -203,6 +213,14 @@ class Lead:
         finding = attempt.left_behind(self.order, now)
         return [record_finding(finding)] if finding else []
 
+    def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
+        """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
+        its end must be seen before the others are told to stop."""
+        if self.phase != "running":
+            return self.stop(request)
+        self.held = self.held or (now + _ABORT, request)
+        return []
+
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
@@ -227,6 +245,8 @@ class Lead:
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
+        if self.phase == "running" and self.held and now >= self.held[0]:
+            return self.stop(self.held[1])
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
@@ -271,7 +291,7 @@ class Lead:
         attempt = self.attempts[-1]
         outcome, acts = concluded(attempt, self.requests, self.members, now)
         self.history.append(outcome)
-        if self.without_storage:
+        if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
         order = self.order
         decision = decide(

@@ -10,7 +10,7 @@ from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.lead_watch import LeadWatching
-from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
+from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
@@ -40,8 +40,10 @@ class MemberMessages:
         do: Callable[[List[Act]], None],
         folder: RunFolder,
         child: FolderChild,
+        by_mpirun: bool,
     ) -> None:
         self.lead, self.watching, self.do, self.folder, self.child = lead, watching, do, folder, child
+        self.by_mpirun = by_mpirun
         self._first_step_of = -1  # the attempt whose first step is recorded
         self._handlers: Dict[Type[Any], Callable[[int, Any], None]] = {
             Beat: self._beat, RankEnded: self._rank_ended, Done: self._done, StopAsked: self._stop_asked,
@@ -70,7 +72,10 @@ class MemberMessages:
     def _stop_asked(self, member: int, message: StopAsked) -> None:
         number = message.signal
         why = f"node {member} was asked to stop by {signal.Signals(number).name}"
-        self.do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
+        if number == signal.SIGQUIT or not self.by_mpirun:
+            self.do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
+        else:
+            self.do(self.lead.launcher_stops(StopRequest(LAUNCHER, number, why), time.monotonic()))
 
     def _first_step(self, member: int, message: FirstStep) -> None:
         attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
@@ -85,6 +90,7 @@ class MemberMessages:
 
     def _found(self, member: int, message: Found) -> None:
         self.do([record_finding(message.finding)])
+        self.lead.found(member, message.finding)
         if message.stop:
             self.do(self.lead.watcher_stop(message.finding, time.monotonic()))
 

@@ -45,6 +45,7 @@ class Foreground:
         token: str,
         every: float = 0.1,
         joined: str = "",
+        by_mpirun: bool = False,
     ) -> None:
         self.every = every
         self.ended_by_lead = False
@@ -57,7 +58,7 @@ class Foreground:
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
-        self.console = Console(order, self.nodes, joined)
+        self.console = Console(order, self.nodes, joined, by_mpirun)
         self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str]) -> int:
