@@ -58,13 +58,13 @@ def test_a_spare_takes_the_place_of_a_lost_host(three, command, how):
     def printed():
         return "".join(path.read_text() for path in folder.glob("*/nodes/*/attempt-*/rank-*.out"))
 
-    wait_for(lambda: printed().count("attempt 0 rank") == 2, 180, "both ranks")
+    wait_for(lambda: printed().count("attempt 0 rank") == 2, 600, "both ranks")
     if how == "power":
         os.kill(three.machines.pids["oar2"], 9)
     else:
         three.machines.cut("oar2")
-    wait_for(lambda: list(folder.glob("*/summary.json")), 240, "the end of the run")
-    out, err = started.communicate(timeout=240)
+    wait_for(lambda: list(folder.glob("*/summary.json")), 900, "the end of the run")
+    out, err = started.communicate(timeout=900)
     summary = json.loads(next(folder.glob("*/summary.json")).read_text())
     assert summary["outcome"] == "finished" and summary["exit_code"] == 0, summary
     assert len(summary["attempts"]) == 2
@@ -75,4 +75,4 @@ def test_a_spare_takes_the_place_of_a_lost_host(three, command, how):
     run = next(folder.iterdir()).name
     told = three("status", run).stdout
     assert "finished" in told and "oar3" in told and "oar2" in told, told
-    wait_for(lambda: not three.machines.processes("oar1") and not three.machines.processes("oar3"), 120, "nobody left")
+    wait_for(lambda: not three.machines.processes("oar1") and not three.machines.processes("oar3"), 600, "nobody left")
