@@ -146,12 +146,10 @@ def test_two_hosts_in_apptainer(desk):
     wrapper.chmod(0o755)
     image = desk.shared / "hull.sif"
     apptainer.build(program, apptainer.tree(base / "plain-hull"), image)
-    script = desk.ranks(
-        "inside", "import os, socket; print('in', os.environ.get('APPTAINER_CONTAINER'), socket.gethostname())"
-    )
-    keys = {"container": image, "container-runtime": "apptainer", "command": f"python3 {script}"}
+    script = "import os, socket; print('in', os.environ.get('APPTAINER_CONTAINER'), socket.gethostname(), flush=True)"
+    keys = {"container": image, "container-runtime": "apptainer"}
     try:
-        done = desk("run", job(desk, "inside", podman.WHO, **keys))
+        done = desk("run", job(desk, "inside", script, **keys))
         assert done.returncode == 0, done.stderr
         for host in ("oar1", "oar2"):
             assert f"in {image} {host}" in done.stdout, done.stdout + done.stderr
