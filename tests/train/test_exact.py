@@ -12,7 +12,7 @@ from gloo_world import GlooWorld
 
 Case = Tuple[str, List[str]]
 
-TEXT = ["steps=2", "batch=4", "length=8", "validation=4", "model=test", "data=synthetic"]
+TEXT = ["steps=3", "batch=4", "length=8", "validation=4", "model=test", "data=synthetic"]
 BERT = [text for text in TEXT if text != "data=synthetic"]
 IMAGES = ["classes=4", "images=32", "batch=16", "epochs=1", "warmup=1", "depth=10", "widening=1", "base_lr=0.2"]
 
