@@ -39,7 +39,7 @@ def test_a_training_from_the_job_file(oar):
     assert shown.returncode == 0, shown.stderr
     number, folder = oar.submit(oar.home / "order.json")
     assert (folder / "job.sh").read_text() == shown.stdout  # what was shown is what was sent
-    followed = oar("logs", "--follow", "--rank", "0", number, timeout=120)
+    followed = oar("logs", "--follow", "--rank", "0", number, timeout=330)
     assert "step   15  validation loss" in followed.stdout
     oar.cluster.wait(number, ["COMPLETED"])
     text = output(folder)
