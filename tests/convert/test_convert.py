@@ -172,3 +172,24 @@ def test_an_export_that_only_dropped_flags_used_goes_with_them():
     assert ("only flags that drumbeat fills in used it", 3) in [(each.why, each.line) for each in draft.left_out]
     assert any("asks Slurm on every node" in each.why and each.line == 4 for each in draft.to_check)
     assert "head_ip" not in str(draft.to_check)
+
+
+def test_nothing_that_the_script_sets_is_dropped_without_a_word():
+    draft = convert(
+        "#SBATCH -N 2\nLRS=(1 2)\nml reset\nml load A\nml use /my\nml load B\nmapfile -t x < <(hostname)\nfor seed in 1 2; do\n"
+        "  srun --export=ALL,SEED=3 python t.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]} --seed $seed\ndone\n"
+    )
+    assert draft.modules == ["A"] and draft.setup == ["ml use /my", "ml load B"] and draft.env == {"SEED": "3"}
+    assert {"LRS=(1 2)", "for seed in 1 2", "ml use /my", "ml load B"} <= {each.text for each in draft.to_check}
+    assert "_" not in {each.text for each in draft.left_out}
+
+
+def test_lines_for_another_scheduler_are_named():
+    draft = convert("#PBS -l select=4:ngpus=4\nmpirun -np 16 -hostfile $PBS_NODEFILE python t.py\n")
+    assert [each.text for each in draft.to_check] == ["#PBS -l select=4:ngpus=4", "mpirun -np 16"]
+    with_nodes = convert("#SBATCH -N 4\nmpirun -np 16 python t.py\n")
+    assert with_nodes.keys["ranks-per-node"] == 4 and not with_nodes.to_check
+
+
+def test_one_task_per_node_stays_one():
+    assert convert("#SBATCH --ntasks-per-node=1 --constraint=gpu\nsrun python t.py\n").keys["ranks-per-node"] == 1

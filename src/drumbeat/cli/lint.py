@@ -24,6 +24,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> int:
     from drumbeat.diagnose.lint.engine import lint
+    from drumbeat.diagnose.lint.script import foreign_directives
     from drumbeat.finding import ERROR, WARNING, worst
     from drumbeat.problem import Problem
 
@@ -36,6 +37,9 @@ def run(args: Any) -> int:
     else:
         for name, review in reviews.items():
             _print(name, review.findings)
+            foreign = foreign_directives(review.text)
+            if foreign:
+                print(f"{name}:{foreign[0][0]}: not read: {len(foreign)} lines for another scheduler than Slurm")
             for line in fixed.get(name, ()):
                 print(line)
     findings = [finding for review in reviews.values() for finding in review.findings]

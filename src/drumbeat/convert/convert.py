@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Set
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
-from drumbeat.diagnose.lint.script import Assignment, Command, Script, read
+from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.plan.known_variables import DEBUGGING
 from drumbeat.secret import is_secret
 
@@ -20,6 +20,11 @@ _BLANK = "\x01"  # a blank inside $(...), where no word ends
 _ENVIRONMENTS = re.compile(
     r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
 )
+_VERBS = (
+    "load", "add", "purge", "reset", "use", "unuse", "unload", "rm", "del", "swap", "switch", "restore", "save", "list", "avail",
+    "spider", "show", "refresh", "try-load",
+)  # fmt: skip
+_OWN_MODULES = "modules of a folder of your own are loaded in `setup`, on every node: `module` must be known there"
 _WRITERS = ("cat", "tee", "printf", "echo")
 _NOTHING_TO_DO = (
     "echo", "printf", "date", "hostname", "set", "wait", "exit", "sleep", "pwd", "nvidia-smi", "rocm-smi", "ls", "env",
@@ -31,6 +36,10 @@ def convert(text: str) -> Draft:
     script = read(text)
     draft = Draft()
     read_directives(draft, script.directives)
+    for line, words in foreign_directives(text):
+        draft.question(
+            line, words, "not a line for Slurm, so it is not read: write nodes, gpus, time and the rest yourself"
+        )
     for line in script.late:
         draft.drop(line, "#SBATCH", "it stands after the first command, so sbatch has never read it")
     known: Dict[str, str] = {}
@@ -83,7 +92,9 @@ def _still_used(draft: Draft) -> None:
     carried = " ".join([*map(str, draft.keys.values()), *draft.env.values(), *draft.setup])
     for name, (line, text) in draft.computed.items():
         if re.search(rf"\$\{{?{name}\b", carried):
-            draft.question(line, text, "worked out when the script runs: put it into `setup`, or write its value")
+            draft.question(
+                line, text, f"the script sets {name} when it runs: put that into `setup`, or write its value"
+            )
 
 
 def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> str:
@@ -100,7 +111,7 @@ def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> 
 
 def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
     value = _fill(each.text, known)
-    computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value))
+    computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value)) or each.value.raw.startswith("(")
     whole = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", _BLANK, found[0]), value)
     if not computed or re.search(r"\S\s+\S", whole):  # several words: a launch line that is kept in a variable
         known[each.name] = whole
@@ -126,6 +137,12 @@ def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
 def _other(draft: Draft, command: Command, known: Dict[str, str]) -> None:
     words = [_fill(word.text, known) for word in command.words]
     name = command.name
+    if command.text.strip() == "_":  # a process substitution stands alone: the command that reads it is named
+        return
+    if name in ("for", "read") and len(words) > 1:
+        loop = name == "for"
+        for variable in words[1:2] if loop else [word for word in words[1:] if not word.startswith("-")]:
+            draft.computed[variable] = (command.line, command.text)
     if name in ("module", "ml"):
         _modules(draft, command, words)
     elif name == "cd" and len(words) == 2:
@@ -149,17 +166,17 @@ def _target(command: Command) -> str:
 
 def _modules(draft: Draft, command: Command, words: List[str]) -> None:
     rest = words[1:]
-    if command.name == "module" or (rest and rest[0] in ("load", "purge", "use", "add")):
-        verb, rest = (rest[0], rest[1:]) if rest else ("", [])
-        if verb not in ("load", "add"):
-            why = "modules are loaded in a clean environment" if verb == "purge" else "put it into `setup`"
-            draft.drop(
-                command.line,
-                command.text,
-                why,
-            )
-            return
-    draft.modules += rest
+    verb = rest.pop(0) if rest and (command.name == "module" or rest[0] in _VERBS) else "load"
+    if verb in ("purge", "reset"):
+        draft.drop(command.line, command.text, "modules are loaded in a clean environment")
+    elif verb in ("load", "add") and not draft.own_modules:
+        draft.modules += rest
+    elif verb in ("load", "add", "use"):
+        draft.own_modules = True
+        draft.setup.append(" ".join(word.raw for word in command.words))
+        draft.question(command.line, command.text, _OWN_MODULES)
+    else:
+        draft.drop(command.line, command.text, "put it into `setup` if the command needs it")
 
 
 def _command(draft: Draft, command: Command, known: Dict[str, str], script: Script) -> None:
@@ -200,8 +217,9 @@ def _all_of(used: Set[str], known: Dict[str, str], script: Script) -> Set[str]:
 
 
 def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
+    """Where the script does not say, a node gets one rank per GPU."""
     count = launch.tasks if launch.launcher else launch.tasks or tasks
-    if count and (count > 1 or draft.keys.get("gpus")) and count != draft.keys.get("gpus"):
+    if count and count != draft.keys.get("gpus"):
         draft.set("ranks-per-node", count, launch.line)
 
 

@@ -19,6 +19,7 @@ class Draft:
     env: Dict[str, str] = field(default_factory=dict)
     setup: List[str] = field(default_factory=list)
     modules: List[str] = field(default_factory=list)
+    own_modules: bool = False  # from here on modules come from a folder of the user's own
     options: List[str] = field(default_factory=list)  # of sbatch, that no key has
     computed: Dict[str, Tuple[int, str]] = field(default_factory=dict)  # variables that the script works out itself
     unknown: Optional[Tuple[int, str]] = None  # a line that starts something, where none is known to start a training

@@ -124,6 +124,10 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             draft.keys.setdefault("binds", []).extend(value.split(","))
         elif name == "x" and "=" in value:
             launch.env.update([_pair(value)])
+        elif name == "export":
+            launch.env.update(_pair(each) for each in value.split(",") if "=" in each)
+        elif name in ("n", "np") and program != "srun":
+            _processes(draft, launch, f"{program} -{name} {value}", value)
         elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
             why = "worked out on each node from its GPUs, cores and NICs (cpu-bind overrides it)"
             draft.drop(launch.line, f"{program} --{name}={value}", why)
@@ -131,9 +135,18 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             draft.drop(
                 launch.line,
                 f"{program} --{name} {value}".strip(),
-                f"an option of {program}, which drumbeat calls itself",
+                f"an option of {program}, {'which drumbeat calls itself' if program == 'srun' else 'whose place drumbeat takes'}",
             )
     launch.words = launch.words[1 + at :]
+
+
+def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
+    """mpirun counts ranks on all nodes; a job file counts them per node."""
+    nodes = draft.keys.get("nodes")
+    if nodes and value.isdigit() and int(value) % nodes == 0:
+        launch.tasks = launch.tasks or int(value) // nodes
+    elif launch.tasks is None:
+        draft.question(launch.line, words, "ranks on all nodes together: write nodes and ranks-per-node")
 
 
 def _container(draft: Draft, launch: Launch, program: str) -> None:

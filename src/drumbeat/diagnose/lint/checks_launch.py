@@ -9,6 +9,9 @@ from drumbeat.diagnose.lint.context import Context, Hit
 from drumbeat.diagnose.lint.script import Command, options
 
 _LOCAL = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)(?::|$)")
+_PORT_FLAG = re.compile(
+    r"--(?:rdzv[-_]endpoint|master[-_]port|main[-_]process[-_]port)[= ][ \t]*(?:[^\s:]*:)?(\d{2,5})(?!\S)"
+)
 _TORCHRUN = re.compile(r"\btorchrun\b|\bTORCHRUN\w*\b|-m torch\.distributed\.(?:run|launch)\b")
 
 
@@ -26,12 +29,15 @@ def port_fixed(context: Context) -> Iterator[Hit]:
     if not context.slurm:
         return
     for each in context.script.assignments:
-        if each.name == "MASTER_PORT" and re.fullmatch(r"\d{2,5}", each.text):
-            yield Hit(each.line, {"port": each.text})
-    for command in _launch_lines(context):
-        for word in command.words:
-            found = re.match(r"--(?:rdzv[-_]endpoint|master[-_]port)=(?:\S*:)?(\d{2,5})$", word.text)
-            if found:
+        whole = re.fullmatch(r"(?:\S*:)?(\d{2,5})", each.text)
+        named = each.name.endswith(("MASTER_PORT", "RDZV_ENDPOINT")) and whole
+        found = named or _PORT_FLAG.search(each.text)  # a launch line may be kept in a variable
+        if found:
+            yield Hit(each.line, {"port": found.group(1)})
+    for command in context.script.commands:
+        for word, after in zip(command.words, [*command.words[1:], None]):
+            found = _PORT_FLAG.match(f"{word.text} {after.text}" if after and "=" not in word.text else word.text)
+            if found and command.name not in ("export", "echo", "printf", "declare"):
                 yield Hit(word.line, {"port": found.group(1)})
 
 

@@ -99,6 +99,15 @@ def sockets_without_tcp(context: Context) -> Iterator[Hit]:
                 return
 
 
+def rdma_off(context: Context) -> Iterator[Hit]:
+    """Who also names the interface for TCP means it."""
+    if any(each.name == "NCCL_SOCKET_IFNAME" for each in context.script.assignments):
+        return
+    for each in context.script.assignments:
+        if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.nodes or 1) > 1:
+            yield Hit(each.line, {"nodes": str(context.nodes)})
+
+
 def _number(text: str) -> Optional[int]:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
@@ -129,6 +138,7 @@ CHECKS = {
     "misspelt": misspelt,
     "left-on": left_on,
     "too-many-sockets": too_many_sockets,
+    "rdma-off": rdma_off,
     "sockets-without-tcp": sockets_without_tcp,
     "visibility-twice": visibility_twice,
     "secret": secret,

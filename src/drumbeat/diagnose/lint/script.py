@@ -304,3 +304,11 @@ def _assignment(word: Word, how: str) -> Assignment:
     return Assignment(
         _CONTAINER_ENV.sub("", name, 1), word._replace(text=value, raw=word.raw[cut:]), word.line, how, name
     )
+
+
+_FOREIGN = re.compile(r"#(?:PBS|BSUB|COBALT|PJM|\$) +-?\S.*")  # PBS, LSF, Cobalt, Fujitsu, Grid Engine
+
+
+def foreign_directives(text: str) -> List[Tuple[int, str]]:
+    """Lines for another scheduler, with their numbers."""
+    return [(i, line) for i, line in enumerate(text.splitlines(), 1) if _FOREIGN.fullmatch(line.rstrip())]
