@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
-from drumbeat.agent.ranks.stages import Stages, read_failures
+from drumbeat.agent.ranks.stages import Stage, Stages, read_failures
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
@@ -26,7 +26,9 @@ from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.signals import EXIT_USAGE
+from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
+
+_FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,11 @@ class Once(Direct):
             return [End(process.rank, EXIT_USAGE, None, end.at, of_command=True, finding=_refused(last.refused))]
         if last.failures:
             return rank_ends(last.failures)
+        if end.exit_code == 0 and not self.logs.ranks(attempt):
+            failed = EXIT_NOT_FOUND if last.missing else 1
+            return [End(process.rank, failed, None, end.at, of_command=True, finding=_no_rank(last))]
+        if last.missing:
+            return [replace(end, of_command=True, finding=_missing(last, end.exit_code))]
         return [End(end.rank, end.exit_code, end.signal, end.at, end.core_dumped, of_command=True)]
 
 
@@ -178,6 +185,28 @@ def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
 def _refused(why: str) -> Finding:
     what, _, fix = why.partition("\n")
     return Finding("launcher-refused", ERROR, what, "", fix.strip())
+
+
+def _missing(stage: Stage, exit_code: Optional[int]) -> Finding:
+    name = stage.command.partition(" ")[0]
+    return Finding(
+        "command-not-found", ERROR if exit_code else WARNING, f"the script's {name} was not found",
+        "it is not in the PATH that the script had", _FIND_IT, (Evidence(f"{name}: command not found"),),
+        confidence=CERTAIN, seen=("the launchers that the script called",),
+    )  # fmt: skip
+
+
+def _no_rank(stage: Stage) -> Finding:
+    """The script's own exit code says nothing: it is that of a pipe into tee, or of a last echo."""
+    if stage.missing:
+        found = _missing(stage, EXIT_NOT_FOUND)
+        return replace(found, cause=f"{found.cause}; the script went on without it, and no rank was started")
+    return Finding(
+        "no-rank-started", ERROR, "the launcher in the script started no rank",
+        "it ended before its first rank; the script went on, and ended with exit code 0",
+        "look at what it printed; `set -o pipefail` in the script passes its exit code on",
+        (Evidence(stage.command[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
+    )  # fmt: skip
 
 
 def plain_end(rank: int, status: int, at: float) -> End:
