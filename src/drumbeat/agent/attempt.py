@@ -68,7 +68,8 @@ class Attempt:
         if ended >= total:
             return None
         self.left_told = ended
-        return left_behind_finding({end.rank for end in self.ends}, total, what, seconds)
+        numbers = {end.rank if what == "ranks" else end.node for end in self.ends}
+        return left_behind_finding(numbers, total, what, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""

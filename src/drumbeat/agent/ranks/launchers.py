@@ -49,6 +49,7 @@ class Direct:
 
     starts_ranks = True  # which process is which rank is ours to say; otherwise the command's
     once = False
+    is_rank = True  # each process that we start is a rank; otherwise it is the node's command, and its ranks are others
 
     def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> None:
         self.order, self.folder, self.logs, self.bundle, self.local = order, folder, logs, bundle, local
@@ -72,6 +73,10 @@ class Direct:
         settings = settings_of(folder, node, peers, later, self.once, self.driver_tools(attempt, node, bound))
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
+
+    def has_started_ranks(self, attempt: int) -> bool:
+        """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
+        return False
 
     @property
     def may_hide_failures(self) -> bool:
@@ -120,6 +125,14 @@ class Once(Direct):
     starts_ranks = False
     once = True
 
+    def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
+        variables = super().prepare(attempt, node, peers, bound)
+        self.is_rank = peers.nodes[node].ranks == 1 and self._stages is None
+        return variables
+
+    def has_started_ranks(self, attempt: int) -> bool:
+        return self._stages is not None and bool(self.logs.ranks(attempt))
+
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         return []
 
@@ -135,7 +148,7 @@ class Once(Direct):
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """A script may end well although a rank failed, behind a pipe into tee say: its last launcher tells."""
         stages = self._stages.read() if self._stages else []
-        end = plain_end(process.rank, status, at)
+        end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
             return [end]
         last = stages[-1]
@@ -147,14 +160,15 @@ class Once(Direct):
             failed = EXIT_NOT_FOUND if last.missing else 1
             return [End(process.rank, failed, None, end.at, of_command=True, finding=_no_rank(last))]
         if last.missing:
-            return [replace(end, of_command=True, finding=_missing(last, end.exit_code))]
-        return [End(end.rank, end.exit_code, end.signal, end.at, end.core_dumped, of_command=True)]
+            return [replace(end, finding=_missing(last, end.exit_code))]
+        return [end]
 
 
 class Driven(Once):
     """torchrun, accelerate or deepspeed once per node, behind our driver; a shim before each rank opens the rank's logs."""
 
     starts_ranks = True
+    is_rank = False
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         return self.driver_tools(attempt, node, bound)
@@ -163,13 +177,16 @@ class Driven(Once):
         self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
         return []
 
+    def has_started_ranks(self, attempt: int) -> bool:
+        return bool(self.logs.ranks(attempt))
+
     def log(self, attempt: int, rank: int, stream: str) -> str:
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """The launcher's own status says little; the driver has written how each failed rank ended."""
         found = rank_ends(read_failures(self._failures(attempt))) if status else []
-        return found or [plain_end(process.rank, status, at)]
+        return found or [replace(plain_end(process.rank, status, at), of_command=status == 0)]
 
 
 def may_run_programs(folder: str) -> bool:
