@@ -78,6 +78,10 @@ class Direct:
         """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
         return False
 
+    def met(self) -> bool:
+        """Whether a launcher inside a script would be ours by now; False where ranks run and no stand-in was called."""
+        return self._stages is None or bool(self._stages.read())
+
     @property
     def may_hide_failures(self) -> bool:
         """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
