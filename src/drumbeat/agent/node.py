@@ -242,7 +242,7 @@ class Node:
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         scene = Scene(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.beat,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.launcher.met, self.beat,
             self._follow_kernel_log(),
         )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)

@@ -292,7 +292,7 @@ def _network(message: str) -> Optional[Observation]:
         names = tuple(dict.fromkeys(_BOOTSTRAP.findall(message))) if "Using " in message else ()
         return Interface(names) if names else None
     if message.startswith("P2P plugin "):
-        return Plugin(message[4:].strip())
+        return Plugin(message[len("P2P plugin ") :].strip())
     if "shared memory segment" in message or "failed to extend /dev/shm" in message:
         return Used("SHM")
     if message.startswith("Call to ibv_modify_qp failed"):

@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
+from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.forked import in_child
 from drumbeat.plan.world_seen import Row
 from drumbeat.record import from_plain, to_plain
@@ -45,9 +46,10 @@ class CensusLooks:
         port: int,
         shared_loopback: bool,
         beat: Callable[[], None],
+        met: Callable[[], bool] = lambda: True,
     ) -> None:
         self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
-        self.beat = beat
+        self.beat, self.met = beat, met
         self._begin: Optional[float] = None
         self._next = 0.0
         self._wait = _FIRST
@@ -65,7 +67,8 @@ class CensusLooks:
             return []
         whole = len(rows) == self.ranks and not any(row.alone or row.starts_others for row in rows)
         self._complete = self._complete + 1 if whole else 0
-        return [Saw("census", {"rows": rows, "complete": whole})]
+        others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
+        return [Saw("census", {"rows": rows, "complete": whole, "unmet": bool(others) and not self.met()})]
 
     def _look(self) -> Optional[List[Row]]:
         """In a child: a process that hangs in the kernel can block whoever reads about it."""
@@ -81,19 +84,38 @@ class CensusLooks:
 class Census:
     """A watcher: tells the lead what two looks in a row have shown alike, and says it again as long as it is not all."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: int = 0) -> None:
+        self.node = node
         self._last: Optional[Tuple[Row, ...]] = None
         self._told: Optional[Tuple[Row, ...]] = None
+        self._unmet_told = self.node != 0  # the script is the same everywhere
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind != "census":
             return []
         rows = tuple(saw.data["rows"])
         alike, self._last = rows == self._last, rows
-        if not alike or (rows == self._told and saw.data["complete"]):
+        if not alike:
             return []
-        self._told = rows
-        return [Emit("census", {"rows": rows})]
+        actions: List[Action] = []
+        if saw.data.get("unmet") and not self._unmet_told:
+            self._unmet_told = True
+            actions.append(Warn(unmet_finding(rows)))
+        if rows != self._told or not saw.data["complete"]:
+            self._told = rows
+            actions.append(Emit("census", {"rows": rows}))
+        return actions
+
+
+def unmet_finding(rows: Sequence[Row]) -> Finding:
+    """The script has started a launcher past its stand-in."""
+    return Finding(
+        "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
+        "by a path that a command puts together, by its path behind exec or timeout, or from an sh script that changes PATH",
+        "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
+        tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
+        seen=("RANK of the processes below the script",),
+    )  # fmt: skip
 
 
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool) -> List[Row]:
