@@ -23,7 +23,7 @@ from tests.faults.runner import PATIENCE, Seen, run_row
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-TOGETHER = 2  # rows at a time
+TOGETHER = int(os.environ.get("FAULTS_TOGETHER", "2"))  # rows at a time
 SLACK = 1.5  # times the bound that a row may take: the machine also runs the other rows
 
 HEAD = """# Reliability: faults and what drumbeat says about them
@@ -31,9 +31,9 @@ HEAD = """# Reliability: faults and what drumbeat says about them
 Reference, written by `make faults` on {machine}. Every row is a real run of 2 nodes x 2 ranks on one machine (plain
 Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
 word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
-the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
-at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
-Made on {day} in {calls}, source {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
+the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since {together} rows
+run at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
+Made on {day} in {calls}, src {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
 {middle:.0f} in the median.
 How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](comeback.md).
 
@@ -54,7 +54,11 @@ def main() -> int:
 
         def one(number: int) -> None:
             row = todo[number][0]
-            seen = run_row(row, Path(place) / str(number))
+            try:
+                seen = run_row(row, Path(place) / str(number))
+            except Exception as error:  # it is run again by the next call
+                print(f"BROKEN  {row.name}: {type(error).__name__}: {error}", flush=True)
+                return
             problems = seen.problems(SLACK)
             after = "" if seen.seconds is None else f" after {seen.seconds} s"
             print(f"{'FAILED' if problems else 'ok':<7} {row.name}{after} {'; '.join(problems)}", flush=True)
@@ -67,7 +71,7 @@ def main() -> int:
     if len(results) == len(numbered):
         PAGE.write_text(page(results, kept))
     print(f"{len(results) - len(bad)} of {len(results)} rows as they should be, on {kept.revision}")
-    return 1 if bad else 0
+    return 1 if bad or len(results) < len(numbered) else 0
 
 
 Key = Tuple[str, int]  # name of the row, which of its runs
@@ -108,11 +112,13 @@ class Kept:
 
 
 def _revision() -> str:
-    """Of what is tested: the commit, and what was changed since."""
+    """Of what is tested: git's name of the whole of src, and what was changed in it since."""
     git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True).stdout
-    changes = subprocess.run([*git, "diff", "HEAD", "--", "src", "tests"], capture_output=True, check=True).stdout
-    return commit.strip() + (f"-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+    tree = subprocess.run(
+        [*git, "rev-parse", "--short=8", "HEAD:src"], capture_output=True, text=True, check=True
+    ).stdout
+    changes = subprocess.run([*git, "diff", "HEAD", "--", "src"], capture_output=True, check=True).stdout
+    return tree.strip() + (f"-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
 
 
 def page(results: List[Seen], kept: Kept) -> str:
@@ -120,8 +126,8 @@ def page(results: List[Seen], kept: Kept) -> str:
     loads = sorted(kept.loads)
     again = f"; {kept.again} rows were run again, and the last run counts" if kept.again else ""
     head = HEAD.format(
-        machine=machine, patience=PATIENCE, day=time.strftime("%Y-%m-%d", time.gmtime()), revision=kept.revision,
-        low=loads[0], middle=loads[len(loads) // 2], high=loads[-1], again=again,
+        machine=machine, patience=PATIENCE, together=TOGETHER, day=time.strftime("%Y-%m-%d", time.gmtime()),
+        revision=kept.revision, low=loads[0], middle=loads[len(loads) // 2], high=loads[-1], again=again,
         calls="one call" if len(kept.calls) == 1 else f"{len(kept.calls)} calls on this one source",
     )  # fmt: skip
     lines = [head]
