@@ -187,12 +187,6 @@ def find_version(text: str) -> List[Version]:
     return [version_of(match) for match in _VERSION.finditer(text)]
 
 
-def result_code(message: str) -> Optional[int]:
-    """The return code of a trail line such as `init.cc:1263 -> 2`."""
-    match = _RESULT.match(message)
-    return int(match[1]) if match else None
-
-
 _STAGES: Dict[str, str] = {
     "Init START": "start",
     "Init COMPLETE": "complete",
