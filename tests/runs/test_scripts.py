@@ -112,7 +112,11 @@ def test_a_launcher_that_is_not_met_is_named(drumbeat, environ):
 
 def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     (drumbeat.folder / "f.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '3': raise SystemExit(7)\nprint('mine')\ntime.sleep(60)\n"
+        "import os, sys, time\nrank = os.environ['RANK']\n"
+        "if rank == '3':\n"
+        "    while not all(os.path.exists(f'said-{other}') for other in range(3)): time.sleep(0.05)\n"
+        "    sys.exit(7)\n"
+        "print('mine', flush=True)\nopen(f'said-{rank}', 'w').close()\ntime.sleep(600)\n"
     )
     script = f"export PATH={environ['PATH']}\ntorchrun --nproc_per_node=2 f.py 2>&1 | tee log-$NODE_RANK.txt\necho done"
     done = run(drumbeat, environ, script, command=("bash", "-l", "x.sh"))
@@ -124,8 +128,15 @@ def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
 
 
 def test_two_launchers_at_once_are_refused(drumbeat, environ):
-    (drumbeat.folder / "s.py").write_text("import time\ntime.sleep(5)\n")
-    done = run(drumbeat, environ, "torchrun s.py a &\nsleep 1.5\ntorchrun s.py b\nwait\n")
+    (drumbeat.folder / "s.py").write_text(
+        "import os, time\nnode = os.environ['NODE_RANK']\nopen(f'up-{node}', 'w').close()\n"
+        "while not os.path.exists(f'refused-{node}'): time.sleep(0.05)\n"
+    )
+    script = (
+        "torchrun s.py a &\nuntil [ -e up-$NODE_RANK ]; do sleep 0.1; done\n"
+        "torchrun s.py b; touch refused-$NODE_RANK\nwait\n"
+    )
+    done = run(drumbeat, environ, script)
     assert done.returncode == 2 and "torchrun s.py b: this script's torchrun s.py a is still running" in done.stderr
     assert "two trainings at once are two jobs" in done.stderr
 

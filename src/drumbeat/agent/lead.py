@@ -60,6 +60,7 @@ class Lead:
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
