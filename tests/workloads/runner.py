@@ -65,6 +65,11 @@ class Row:
     def bad(self) -> List[str]:
         return [name for name, value in asdict(self).items() if str(value).startswith("no:")]
 
+    def is_whole(self, processes: str) -> bool:
+        """Whether every cell was seen; a program of one process has none for 2 x 2."""
+        cells = [self.hand, self.front, self.exception, self.kill, self.oom]
+        return all(cells) and (processes == "one" or bool(self.square))
+
     def again(self) -> Row:
         """To go on with: what was seen stays, but for what had no time to end."""
         kept = {name: "" if str(value).startswith(LATE) else value for name, value in asdict(self).items()}

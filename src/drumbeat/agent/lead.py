@@ -290,6 +290,10 @@ class Lead:
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
         outcome, acts = concluded(attempt, self.requests, self.members, now)
+        trained = self.first_step is not None and self.first_step[0] == attempt.number
+        verdict = attempt.world.at_end() if attempt.world and trained else None
+        if verdict:
+            acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)

@@ -17,6 +17,7 @@ _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look makes the next one wait so many times longer
 _LONGEST = 5.0
 _LOOK_WITHIN = 5.0
+_LINKS = 64  # connections of one rank that are told to the lead
 _GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
 _NAMES = (b"RANK=", b"WORLD_SIZE=", b"MASTER_ADDR=", b"MASTER_PORT=")
 _MPI = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -65,7 +66,8 @@ class CensusLooks:
         rows = self._look()
         if rows is None:
             return []
-        whole = len(rows) == self.ranks and not any(row.alone or row.starts_others for row in rows)
+        together = all(row.joined or row.alone is None for row in rows)
+        whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
         self._complete = self._complete + 1 if whole else 0
         others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
         return [Saw("census", {"rows": rows, "complete": whole, "unmet": bool(others) and not self.met()})]
@@ -94,7 +96,8 @@ class Census:
         if saw.kind != "census":
             return []
         rows = tuple(saw.data["rows"])
-        alike, self._last = rows == self._last, rows
+        plain = tuple(replace(row, links=()) for row in rows)  # connections come and go
+        alike, self._last = plain == self._last, plain
         if not alike:
             return []
         actions: List[Action] = []
@@ -261,6 +264,7 @@ def _with_sockets(
     if identity is None or identity.by_mpi:
         return row
     found = [_sockets(one) for one in tree if _same_branch(row.pid, one, parents, identities)]
-    joined = any(pair[1] and identity.port in pair for sockets in found for pair in sockets or ())
+    links = [pair for sockets in found for pair in sockets or () if pair[1]]
+    joined = any(identity.port in pair for pair in links)
     alone = False if any(found) else None if None in found else True
-    return replace(row, alone=alone, joined=joined)
+    return replace(row, alone=alone, joined=joined, links=() if joined else tuple(links[:_LINKS]))
