@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
+.PHONY: demo test busy check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ test: $(VENV)/.dev
 
 packages:
 	@sh tests/system-packages.sh
+
+# The whole suite twice in a row beside a load of 8: a test that needs luck shows here.
+busy: $(VENV)/.dev
+	sh tests/beside-load.sh 8 2 $(MAKE) test
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

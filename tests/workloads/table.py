@@ -28,7 +28,7 @@ ENOUGH = 14  # programs that must have run
 HEAD = """# Real programs under drumbeat
 
 Reference, written by `make workloads`: every cell was seen with drumbeat at {source}, since {began}, on {machine}.
-{ran} programs ran; {good} of them as they should in every cell.
+{count}
 
 The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
 
@@ -96,27 +96,32 @@ def write_page(results: Results, programs: List[Program]) -> int:
     """The exit code says whether enough of them ran, and all of them as they should."""
     rows = [results.row(program.name) for program in programs]
     for row, program in zip(rows, programs):
-        if not row.skipped and not row.is_whole(program.processes):
-            row.skipped = "not finished"
-    ran = [row for row in rows if not row.skipped]
+        if not row.skipped and not row.front:
+            row.skipped = "not reached"
+        elif not row.skipped:
+            row.finish(program.processes)
+    ran = [row for row in rows if row.is_whole]
     good = [row for row in ran if not row.bad]
     PAGE.write_text(page(results, rows))
-    print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} skipped; {ENOUGH} must run")
+    print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} did not; {ENOUGH} must run")
     lines = [results.line(name) for name in LINES]
     whole = len(good) == len(ran) and not any(line.bad or not line.killed for line in lines)
     return 0 if whole and len(ran) >= ENOUGH else 1
 
 
 def page(results: Results, rows: List[Row]) -> str:
-    ran = [row for row in rows if not row.skipped]
+    shown, whole = [row for row in rows if not row.skipped], [row for row in rows if row.is_whole]
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    good = sum(1 for row in ran if not row.bad)
-    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, ran=len(ran), good=good)]
+    good = sum(1 for row in whole if not row.bad)
+    count = f"{len(whole)} programs ran in every cell, {good} of them as they should."
+    if len(shown) > len(whole):
+        count += f" {len(shown) - len(whole)} more are not finished."
+    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, count=count)]
     lines += [
         "| program | version | date | by hand | in front | 2 x 2 | exception | kill -9 | out of memory | numbers read |",
         "|---" * 10 + "|",
     ]
-    for row in ran:
+    for row in shown:
         cells = (row.name, row.version, row.date, row.hand, row.front, row.square or "one process", row.exception, row.kill,
                  row.oom, row.numbers)  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
