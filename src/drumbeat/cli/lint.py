@@ -39,7 +39,7 @@ def run(args: Any) -> int:
             _print(name, review.findings)
             foreign = foreign_directives(review.text)
             if foreign:
-                print(f"{name}:{foreign[0][0]}: not read: {len(foreign)} lines for another scheduler than Slurm")
+                print(f"{name}:{foreign[0][0]}: not read: {len(foreign)} lines with options of another scheduler")
             for line in fixed.get(name, ()):
                 print(line)
     findings = [finding for review in reviews.values() for finding in review.findings]
