@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -108,7 +107,7 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
     for node in run.nodes():
         shift = offsets.get(node, 0.0)
         for metric in run.metrics(node):
-            reports.add(dataclasses.replace(metric, t=metric.t + shift) if shift else metric)
+            reports.add(metric._replace(t=metric.t + shift) if shift else metric)
     return reports
 
 

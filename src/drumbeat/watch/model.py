@@ -165,8 +165,12 @@ class RunView:
         t = metric.t + offset
         if self._impossible(t):
             return
-        self._saw(t)
-        self._parts.setdefault(metric.node, Progress()).add(metric)
+        if t > self.now:
+            self.now = t
+        part = self._parts.get(metric.node)
+        if part is None:
+            part = self._parts[metric.node] = Progress()
+        part.add(metric)
         if self._reporter is None or metric.rank < self._reporter:
             self._reporter = metric.rank
         rank = self.ranks.get(metric.rank)
@@ -215,7 +219,7 @@ class RunView:
             return
         if self.emulated:
             sample = replace(sample, network={})  # what goes over loopback is not in it
-        self._saw(t)
+        self.now = max(self.now, t)
         node = self.node(sample.node)
         node.add(sample, t)
         for name, value in node.means.items():
@@ -226,7 +230,7 @@ class RunView:
         t = event.t + self._offsets.get(event.node, 0.0)
         if self._impossible(t):
             return
-        self._saw(t)
+        self.now = max(self.now, t)
         if isinstance(event, kinds.RunStarted):
             self._run_started(event, t)
         elif isinstance(event, kinds.NodeJoined):
@@ -328,9 +332,6 @@ class RunView:
 
     def _mark(self, t: float, kind: str, text: str) -> None:
         self.marks.append(Mark(t, kind, text[:300]))
-
-    def _saw(self, t: float) -> None:
-        self.now = max(self.now, t)
 
     def _impossible(self, t: float) -> bool:
         return t > self.clock + _WRONG_CLOCK or (self.started is not None and t < self.started - _WRONG_CLOCK)
