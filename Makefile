@@ -88,9 +88,9 @@ versions:
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
-# and with one rank that fails: docs/workloads.md. Before them ten command lines as people have them. WORKLOADS="word ..." chooses programs.
+# and with one rank that fails, then ten command lines as people have them: docs/workloads.md. What was interrupted goes on where it was.
+# WORKLOADS="word ..." chooses programs and command lines, and writes no page.
 workloads: $(VENV)/.dev
-	$(BIN)/python -m pytest -q --timeout 1800 tests/workloads/wrapped_lines.py
 	$(BIN)/python -m tests.workloads.table $(WORKLOADS)
 
 # Kubernetes jobs on a real cluster on this machine; needs root on Debian. KUBE_BIN=FOLDER takes programs that are there already.

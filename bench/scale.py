@@ -88,7 +88,7 @@ def lead(order_file: str, results: str) -> int:
     bundle = str(cached_bundle(os.environ))
 
     def agent(beat_fd: int) -> int:
-        from drumbeat.agent.loop import Agent
+        from drumbeat.agent.loop import Loop
 
         bytes_of = {"sent": 0, "received": 0}
         close = channel_module.Channel.close
@@ -100,7 +100,7 @@ def lead(order_file: str, results: str) -> int:
             close(self)
 
         channel_module.Channel.close = closing  # type: ignore[method-assign]
-        made = Agent(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None)
+        made = Loop(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None)
         turns: List[Tuple[float, ...]] = []  # how long each turn was busy: see `clocks`
         select, woken, muster = made.selector.select, list(clocks()), [0.0]
 
@@ -115,7 +115,7 @@ def lead(order_file: str, results: str) -> int:
         made.selector.select = timed  # type: ignore[assignment,method-assign]
         code = made.run()
         used = resource.getrusage(resource.RUSAGE_SELF)
-        for connection in made.side.connections.values():  # type: ignore[union-attr]
+        for connection in made.side.connections.by_socket.values():  # type: ignore[union-attr]
             bytes_of["sent"] += connection.channel.sent
             bytes_of["received"] += connection.channel.received
         measured = {

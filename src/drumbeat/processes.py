@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import json
 import os
-import select
 import signal
 import time
-from contextlib import contextmanager
-from typing import Callable, Container, Iterable, Iterator, List, Mapping, Optional, Tuple
-
-from drumbeat.signals import STOPS
+from typing import Callable, Container, Iterable, List, Mapping, Optional, Tuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _CHASE = 0.1  # seconds in one call for processes that fork faster than we look
 _QUIET_LOOKS = 5
-_WHOLE = b"\0"  # ends the answer of a forked child that has done its work
 
 
 def _prctl(option: int, value: int) -> None:
@@ -118,17 +111,17 @@ def kill_children(keep: Container[int] = ()) -> List[int]:
     until several looks in a row find nobody new.
     """
     alive = [pid for pid in children() if pid not in keep]
-    _kill(alive)
+    kill(alive)
     known, quiet, until = set(alive), 0, time.monotonic() + _CHASE
     while known and quiet < _QUIET_LOOKS and time.monotonic() < until:
         new = [pid for pid in _children_now() if pid not in known and pid not in keep]
-        _kill(new)
-        known.update(pid for pid in new if not _reaped(pid))
+        kill(new)
+        known.update(pid for pid in new if not is_reaped(pid))
         quiet = 0 if new else quiet + 1
     return alive
 
 
-def _reaped(pid: int) -> bool:
+def is_reaped(pid: int) -> bool:
     """Orphans that only became ours now: nobody asks how they ended, and thousands of zombies would slow the chase."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -136,7 +129,7 @@ def _reaped(pid: int) -> bool:
         return True
 
 
-def _kill(pids: Iterable[int]) -> None:
+def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -198,102 +191,6 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
         time.sleep(0.002)
 
 
-class Forked:
-    """One piece of work in a forked child, with a deadline: whatever blocks in the kernel holds only the child.
-
-    Poll it until it is over. Whoever reaps this process's children reaps the child as well.
-    """
-
-    def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
-        self.fd, write_fd = os.pipe()
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                os.close(self.fd)
-                die_with_parent(parent)
-                ignore_stops()
-                data = work() + _WHOLE
-                while data:
-                    data = data[os.write(write_fd, data) :]
-                code = 0
-            finally:
-                os._exit(code)
-        os.close(write_fd)
-        os.set_blocking(self.fd, False)
-        self.over = False
-        self.answer: Optional[bytes] = None  # what `work` returned, once it is over; None if it failed or took too long
-        self._until = time.monotonic() + seconds
-        self._data = b""
-
-    def poll(self) -> bool:
-        """Whether it is over."""
-        ended = False
-        try:
-            while not (ended or self.over):
-                data = os.read(self.fd, 1 << 16)
-                ended = not data
-                self._data += data
-        except BlockingIOError:
-            ended = time.monotonic() >= self._until
-        if ended:
-            self.answer = self._data[: -len(_WHOLE)] if self._data.endswith(_WHOLE) else None
-            self.end()
-        return self.over
-
-    def end(self) -> None:
-        if not self.over:
-            self.over = True
-            _kill((self.pid,))
-            os.close(self.fd)
-
-
-def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], None]) -> Optional[bytes]:
-    """What `work` returns, worked out in a forked child; None if it fails or takes longer than `seconds`.
-
-    `meanwhile` is called about ten times per second.
-    """
-    child = Forked(work, seconds)
-    poll = select.poll()  # not select(): the lead of a large job has more open files than that takes
-    poll.register(child.fd, select.POLLIN)
-    while not child.poll():
-        meanwhile()
-        poll.poll(100)
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline and not _reaped(child.pid):  # one that cannot be killed is left to the next sweep
-        time.sleep(0.002)
-    return child.answer
-
-
-def write_in_child(work: Callable[[], None], seconds: float, meanwhile: Callable[[], None], path: str) -> None:
-    """For changes below `path`, whose storage may hang: raises the OSError that `work` met, or TimeoutError."""
-
-    def tried() -> bytes:
-        try:
-            work()
-        except OSError as error:
-            return json.dumps([error.errno or 0, error.strerror or str(error), error.filename]).encode()
-        return b"null"
-
-    answer = in_child(tried, seconds, meanwhile)
-    if answer is None:
-        raise TimeoutError(errno.ETIMEDOUT, f"the storage has not answered for {seconds:g} s", path)
-    error = json.loads(answer)
-    if error:
-        raise OSError(*error)
-
-
-@contextmanager
-def stops_held_back() -> Iterator[None]:
-    """Processes started here begin with the stop signals blocked; they let them in with `let_stops_in`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
     ranks need them, so they must survive whatever stands between the launcher and the ranks."""
@@ -306,33 +203,3 @@ def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
             except (OSError, OverflowError):
                 pass  # it was closed before it came to us
     return found
-
-
-def let_stops_in() -> None:
-    """Once the handlers are installed: what came before is delivered now."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-
-
-def heed_interrupts() -> None:
-    """A script's `command &` and some CI runners start programs with SIGINT ignored; a launcher must still hear it."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def ignore_stops() -> None:
-    """In a forked child that works for its parent: signals are meant for the parent, which ends the child itself."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def plain_signals() -> None:
-    """In a forked child, before exec: Python's ignored and handled signals must not reach the program."""
-    signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
-        signal.SIGUSR2, signal.SIGCHLD,
-    ):  # fmt: skip
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])

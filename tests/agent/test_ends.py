@@ -14,8 +14,8 @@ from drumbeat.agent.ranks.ends import Ends, Exit
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
+from drumbeat.forked import write_in_child
 from drumbeat.plan.argv import Process
-from drumbeat.processes import write_in_child
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
 from tests.conftest import wait_for

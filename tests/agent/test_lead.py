@@ -2,14 +2,14 @@
 
 import dataclasses
 import signal
-from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.decide import CANCELLED, FINISHED, TIME_LIMIT, Member
-from drumbeat.agent.lead import Finish, Lead, Record, Tell
-from drumbeat.agent.lead_side import Connection, LeadSide
-from drumbeat.agent.stop_requests import NOW, SIGNAL, StopRequest
+from drumbeat.agent.connections import Connection, Connections
+from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member
+from drumbeat.agent.lead import Lead
+from drumbeat.agent.lead_acts import Finish, Record, Tell
+from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order
@@ -224,13 +224,13 @@ def test_a_lead_without_its_guard_ends_the_members():
 
 
 def test_what_the_lead_slept_is_no_silence_of_its_members(tmp_path, monkeypatch):
-    side = LeadSide(SimpleNamespace(order=dataclasses.replace(order(), folder=str(tmp_path))))
-    side.connections["sock"] = connection = Connection(None, member=1, heard=100.0)
+    connections = Connections(order(), None, "", None)
+    connections.by_socket["sock"] = connection = Connection(None, member=1, heard=100.0)
     dropped = []
-    monkeypatch.setattr(side, "_drop", lambda sock, why: dropped.append(sock))
-    side._check_silence(161.0, late=60.0)
+    monkeypatch.setattr(connections, "_drop", lambda sock, why: dropped.append(sock))
+    connections._check_silence(161.0, late=60.0)
     assert dropped == [] and connection.heard == 160.0
-    side._check_silence(180.0, late=0.0)
+    connections._check_silence(180.0, late=0.0)
     assert dropped == ["sock"]
 
 
@@ -256,6 +256,30 @@ def test_a_stop_lets_the_ranks_save():
         lead.rank_ended(rank // 2, ended(rank, EXIT_REQUEUE, by_us=True), 13.0)
     done(lead, 0, 13.0)
     assert finish(done(lead, 1, 13.0)) == [EXIT_REQUEUE]
+
+
+def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
+    lead, _ = mustered(restarts=3)  # none of them: mpirun is about to end all its tasks
+    request = StopRequest(LAUNCHER, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")
+    assert lead.launcher_stops(request, 20.0) == [] and lead.launcher_stops(request, 20.1) == [] == lead.tick(20.2)
+    assert told(lead.tick(20.4)) == [(0, "stop"), (1, "stop")]
+    lead.rank_ended(0, ended(1, 5, finding="exception"), 21.0)  # seen before the stop, explained after it
+    for rank in (0, 2, 3):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
+    done(lead, 0, 22.0)
+    assert finish(done(lead, 1, 22.0)) == [5]
+    assert lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "exception"
+
+
+def test_a_user_who_stops_mpirun_has_cancelled_the_run():
+    lead, _ = mustered()
+    lead.launcher_stops(StopRequest(LAUNCHER, signal.SIGTERM, "asked"), 20.0)
+    lead.tick(20.4)
+    lead.rank_ended(1, ended(3, number=signal.SIGKILL), 21.0)  # mpirun was faster than the stop
+    for rank in (0, 1, 2):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
+    done(lead, 0, 22.0)
+    assert finish(done(lead, 1, 22.0)) == [143] and lead.history[-1].outcome == CANCELLED
 
 
 def test_preemption_signal_is_passed_as_it_is():

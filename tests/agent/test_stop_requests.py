@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from drumbeat.agent.decide import CANCELLED, REQUEUE, TIME_LIMIT
-from drumbeat.agent.lead import Finish, Tell
+from drumbeat.agent.lead_acts import Finish, Tell
 from drumbeat.agent.stop_requests import (
     BEGIN,
     CANCEL,

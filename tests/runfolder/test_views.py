@@ -66,7 +66,7 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
         "exception", ERROR, "RuntimeError: boom " + "long " * 500, "raised at t.py:6", "look at it",
         tuple(Evidence("a line of the log " * 400, "nodes/0/attempt-0/ranks.log") for _ in range(300)), 0, "x0c0s0b0n0", 7,
     )  # fmt: skip
-    attempt = Attempt(0, 0.0, 1, tuple(range(1250)))
+    attempt = Attempt(0, 0.0, 1, tuple(range(1250)), 10_000)
     for rank in range(10_000):
         other = Finding("peer-lost", ERROR, f"Connection closed by peer [10.0.0.{rank}]:{rank}", rank=rank)
         found = cause if rank == 7 else other if rank % 2 else Finding("peer-lost", ERROR, "Connection reset by peer")

@@ -1,4 +1,5 @@
-"""One rank of a real MPI program, without a compiler: MPI's own library by ctypes. Argument: mpich or openmpi."""
+"""One rank of a real MPI program, without a compiler: MPI's own library by ctypes. Arguments: mpich or openmpi, and `abort` for a
+rank 1 that ends the job as mpi4py does after an exception."""
 
 import ctypes
 import os
@@ -20,4 +21,7 @@ print(
     f"mpi {rank.value} of {size.value}, sum {added.value}; rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}",
     flush=True,
 )
+if "abort" in sys.argv and rank.value == 1:
+    print("Traceback (most recent call last):\nValueError: no such sample", file=sys.stderr, flush=True)
+    lib.MPI_Abort(world, 5)
 lib.MPI_Finalize()

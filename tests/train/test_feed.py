@@ -38,8 +38,8 @@ def files(tmp_path: Path) -> List[Path]:
 class PlayedGpu(DeviceDecoder):
     """Decodes with Pillow what the GPU would, and fails as it does: one broken file fails the batch."""
 
-    def __init__(self, files: List[Path]) -> None:
-        super().__init__(torch.device("cpu"), Decoders(1))
+    def __init__(self, files: List[Path], workers: int = 1, shared: bool = False) -> None:
+        super().__init__(torch.device("cpu"), Decoders(workers), shared)
         self.paths, self.taken = files, 0
 
     def _cropped(self, size: int, files: List[Tensor], draws: List[Draw]) -> Optional[Tensor]:
@@ -59,6 +59,16 @@ def test_what_the_gpu_cannot_decode_goes_to_the_processes_and_the_order_stays(fi
     assert torch.equal(gpu.decode(SIZE, wanted), torch.from_numpy(want)) and gpu.taken == 2, "the PNG is not its own"
 
 
+def test_both_at_once_share_a_batch_in_the_same_way_every_time(files: List[Path]) -> None:
+    both = PlayedGpu(files, workers=24, shared=True)  # as fast as the GPU: half of each batch
+    wanted = [(str(files[i % 3]), (0, 1, i)) for i in range(6)]
+    want = torch.from_numpy(np.stack([decoded(path, SIZE, draw) for path, draw in wanted]))
+    assert torch.equal(both.decode(SIZE, wanted), want) and both.taken == 2, "the first three, less the PNG"
+    files[0].write_bytes(b"no image")
+    with pytest.raises(Refusal, match="0.jpg: cannot be read as an image"):
+        both.decode(SIZE, wanted)
+
+
 def test_a_broken_file_is_named_by_the_processes(files: List[Path]) -> None:
     files[2].write_bytes(files[2].read_bytes()[:60])
     images = ImageFolder(str(files[0].parent.parent), SIZE, decoders=PlayedGpu(files))
@@ -75,7 +85,9 @@ def test_where_images_are_decoded() -> None:
     assert isinstance(decoders_for("auto", 1, here), Decoders) and isinstance(decoders_for("cpu", 1, here), Decoders)
     with pytest.raises(Refusal, match="NVIDIA GPU; use decode=cpu"):
         decoders_for("gpu", 1, here)
-    with pytest.raises(Refusal, match="known: auto, gpu, cpu"):
+    with pytest.raises(Refusal, match="decode=both: it takes an NVIDIA GPU"):
+        decoders_for("both", 1, here)
+    with pytest.raises(Refusal, match="known: auto, gpu, cpu, both"):
         decoders_for("tpu", 1, here)
 
 

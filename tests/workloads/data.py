@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import struct
 from pathlib import Path
@@ -26,6 +27,14 @@ WORDS = (
     "time",
 )
 
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": 1,
+    "steps_per_print": 2,
+    "zero_optimization": {"stage": 1},
+    "zero_allow_untested_optimizer": True,
+}
+
 
 def make(folder: Path) -> None:
     """Everything that a row of the table names as {data}."""
@@ -47,6 +56,7 @@ def make(folder: Path) -> None:
     for root in ("mnist/MNIST/raw", "MNIST/raw"):
         _mnist(folder / root, chance)
     _tokenizer(folder / "tokenizer", text)
+    (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
 
 
 def _pictures(folder: Path, labels: str, chance: random.Random) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.printed.reader import Reader
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.summary import Summary
 
 HERE = Path(__file__).parent
-SECONDS = 420.0
+SECONDS = float(os.environ.get("WORKLOADS_SECONDS", "1500"))  # for one command, on a machine that may be busy
 FAULTS = ("exception", "kill", "oom")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
+LATE = "no: not ended within"
 _NOT_NUMBERS = ("t", "node", "rank", "kind", "printed", "rate", "rate_per", "unit", "loss_per")
 
 
@@ -57,10 +59,16 @@ class Row:
     kill: str = ""
     oom: str = ""
     numbers: str = ""
+    loss: Optional[float] = None  # by hand
 
     @property
     def bad(self) -> List[str]:
         return [name for name, value in asdict(self).items() if str(value).startswith("no:")]
+
+    def again(self) -> Row:
+        """To go on with: what was seen stays, but for what had no time to end."""
+        kept = {name: "" if str(value).startswith(LATE) else value for name, value in asdict(self).items()}
+        return Row(**kept)
 
 
 class Place:
@@ -116,6 +124,7 @@ class Done:
     code: int
     out: str
     run: Optional[Run] = None
+    late: bool = False  # it had to be ended
 
 
 class Runner:
@@ -124,33 +133,46 @@ class Runner:
         self.at = place.at(program)
         self.count = 0
 
-    def row(self) -> Row:
+    def row(self, row: Row, keep: Callable[[Row], None]) -> Row:
+        """Every cell that `row` does not have yet; `keep` gets the row after each of them."""
         version, skipped = self.place.versions(self.program)
-        row = Row(self.program.name, version, datetime.date.today().isoformat(), skipped)
-        if skipped:
-            return row
-        hand = self.start(2, drumbeat=False)
-        by_hand = numbers_printed(hand.out)
-        row.hand = _ended(hand, by_hand)
-        if hand.code != 0:
-            row.skipped = f"fails by hand: {_last_error(hand.out)}"
-            return row
-        front = self.start(2)
-        seen = numbers_of(front.run)
-        row.front = _ended(front, seen) + _same(by_hand, seen)
-        row.numbers = ", ".join(sorted(seen)) or "none printed"
-        if self.program.processes == "many":
-            row.square = self.on_two_nodes()
-        for fault in FAULTS:
-            setattr(row, fault, self.failing(fault))
+        if row.version != version:
+            row = Row(self.program.name)
+        row.version, row.skipped, row.date = version, skipped, row.date or datetime.date.today().isoformat()
+        if not skipped:
+            self.fill(row, keep)
+        keep(row)
         return row
+
+    def fill(self, row: Row, keep: Callable[[Row], None]) -> None:
+        if not row.hand:
+            hand = self.start(2, drumbeat=False)
+            by_hand = numbers_printed(hand.out)
+            row.loss, row.hand = by_hand.get("loss"), _ended(hand, by_hand)
+            keep(row)
+        if row.bad == ["hand"]:
+            row.skipped = f"fails by hand: {row.hand}"
+            return
+        if not row.front:
+            front = self.start(2)
+            seen = numbers_of(front.run)
+            row.front = _ended(front, seen) + _same(row.loss, seen)
+            row.numbers = ", ".join(sorted(seen)) or "none printed"
+            keep(row)
+        if self.program.processes == "many" and not row.square:
+            row.square = self.on_two_nodes()
+            keep(row)
+        for fault in FAULTS:
+            if not getattr(row, fault):
+                setattr(row, fault, self.failing(fault))
+                keep(row)
 
     def on_two_nodes(self) -> str:
         done = self.start(4 if self.program.launcher else 2, nodes=2)
         size = done.run.order() if done.run else None
         world = size.nodes * size.ranks_per_node if size else 0
-        if done.code != 0:
-            return f"no: exit code {done.code}, {_last_error(done.out)}"
+        if done.late or done.code != 0:
+            return _ended(done, {})
         joined = "one world" in done.out
         wanted = 4
         return (
@@ -164,7 +186,9 @@ class Runner:
         rank = 1 if many else 0
         shape = (2, 1) if self.program.launcher else (1, 2 if many else 1)
         done = self.start(shape[0], nodes=shape[1], fault=fault, rank=rank)
-        summary = done.run.summary() if done.run else None
+        if done.late:
+            return _ended(done, {})
+        summary = _summary(done.run) if done.run else None
         failure = summary.failure if summary else None
         if failure is None:
             return f"no: exit code {done.code}, no failure was told"
@@ -194,15 +218,15 @@ class Runner:
         environ = self.environ(words, fault, rank)
         folder = program.folder.format(**words) or str(out)
         if program.prepare:
-            _run(shlex.split(program.prepare.format(**words)), folder, environ)
+            run(shlex.split(program.prepare.format(**words)), folder, environ)
         command = shlex.split(program.command.format(**words))
         before = [*MPIRUN, "-n", str(ranks)] if program.launcher == "mpirun" else []
         if not drumbeat:
-            return _run([*before, *command], folder, environ)
+            return run([*before, *command], folder, environ)
         shape = [] if program.launcher else ["--nodes", str(nodes)]
         runs = top / "runs"
-        run = [sys.executable, "-m", "drumbeat", "run", "--runs", str(runs), *shape, *program.options, "--", *command]
-        done = _run([*before, *run], folder, environ)
+        front = [sys.executable, "-m", "drumbeat", "run", "--runs", str(runs), *shape, *program.options, "--", *command]
+        done = run([*before, *front], folder, environ)
         found = sorted(runs.iterdir()) if runs.exists() else []
         done.run = Run.open(str(found[-1])) if found else None
         return done
@@ -222,22 +246,32 @@ class Runner:
         return environ
 
 
-def _run(argv: List[str], folder: str, environ: Mapping[str, str]) -> Done:
+def run(argv: List[str], folder: str, environ: Mapping[str, str]) -> Done:
     """Both streams together; after the deadline the whole session is ended."""
     process = subprocess.Popen(
         argv, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+    late = False
     try:
         out = process.communicate(timeout=SECONDS)[0]
     except subprocess.TimeoutExpired:
+        late = True
         os.killpg(process.pid, signal.SIGTERM)
         try:
             out = process.communicate(timeout=60)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out = process.communicate()[0]
-    return Done(process.returncode, out.decode("utf-8", "replace"))
+    return Done(process.returncode, out.decode("utf-8", "replace"), late=late)
+
+
+def _summary(run: Run) -> Optional[Summary]:
+    """mpirun ends drumbeat's own tasks after an MPI_Abort; the lead writes the summary a moment later."""
+    until = time.monotonic() + 120
+    while run.summary() is None and time.monotonic() < until:
+        time.sleep(0.5)
+    return run.summary()
 
 
 def numbers_printed(text: str) -> Dict[str, Any]:
@@ -267,15 +301,17 @@ def _last(records: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def _ended(done: Done, numbers: Mapping[str, Any]) -> str:
+    if done.late:
+        return f"{LATE} {SECONDS:g} s"
     if done.code != 0:
         return f"no: exit code {done.code}, {_last_error(done.out)}"
     return f"ok, loss {numbers['loss']:.4g}" if isinstance(numbers.get("loss"), (int, float)) else "ok"
 
 
-def _same(by_hand: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
-    if "loss" not in by_hand or "loss" not in seen:
+def _same(by_hand: Optional[float], seen: Mapping[str, Any]) -> str:
+    if by_hand is None or "loss" not in seen:
         return ""
-    return " (the same)" if by_hand["loss"] == seen["loss"] else " (not the same)"
+    return " (the same)" if by_hand == seen["loss"] else " (not the same)"
 
 
 def _last_error(text: str) -> str:
@@ -289,7 +325,3 @@ def _line(text: str, label: str) -> str:
 
 def _slug(name: str) -> str:
     return "".join(each if each.isalnum() else "-" for each in name)
-
-
-def dump(rows: Mapping[str, Row], path: Path) -> None:
-    path.write_text(json.dumps({name: asdict(row) for name, row in rows.items()}, indent=1))

@@ -1,8 +1,10 @@
-"""Runs the programs of programs.yaml and writes docs/workloads.md: `make workloads`. Words choose programs by name."""
+"""Runs the programs of programs.yaml and writes docs/workloads.md: `make workloads`.
+
+Words choose programs by name; then nothing is written to docs. A run that was interrupted goes on where it was.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -10,70 +12,88 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, List
+from typing import List
 
 from drumbeat.packaged import parse_yaml
 from tests.workloads import data
-from tests.workloads.runner import HERE, Place, Program, Row, Runner, dump
+from tests.workloads.lines import LINES, Lines
+from tests.workloads.results import TOP, Results
+from tests.workloads.runner import HERE, Place, Program, Row, Runner
 
-PAGE = HERE.parent.parent / "docs" / "workloads.md"
+PAGE = TOP / "docs" / "workloads.md"
 TOGETHER = int(os.environ.get("WORKLOADS_TOGETHER", "2"))  # programs at a time
 ENOUGH = 14  # programs that must have run
 
 HEAD = """# Real programs under drumbeat
 
-Reference, written by `make workloads` ({machine}). Programs that nobody here wrote, unchanged, with small data that
-`tests/workloads/data.py` makes. *By hand*: the command alone, 2 ranks (or one process). *In front*: `drumbeat run --` before it.
-*2 x 2*: `drumbeat run --nodes 2 --` before it, on one machine. Then one rank fails in its third training step (without torch: a
-moment after jax or mpi4py was loaded), on 2 nodes of one rank each: it raises a RuntimeError, is killed with SIGKILL, or raises
-torch's OutOfMemoryError with CUDA's words (no GPU ran out of memory). A cell says what drumbeat said: which rank, what, and the
-exit code; `no:` marks what is not as it should be. A loss is the last one that was read. Programs of one process are not started
-on 2 x 2.
+Reference, written by one run of `make workloads`: drumbeat at {source}, begun {began}, {machine}. {ran} programs ran;
+{good} of them as they should in every cell.
+
+The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
+
+| column | what was run |
+|---|---|
+| by hand | the command alone, with 2 ranks (or one process) |
+| in front | the same with `drumbeat run --` before it |
+| 2 x 2 | `drumbeat run --nodes 2 --` before it, with 2 ranks per node, on one machine; not for programs of one process |
+| exception, kill -9, out of memory | on 2 nodes of one rank each, one rank fails (below) |
+| numbers read | what drumbeat's rules for printed lines found |
+
+Rank 1, or rank 0 of a program of one process, raises a RuntimeError, is killed with SIGKILL, or raises torch's OutOfMemoryError
+with CUDA's words: no GPU ran out of memory. It fails in its third training step; without torch, a moment after jax or mpi4py was
+loaded. A cell says what drumbeat said: which rank, what, and the exit code. `no:` marks what is not as it should be. A loss is
+the last one that was read; a program that sets no seed has another one in each run, and the cell says `not the same`.
 
 """
+
+LINES_HEAD = """Each stands behind `drumbeat run --nodes 2 --` (mpirun: before it). `p.py` prints its rank and
+world; for the last column rank 3 kills itself with SIGKILL. uv and nsys
+are stand-ins where they are not installed: they run what follows their own words.
+
+| | command | what was seen | after the kill |
+|---|---|---|---|"""
 
 
 def main() -> int:
     root = Path(os.environ.get("DRUMBEAT_WORKLOADS", "workloads")).resolve()
     if not root.is_dir():
         print(
-            f"{root} is no folder. Put checkouts of the programs there (tests/workloads/programs.yaml names them) and, if you"
+            f"{root} is no folder. Put checkouts of the programs there (tests/workloads/programs.yaml names them) and,"
         )
-        print("like, an environment called venv; then: DRUMBEAT_WORKLOADS=FOLDER make workloads")
+        print("if you like, an environment called venv; then: DRUMBEAT_WORKLOADS=FOLDER make workloads")
         return 2
     programs = [Program(**entry) for entry in parse_yaml((HERE / "programs.yaml").read_bytes())]
     words = sys.argv[1:]
-    kept = root / "results.json"
-    rows: Dict[str, Row] = {}
-    if words and kept.exists():  # the others keep what was seen of them
-        rows = {name: Row(**values) for name, values in json.loads(kept.read_text()).items()}
+    chosen = [program for program in programs if not words or any(word in program.name for word in words)]
+    results = Results(root / "results.json")
     folder = tempfile.mkdtemp(prefix="drumbeat-workloads-")
     try:
         place = Place(root, Path(folder), Path(folder) / "data")
         data.make(place.data)
-        chosen = [program for program in programs if not words or any(word in program.name for word in words)]
         with ThreadPoolExecutor(TOGETHER) as pool:
-            for row in pool.map(lambda program: Runner(place, program).row(), chosen):
-                rows[row.name] = row
+            for row in pool.map(lambda each: Runner(place, each).row(results.row(each.name), results.keep), chosen):
                 print(f"{'skipped' if row.skipped else 'FAILED' if row.bad else 'ok':<8}{row}", flush=True)
-                dump(rows, kept)
+            wrapped = Lines(os.path.dirname(place.python(programs[0])), place.work)
+            names = [name for name in LINES if not words or any(word in name for word in words)]
+            for line in pool.map(lambda each: wrapped.row(results.line(each), results.keep), names):
+                print(f"{'FAILED' if line.bad else 'ok':<8}{line}", flush=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what an aborted MPI job left may still write
-    ordered = [rows[program.name] for program in programs if program.name in rows]
-    PAGE.write_text(page(ordered))
-    ran = [row for row in ordered if not row.skipped]
-    good = [row for row in ran if not row.bad]
-    skips = len(ordered) - len(ran)
-    print(f"{len(ran)} programs ran, {len(good)} as they should, {skips} skipped; {ENOUGH} must run")
-    return 0 if len(ran) >= ENOUGH and len(good) == len(ran) else 1
-
-
-def page(rows: List[Row]) -> str:
-    lines = [HEAD.format(machine=f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")]
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = [results.rows[program.name] for program in chosen]
     ran = [row for row in rows if not row.skipped]
-    lines[0] += (
-        f"{len(ran)} programs ran; {len([row for row in ran if not row.bad])} were as they should be in every cell.\n\n"
-    )
+    good = [row for row in ran if not row.bad]
+    if not words:
+        PAGE.write_text(page(results, rows))
+    print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} skipped; {ENOUGH} must run")
+    whole = len(good) == len(ran) and not any(results.lines[name].bad for name in names)
+    return 0 if whole and (words or len(ran) >= ENOUGH) else 1
+
+
+def page(results: Results, rows: List[Row]) -> str:
+    ran = [row for row in rows if not row.skipped]
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    good = sum(1 for row in ran if not row.bad)
+    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, ran=len(ran), good=good)]
     lines += [
         "| program | version | date | by hand | in front | 2 x 2 | exception | kill -9 | out of memory | numbers read |",
         "|---" * 10 + "|",
@@ -86,6 +106,9 @@ def page(rows: List[Row]) -> str:
     if skipped:
         lines += ["", "Not run:", ""]
         lines += [f"- {row.name}: {row.skipped} ({row.date})" for row in skipped]
+    lines += ["", "## Ten command lines, on 2 nodes of 2 ranks", "", LINES_HEAD]
+    for line in (results.lines[name] for name in LINES):
+        lines.append(f"| {line.name} | `{line.command}` | {line.world} | {line.killed} |")
     return "\n".join(lines) + "\n"
 
 

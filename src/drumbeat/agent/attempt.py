@@ -7,10 +7,15 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
+from drumbeat.agent.lead_findings import left_behind_finding
 from drumbeat.agent.rank_end import RankEnd, is_consequence
 from drumbeat.finding import Finding
+from drumbeat.order import Order
+from drumbeat.plan.world_seen import Planned, Row
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
+
+_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
 
 
 @dataclass
@@ -19,6 +24,7 @@ class Attempt:
     started: float
     port: int
     assignment: Assignment
+    ranks: int  # on all its nodes
     roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
@@ -27,11 +33,41 @@ class Attempt:
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
-
-    world: Optional[WorldCount] = None
+    world: Optional[WorldCount] = None  # from the first report of what runs
 
     def __post_init__(self) -> None:
         self.roles = {number: node for node, number in enumerate(self.assignment)}
+
+    def rank_ended(self, end: RankEnd, now: float, running: bool) -> None:
+        """`running`: nobody has asked the ranks to end."""
+        self.ends.append(end)
+        self.last_end = now
+        if running and end.failed and not end.by_us and self.first_failure is None:
+            self.first_failure = now
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.done) == len(self.assignment)
+
+    def count(self, order: Order, node: int, rows: Tuple[Row, ...], at: float, first_step: Optional[float]) -> None:
+        """What a node sees of its rank processes, at `at`; it is judged once for all nodes that report at a time."""
+        if self.world is None:
+            planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
+            self.world = WorldCount(planned, order.checks.get("world", "off"))
+        if first_step is not None:
+            self.world.first_step = first_step
+        self.world.add(node, rows, at)
+
+    def left_behind(self, order: Order, now: float) -> Optional[Finding]:
+        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
+        ended, seconds = len(self.ends), now - self.last_end
+        if ended <= self.left_told or self.first_failure is not None or seconds < _LEFT_BEHIND:
+            return None
+        total, what = (self.ranks, "ranks") if _starts_each_rank(order) else (len(self.assignment), "nodes")
+        if ended >= total:
+            return None
+        self.left_told = ended
+        return left_behind_finding({end.rank for end in self.ends}, total, what, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""
@@ -59,3 +95,8 @@ class Attempt:
         if finding is None:
             return ()
         return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
+
+
+def _starts_each_rank(order: Order) -> bool:
+    """Else one end is that of a node's command, which starts its ranks itself."""
+    return order.launcher in ("ranks", "tasks")

@@ -12,7 +12,8 @@ import signal
 import time
 from typing import Callable
 
-from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, let_stops_in, sweep
+from drumbeat.process_signals import let_stops_in
+from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, sweep
 from drumbeat.signals import STOPS
 
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from drumbeat.agent import muster
 from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.blame import blame
+from drumbeat.agent.attempt_outcome import concluded
+from drumbeat.agent.attempt_start import start_acts, world_of
 from drumbeat.agent.causes import HARDWARE
-from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import (
-    DOUBTFUL,
     FAILED,
-    FINISHED,
-    REQUEUE,
-    TIME_LIMIT,
     Assignment,
     Member,
     Outcome,
@@ -30,47 +25,20 @@ from drumbeat.agent.decide import (
     replacements,
     without_nodes,
 )
-from drumbeat.agent.lead_findings import (
-    gone_finding,
-    guard_lost_finding,
-    left_behind_finding,
-    lost_finding,
-    stuck_finding,
-)
+from drumbeat.agent.lead_acts import Act, Finish, Record, Tell, record_finding
+from drumbeat.agent.lead_findings import guard_lost_finding, lost_finding, stuck_finding
+from drumbeat.agent.muster import Muster, refused_finding
 from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
-from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, Message, Prepare, RankEnded, Start, Stop
-from drumbeat.agent.world import Common, World, make_world
-from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
+from drumbeat.agent.world import World
+from drumbeat.finding import Finding
 from drumbeat.order import Order
-from drumbeat.plan.world_seen import Planned
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_STORAGE
+from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
-_LEFT_BEHIND = 60.0  # seconds after a rank has ended well, after which it is said that others still run
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Send one message to these members."""
-
-    members: Tuple[int, ...]
-    message: Message
-
-
-@dataclass(frozen=True)
-class Record:
-    kind: str
-    data: Dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Finish:
-    exit_code: int
-
-
-Act = Union[Tell, Record, Finish]
+_ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
 
 
 @dataclass
@@ -82,74 +50,60 @@ class Lead:
     pick_port: Callable[[World, int], Tuple[str, int]]
     started: float
     members: Dict[int, Member] = field(default_factory=dict)
-    common: Common = field(default_factory=Common)
     attempts: List[Attempt] = field(default_factory=list)
     history: List[Outcome] = field(default_factory=list)
     phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
+    held: Optional[Tuple[float, StopRequest]] = None  # a launcher's signal, and when it is passed on to the ranks
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
-    mustered_after: float = 0.0
-    gone: int = 0  # members that ended before they could join
-    next_notice: float = muster.FIRST_NOTICE  # seconds after the start
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
+
+    def __post_init__(self) -> None:
+        self.muster = Muster(self.order, self.members)
 
     # -- muster ------------------------------------------------------------------------------------------------------
 
     def refuse(self, hello: Hello) -> str:
         """Why this member may not join; '' if it may."""
-        if self.phase != "muster":
-            return "the run has already started"
-        return muster.refusal(self.order, self.members, hello)
+        return self.muster.refusal(hello) if self.phase == "muster" else "the run has already started"
 
     def refused(self, hello: Hello, why: str) -> List[Act]:
         """The muster cannot succeed any more if one of this run's own members may not join. Members of other runs change
         nothing: two runs may share a token and a port."""
-        if self.phase != "muster" or self.is_of_another_run(hello):
+        if self.phase != "muster" or self.muster.is_of_another_run(hello):
             return []
-        return self._end(Outcome(FAILED, EXIT_MUSTER, muster.refused(hello, why)))
-
-    def is_of_another_run(self, hello: Hello) -> bool:
-        return hello.run != self.order.identity
+        return self._end(Outcome(FAILED, EXIT_MUSTER, refused_finding(hello, why)))
 
     def hello(self, hello: Hello, clock_offset: float, now: float) -> List[Act]:
         """A member that may join (see `refuse`)."""
-        assert hello.member is not None
-        number, hosts = hello.member, self.order.hosts
-        name = hosts[number] if number < len(hosts) else ""
-        member = Member(
-            number, hello.host, hello.address, max(1, hello.ranks), clock_offset, name=name, gpus=hello.gpus
-        )
-        self.members[member.number] = member
-        self.common.add(member.number, member.host, hello.network)
-        joined = {
-            "peer": member.number,
-            "peer_host": member.host,
-            "address": member.address,
-            "clock_offset": clock_offset,
-            "name": name,
-        }
-        acts: List[Act] = [Record("node-joined", joined)]
-        acts += [Record("finding", {"finding": to_plain(finding)}) for finding in hello.findings]
-        broken = next((finding for finding in hello.findings if finding.severity == ERROR), None)
-        if broken and self.order.checks.get("preflight", "stop") == "stop":
-            self.members[number] = replace(member, bad=broken.title)
-            if sum(1 for each in self.members.values() if each.bad) > self.order.spares:
-                return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
-            acts.append(Record("excluded", {"peer": number, "peer_host": member.host, "why": broken.title}))
-        if len(self.members) == self.order.members:
-            acts += self._begin(now)
-        return acts
+        acts, broken = self.muster.join(hello, clock_offset)
+        if broken:
+            return acts + self._end(Outcome(FAILED, EXIT_PREFLIGHT, broken))
+        return acts + (self._begin(now) if self.muster.is_complete else [])
+
+    def waits_in_vain(self, why: str) -> List[Act]:
+        """A member has ended before it could join, and whoever started it says so."""
+        if self.phase != "muster":
+            return []
+        acts, failed = self.muster.lose(why)
+        return acts + (self._end(Outcome(FAILED, EXIT_MUSTER, failed)) if failed else [])
+
+    def _tick_muster(self, elapsed: float, now: float) -> List[Act]:
+        if self.muster.is_enough(elapsed):
+            return self._begin(now)
+        if elapsed > self.order.timing.muster:
+            return self._end(Outcome(FAILED, EXIT_MUSTER, self.muster.timed_out()))
+        return self.muster.notice(elapsed)
 
     def _begin(self, now: float) -> List[Act]:
         """The first attempt, with the first members that are fit: the others are spares."""
-        self.mustered_after = now - self.started
-        fit = tuple(number for number, member in sorted(self.members.items()) if member.fit)
-        return self._start(fit[: self.order.nodes], now)
+        self.muster.seconds = now - self.started
+        return self._start(self.muster.fit()[: self.order.nodes], now)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -160,14 +114,10 @@ class Lead:
     def rank_ended(self, member: int, ended: RankEnded, now: float) -> List[Act]:
         if not self.is_current(ended.attempt):
             return []
-        attempt = self.attempts[-1]
         at = ended.t + self.members[member].clock_offset
         node = self.node_rank(member)
         end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node)
-        attempt.ends.append(end)
-        attempt.last_end = now
-        if end.failed and not end.by_us and attempt.first_failure is None and self.phase == "running":
-            attempt.first_failure = now
+        self.attempts[-1].rank_ended(end, now, self.phase == "running")
         return []
 
     def member_done(self, member: int, done: Done, now: float) -> List[Act]:
@@ -180,10 +130,10 @@ class Lead:
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)
             finding = stuck_finding(self.node_rank(member), self.members[member].host, done.stuck)
-            acts.append(Record("finding", {"finding": to_plain(finding)}))
+            acts.append(record_finding(finding))
             if not self.requests.outcome and attempt.cause() is None:
                 attempt.finding = attempt.finding or finding
-        return acts + (self._conclude(now) if self._all_done(attempt) else [])
+        return acts + (self._conclude(now) if attempt.is_over else [])
 
     def member_lost(self, number: int, why: str, now: float) -> List[Act]:
         member = self.members.get(number)
@@ -205,17 +155,7 @@ class Lead:
         if self.phase == "running":
             attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
             acts += self._stop_ranks("a node was lost", signal.SIGTERM, self.order.timing.failure_grace)
-        return acts + (self._conclude(now) if self._all_done(attempt) else [])
-
-    def waits_in_vain(self, why: str) -> List[Act]:
-        """A member has ended before it could join, and whoever started it says so."""
-        if self.phase != "muster":
-            return []
-        self.gone += 1
-        if self.gone <= self.order.spares:
-            return [Record("finding", {"finding": to_plain(gone_finding(why))})]
-        fix = "look at what that node printed above"
-        return self._end(Outcome(FAILED, EXIT_MUSTER, Finding("node-lost", ERROR, why, "", fix, (Evidence(why),))))
+        return acts + (self._conclude(now) if attempt.is_over else [])
 
     def give_up(self) -> List[Act]:
         """The lead's agent has to end now: the members end with it instead of waiting for orders."""
@@ -250,21 +190,29 @@ class Lead:
         if self.phase != "running" or not self.is_current(counted.attempt):
             return
         attempt = self.attempts[-1]
-        if attempt.world is None:
-            ranks = sum(self.members[number].ranks for number in attempt.assignment)
-            planned = Planned(ranks, len(attempt.assignment), self.order.launcher in ("ranks", "tasks"))
-            attempt.world = WorldCount(planned, self.order.checks.get("world", "off"))
-        if self.first_step and self.first_step[0] == attempt.number:
-            attempt.world.first_step = self.first_step[1]
-        attempt.world.add(self.node_rank(member), counted.rows, counted.t + self.members[member].clock_offset)
+        first_step = self.first_step[1] if self.first_step and self.first_step[0] == attempt.number else None
+        at = counted.t + self.members[member].clock_offset
+        attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step)
 
     def _judge_world(self, attempt: Attempt, now: float) -> List[Act]:
         if attempt.world is None or not attempt.world.is_due(now):
             return []
         verdict, findings, stop = attempt.world.judge()
         acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
-        acts += [Record("finding", {"finding": to_plain(finding)}) for finding in findings]
+        acts += map(record_finding, findings)
         return acts + (self.watcher_stop(findings[0], now) if stop else [])
+
+    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
+        finding = attempt.left_behind(self.order, now)
+        return [record_finding(finding)] if finding else []
+
+    def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
+        """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
+        its end must be seen before the others are told to stop."""
+        if self.phase != "running":
+            return self.stop(request)
+        self.held = self.held or (now + _ABORT, request)
+        return []
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
@@ -290,6 +238,8 @@ class Lead:
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
+        if self.phase == "running" and self.held and now >= self.held[0]:
+            return self.stop(self.held[1])
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
@@ -297,31 +247,7 @@ class Lead:
             return self._judge_world(attempt, now) or self._left_behind(attempt, now)
         return []
 
-    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
-        """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
-        ended, seconds = len(attempt.ends), now - attempt.last_end
-        if ended <= attempt.left_told or attempt.first_failure is not None or seconds < _LEFT_BEHIND:
-            return []
-        each = self.order.launcher in ("ranks", "tasks")  # else one end is that of a node's command
-        total = sum(self.members[number].ranks for number in attempt.assignment) if each else len(attempt.assignment)
-        if ended >= total:
-            return []
-        attempt.left_told = ended
-        finding = left_behind_finding(attempt, total, "ranks" if each else "nodes", seconds)
-        return [Record("finding", {"finding": to_plain(finding)})]
-
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _tick_muster(self, elapsed: float, now: float) -> List[Act]:
-        if muster.is_enough(self.order, self.members, self.gone, elapsed):
-            return self._begin(now)
-        if elapsed > self.order.timing.muster:
-            return self._end(Outcome(FAILED, EXIT_MUSTER, muster.timed_out(self.order, self.members)))
-        if elapsed < self.next_notice:
-            return []
-        self.next_notice = elapsed + muster.NOTICE_EVERY
-        missing = muster.missing(self.order, self.members)
-        return [Record("waiting", {"missing": missing, "seconds": round(elapsed, 1), "here": len(self.members)})]
 
     def is_current(self, attempt: int) -> bool:
         return bool(self.attempts) and self.attempts[-1].number == attempt and self.phase in ("running", "stopping")
@@ -330,28 +256,17 @@ class Lead:
         return self.attempts[-1].roles.get(member, member)
 
     def _start(self, assignment: Assignment, now: float) -> List[Act]:
-        ranks = [self.members[number].ranks for number in assignment]
-        roles = {number: node for node, number in enumerate(assignment)}
-        replaced = tuple((node, self.members[number].host) for node, number in enumerate(assignment) if node != number)
-        world = make_world(ranks, self.common, roles, ("", 0), replaced)
+        world = world_of(assignment, self.members, self.muster.common)
         address, port = self.pick_port(world, assignment[0])
         world = replace(world, master_addr=address, master_port=port)
-        attempt = Attempt(self.first_attempt + len(self.attempts), now, port, assignment)
-        self.attempts.append(attempt)
+        number, ranks = self.first_attempt + len(self.attempts), sum(world.ranks_per_node())
+        self.attempts.append(Attempt(number, now, port, assignment, ranks))
         self.phase = "running"
         acts: List[Act] = []
-        where = {"master_addr": address, "master_port": port}
         if len(self.attempts) == 1:
-            acts.append(Record("mustered", {"seconds": round(self.mustered_after, 3), **where}))
-        hosts = [self.members[number].host for number in assignment] if replaced else []
-        spares = [number for number, member in self.members.items() if member.fit and number not in roles]
-        acts.append(Record("attempt-started", {"world_size": sum(ranks), "spares": spares, "hosts": hosts, **where}))
-        acts.append(Tell(assignment, Prepare(world)))
-        starts = [Tell((number,), Start(attempt.number, node)) for node, number in enumerate(assignment)]
-        return [*acts, *starts[1:], starts[0]]  # the lead's own ranks last: starting them takes its time
-
-    def clock_offsets(self) -> Dict[int, float]:
-        return {number: member.clock_offset for number, member in self.members.items()}
+            about = {"seconds": round(self.muster.seconds, 3), "master_addr": address, "master_port": port}
+            acts.append(Record("mustered", about))
+        return acts + start_acts(self.attempts[-1], world, self.members)
 
     def _assignment(self) -> Assignment:
         """Who has a role: now, or in the attempt that comes next."""
@@ -365,24 +280,11 @@ class Lead:
         record = Record("stopping", {"why": why, "signal": int(number), "grace": grace})
         return [record, Tell(self._present(), Stop(int(number), grace, why))]
 
-    def _all_done(self, attempt: Attempt) -> bool:
-        return len(attempt.done) == len(attempt.assignment)
-
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        progress = attempt.progress(self.clock_offsets())
-        outcome = replace(
-            self._outcome(attempt), assignment=attempt.assignment, port=attempt.port, step=progress.step, t=now
-        )
-        outcome = replace(outcome, member=attempt.member_of(outcome.finding))
+        outcome, acts = concluded(attempt, self.requests, self.members, now)
         self.history.append(outcome)
-        acts: List[Act] = []
-        if outcome.finding and outcome.outcome != DOUBTFUL:
-            acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
-        acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-        ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
-        acts.append(Record("attempt-ended", ended))
-        if self.without_storage:
+        if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
         order = self.order
         decision = decide(
@@ -433,37 +335,12 @@ class Lead:
         decided = {"action": decision.action, "why": decision.why, "cause": HARDWARE.name}
         return [Record("decided", decided), *self._end(self.history[-1], concluded=True)]
 
-    def _outcome(self, attempt: Attempt) -> Outcome:
-        if self.requests.outcome:
-            codes = [end.exit_code for end in attempt.ends]
-            if EXIT_REQUEUE in codes and not self.requests.cancelled:
-                return Outcome(REQUEUE, EXIT_REQUEUE)
-            ranks = sum(self.members[number].ranks for number in attempt.assignment)
-            if self.requests.outcome == TIME_LIMIT and codes == [0] * ranks:
-                return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
-            return Outcome(self.requests.outcome, self.requests.exit_code)
-        if attempt.finding:
-            lost = any(self.members[number].lost for number in attempt.assignment)
-            code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
-            return Outcome(FAILED, code, attempt.finding)
-        first = attempt.cause()
-        if first is None:
-            doubt = attempt.doubt()
-            return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
-        if first.exit_code == EXIT_REQUEUE:
-            return Outcome(REQUEUE, EXIT_REQUEUE)
-        cause = blame(attempt.ends, attempt.suspected, lambda number: self.members[number].host)
-        if cause is not None:
-            return Outcome(FAILED, first.code, cause)
-        unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
-        return Outcome(FAILED, first.code, first.finding or unexplained)
-
     def _end(self, outcome: Outcome, concluded: bool = False) -> List[Act]:
         self.phase = "ended"
         acts: List[Act] = []
         if not concluded:
             self.history.append(outcome)
             if outcome.finding:
-                acts.append(Record("failed", {"finding": to_plain(outcome.finding)}))
+                acts.append(record_finding(outcome.finding, "failed"))
         acts.append(Record("run-ended", {"outcome": outcome.outcome, "exit_code": outcome.exit_code}))
         return [*acts, Tell(self._present(), End(outcome.exit_code)), Finish(outcome.exit_code)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from drumbeat.agent.attempt import Attempt
+from typing import Set
+
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.ranges import ranges
 
 
-def left_behind_finding(attempt: Attempt, total: int, what: str, seconds: float) -> Finding:
-    ended = {end.rank for end in attempt.ends}
+def left_behind_finding(ended: Set[int], total: int, what: str, seconds: float) -> Finding:
+    """`what`: "ranks", or "nodes" where one command per node starts its ranks itself."""
     left = ranges(number for number in range(total) if number not in ended)
     rest = f"{what[:-1] if total - len(ended) == 1 else what} {left}"
     return Finding(
@@ -55,4 +56,13 @@ def stuck_finding(node: int, host: str, what: str) -> Finding:
         "it waits in the kernel, for a driver or a file system, and no signal reaches it there",
         f"look at {host}'s kernel log (dmesg); the node may need a restart: tell the support desk, and exclude it",
         (Evidence(what),), node=node, host=host,
+    )  # fmt: skip
+
+
+def stalled_finding(node: int, host: str, folder: str, seconds: float) -> Finding:
+    return Finding(
+        "folder-stalled", WARNING, f"the run folder has taken nothing from node {node} for {seconds:.0f} s",
+        "its storage hangs or is very slow; the ranks go on, and what is to be written waits",
+        f"look at the file system of {folder} on {host}; --runs puts run folders elsewhere",
+        node=node, host=host,
     )  # fmt: skip

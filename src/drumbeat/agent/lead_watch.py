@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.agent.lead import Act, Lead, Record, Tell
+from drumbeat.agent.lead import Lead
+from drumbeat.agent.lead_acts import Act, Record, Tell, record_finding
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Beat, Look, Looked, RankEnded
-from drumbeat.record import to_plain
 from drumbeat.runfolder.hang import CODE as HANG
 
 
@@ -67,7 +67,7 @@ class LeadWatching:
             elif isinstance(action, (Warn, Stop)):
                 if action.finding.code.startswith(HANG):
                     self.lead.suspect(action.finding)
-                acts.append(Record("finding", {"finding": to_plain(action.finding)}))
+                acts.append(record_finding(action.finding))
                 if isinstance(action, Stop):
                     acts += self.lead.watcher_stop(action.finding, now)
         return acts

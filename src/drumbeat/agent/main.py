@@ -40,9 +40,9 @@ def run_agent(arguments: List[str]) -> int:
             pass  # who started us is gone, or stopped: the run goes on without its reader
 
     def agent(beat_fd: int) -> int:
-        from drumbeat.agent.loop import Agent
+        from drumbeat.agent.loop import Loop
 
-        return Agent(order, int(node), token, bundle, beat_fd, report).run()
+        return Loop(order, int(node), token, bundle, beat_fd, report).run()
 
     deadline = order.timing.agent_deadline
     hung = f"it had not answered for {deadline:g} s, so its guard ended it"

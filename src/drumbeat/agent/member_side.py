@@ -7,9 +7,10 @@ import os
 import selectors
 import signal
 import time
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from drumbeat import clock
+from drumbeat.agent.agent import Agent
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
@@ -27,17 +28,14 @@ from drumbeat.agent.wire.messages import (
     WireError,
 )
 from drumbeat.finding import Finding
+from drumbeat.forked import in_child
 from drumbeat.order import Order, dump_order
-from drumbeat.processes import in_child
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.trusted import untrusted
 from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_MUSTER
-
-if TYPE_CHECKING:
-    from drumbeat.agent.loop import Agent
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
 _ELSEWHERE = 10.0  # seconds to find our lead on the other ports, once another run's lead has answered

@@ -13,16 +13,16 @@ from typing import Callable, List, Optional, Set
 from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
-from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.looks.child import Looker
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node_metrics import NodeMetrics
-from drumbeat.agent.ranks.ends import Ends, Exit, RankExit
+from drumbeat.agent.node_plan import NodePlan, hang_variables, plan_node
+from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.handles import Rank, Ranks
-from drumbeat.agent.ranks.launchers import End, launcher_of
+from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring
 from drumbeat.agent.ranks.starter import Starter
@@ -34,13 +34,11 @@ from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.forked import write_in_child
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import processes
-from drumbeat.plan.binding import Binding, binding, right_binding
-from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import flight_recorder, node_identity
 from drumbeat.private_folder import make_temporary
-from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep, write_in_child
+from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog, replace_json
@@ -103,23 +101,21 @@ class Node:
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
         write_in_child(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
-        facts = self.tasks.facts(self.facts)
-        right = right_binding(self.order, facts, node_rank)
-        bound = self._bind(facts, right)
-        variables, unsafe_caches = private_caches(environment(self.order, self.facts, peers, node_rank), self.local)
-        for finding in unsafe_caches:
-            self._tell_finding(finding)
-        place = os.path.abspath(self.folder.attempt(attempt))
-        variables += node_identity(self.order, peers, node_rank, attempt, self.metrics.path, place)
+        plan = plan_node(
+            self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
+            self.folder.attempt(attempt), self.local,
+        )  # fmt: skip
+        for finding in plan.findings:
+            self._note(finding)
+        bound, variables = plan.bound, plan.variables
         stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         self.gates = gate_of(self.order, self._gate)
         for gate in self.gates:
             variables = gate.open(variables, self.folder.attempt(attempt))
-        if self.order.checks.get("hang", "off") != "off":
-            variables += flight_recorder(variables, os.environ)
+        variables = [*variables, *hang_variables(self.order, variables)]
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
         self.child.replace(self.folder.environment, to_json(known) + "\n")
-        self._watch(peers, facts, bound, right, variables)
+        self._watch(peers, plan, variables)
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *stand_ins], bound)
@@ -231,26 +227,19 @@ class Node:
     def _gate(self) -> OpenGate:
         return OpenGate(self.order, self.node_rank, self.facts, self.local, self._rank_of, self._out_of)
 
-    def _bind(self, facts: Facts, right: Binding) -> Binding:
-        """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
-        if self.order.cpu_bind or not self.tasks.views:
-            return binding(self.order, facts, self.node_rank)
-        bound = self.tasks.bound(right, facts)
-        for finding in bound.findings[len(right.findings) :]:
-            if finding.severity in (WARNING, ERROR):
-                self._tell_finding(finding)
-            else:
-                self.events.write("finding", {"finding": replace(finding, node=self.node_rank)})
-        return bound
+    def _note(self, finding: Finding) -> None:
+        """The user is told of what may be wrong; the rest is only recorded."""
+        finding = replace(finding, node=self.node_rank)
+        if finding.severity in (WARNING, ERROR):
+            self.tell(Found(replace(finding, host=self.facts.host)))
+        else:
+            self.events.write("finding", {"finding": finding})
 
-    def _tell_finding(self, finding: Finding) -> None:
-        self.tell(Found(replace(finding, node=self.node_rank, host=self.facts.host)))
-
-    def _watch(self, peers: Peers, facts: Facts, bound: Binding, right: Binding, variables: List[EnvVar]) -> None:
+    def _watch(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> None:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
-        ranks = len(bound.slots) if self.launcher.starts_ranks else 0
+        ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         scene = Scene(
-            self.node_rank, first, facts, bound, right, variables, ranks, self.local, self.attempt,
+            self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.beat,
         )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
@@ -284,19 +273,13 @@ class Node:
         self.metrics.ranks.ended(end.rank)
         self.watching.feed("exited", about, time.monotonic())
         if finding is not None:
-            finding = replace(finding, rank=self._rank_meant(end, finding), node=self.node_rank, host=self.facts.host)
+            finding = replace(
+                finding, rank=rank_meant(self.launcher, end, finding), node=self.node_rank, host=self.facts.host
+            )
         if end.exit_code != 0 and not ended.by_us:
             for gate in self.gates:
                 gate.failed = True
         self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding))
-
-    def _rank_meant(self, end: End, finding: Finding) -> Optional[int]:
-        """The rank that a finding is about: a launcher names it in its own lines."""
-        if end.exit_code == 0:
-            return finding.rank if self.launcher.once else end.rank
-        if end.of_command or (not self.launcher.starts_ranks and finding.rank is not None):
-            return finding.rank
-        return end.rank
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

@@ -15,6 +15,7 @@ from drumbeat.agent.decide import CANCELLED, TIME_LIMIT
 from drumbeat.signals import EXIT_TIME_LIMIT
 
 SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler
+LAUNCHER = "launcher"  # mpirun has signalled its tasks: its user stops it, or a rank has called MPI_Abort
 NOW = "now"  # the desk was interrupted a second time
 NOTICE = "notice"  # the scheduler says that it will end the job soon
 LIMIT = "limit"  # the run's own time limit is reached
@@ -37,6 +38,7 @@ class StopRequests:
 
     outcome: str = ""  # of the first request; empty: nobody has asked
     number: int = 0
+    way: str = ""  # of the first request
     cancelled: bool = False
     _acts: int = 0  # of the user
 
@@ -45,7 +47,7 @@ class StopRequests:
         first = not self.outcome
         if first:
             self.outcome = TIME_LIMIT if request.way in (NOTICE, LIMIT) else CANCELLED
-            self.number = request.number
+            self.number, self.way = request.number, request.way
         self.cancelled = self.cancelled or request.way == CANCEL
         self._acts += request.way in (USER, CANCEL)
         if request.way == NOW or (self._acts > 1 and request.way in (USER, CANCEL)):

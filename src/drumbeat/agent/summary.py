@@ -64,7 +64,8 @@ def _attempts(lead: Lead) -> List[AttemptEnd]:
 
 def _progress(lead: Lead) -> Progress:
     """Of the last attempt that made steps; how the losses began is the first attempt's."""
-    each = [attempt.progress(lead.clock_offsets()) for attempt in lead.attempts]
+    offsets = {number: member.clock_offset for number, member in lead.members.items()}
+    each = [attempt.progress(offsets) for attempt in lead.attempts]
     with_steps = [progress for progress in each if progress.first_t is not None] or each[-1:] or [Progress()]
     total = with_steps[-1]
     began = next((progress for progress in with_steps if progress.first_loss is not None), total)

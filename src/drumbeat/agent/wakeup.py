@@ -6,7 +6,7 @@ import signal
 import socket
 from typing import List
 
-from drumbeat.processes import let_stops_in
+from drumbeat.process_signals import let_stops_in
 from drumbeat.signals import STOPS
 
 

@@ -120,7 +120,7 @@ def parser_for(name: str):  # type: ignore[no-untyped-def]
 
 def _call(name: str, rest: List[str]) -> int:
     from drumbeat.problem import Problem
-    from drumbeat.processes import heed_interrupts
+    from drumbeat.process_signals import heed_interrupts
 
     heed_interrupts()
     parser, module = parser_for(name)

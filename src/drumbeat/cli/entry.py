@@ -14,7 +14,7 @@ def main(arguments: List[str]) -> int:
 
         return run_agent(arguments[1:])
     if arguments[:1] == ["_node"]:
-        from drumbeat.processes import heed_interrupts
+        from drumbeat.process_signals import heed_interrupts
 
         heed_interrupts()
         from drumbeat.desk.scheduled_node import run_node

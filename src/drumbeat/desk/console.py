@@ -56,8 +56,8 @@ _OWN_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, before each line of a tr
 class Console:
     """drumbeat's own lines go to standard error; what ranks print goes where they printed it."""
 
-    def __init__(self, order: Order, nodes: List[int], joined: str = "") -> None:
-        self.order, self.nodes, self.joined = order, nodes, joined
+    def __init__(self, order: Order, nodes: List[int], joined: str = "", by_mpirun: bool = False) -> None:
+        self.order, self.nodes, self.joined, self.by_mpirun = order, nodes, joined, by_mpirun
         self.leads = 0 in nodes  # of a run on several machines only the lead's console speaks of the run
         self.live = sys.stderr.isatty()
         self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -126,6 +126,11 @@ class Console:
             self.say("stop", "asked again: ending now")
         elif self._between:
             self.say("stop", f"{name}: ending; no rank runs between two attempts")
+        elif self.started and self.by_mpirun:
+            run = self.order.run_id
+            self.say(
+                "stop", f"{name} from mpirun, which ends this process soon; how the run ended: drumbeat status {run}"
+            )
         elif self.started:
             self.say(
                 "stop", f"{name}: the ranks have {grace:g} s to save; a second Ctrl-C or drumbeat cancel ends them now"

@@ -17,7 +17,8 @@ from drumbeat.backends.local import start_agents
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.order import Order
-from drumbeat.processes import become_subreaper, stops_held_back, sweep
+from drumbeat.process_signals import stops_held_back
+from drumbeat.processes import become_subreaper, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
@@ -44,6 +45,7 @@ class Foreground:
         token: str,
         every: float = 0.1,
         joined: str = "",
+        by_mpirun: bool = False,
     ) -> None:
         self.every = every
         self.ended_by_lead = False
@@ -56,7 +58,7 @@ class Foreground:
         self.hung: Dict[int, str] = {}  # node -> why its agent was ended by us
         self.looked = time.monotonic()
         self.folder: Optional[RunFolder] = None
-        self.console = Console(order, self.nodes, joined)
+        self.console = Console(order, self.nodes, joined, by_mpirun)
         self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str]) -> int:

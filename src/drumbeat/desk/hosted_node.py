@@ -29,7 +29,8 @@ from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order, load_order
 from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
-from drumbeat.processes import become_subreaper, children, die_with_parent, heed_interrupts, start_time, sweep
+from drumbeat.process_signals import heed_interrupts
+from drumbeat.processes import become_subreaper, children, die_with_parent, start_time, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import ENDED

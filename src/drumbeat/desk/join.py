@@ -55,7 +55,9 @@ def join(
         folder = create_run(order, job_file, bundle, environ, job_handle(identity))
         if on_created:
             on_created(folder)
-        return joined(Foreground(order, folder.order, [0], folder.bundle, token, EVERY, headline), 0, environ)
+        return joined(
+            Foreground(order, folder.order, [0], folder.bundle, token, EVERY, headline, identity.by_mpirun), 0, environ
+        )
     with order_file(order) as path:
         return joined(Foreground(order, path, [node], bundle, token, EVERY), node, environ)
 

@@ -176,6 +176,10 @@ class Identity:
     began_at: Optional[float] = None  # when the scheduler started the job
     own_home: bool = False  # no home is shared with the other nodes: a pod
 
+    @property
+    def by_mpirun(self) -> bool:
+        return self.scheduler in ("openmpi", "mpich")
+
 
 @dataclass(frozen=True)
 class Kernel:

@@ -17,7 +17,8 @@ from typing import Callable, List, Optional, Tuple
 
 from drumbeat.desk.run import run_job
 from drumbeat.problem import Problem
-from drumbeat.processes import die_with_parent, plain_signals, sweep
+from drumbeat.process_signals import plain_signals
+from drumbeat.processes import die_with_parent, sweep
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run

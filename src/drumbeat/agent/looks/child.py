@@ -12,7 +12,7 @@ from drumbeat.agent.looks.proc import read_ranks
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.facts.model import Gpu
-from drumbeat.processes import Forked
+from drumbeat.forked import Forked
 from drumbeat.record import RecordError, from_plain, to_plain
 
 DEADLINE = 9.0  # seconds for one look

@@ -8,8 +8,9 @@ from typing import Callable, List, Optional, Tuple
 
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import Direct, End, plain_end
+from drumbeat.finding import Finding
+from drumbeat.forked import Forked
 from drumbeat.plan.argv import Process
-from drumbeat.processes import Forked
 from drumbeat.record import from_plain, to_plain
 
 READ_WITHIN = 10.0  # seconds
@@ -104,6 +105,15 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
             finding = explainer.doubt(end, launcher.once)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, ended.by_us))
     return found
+
+
+def rank_meant(launcher: Direct, end: End, finding: Finding) -> Optional[int]:
+    """The rank that a finding is about: a launcher names it in its own lines."""
+    if end.exit_code == 0:
+        return finding.rank if launcher.once else end.rank
+    if end.of_command or (not launcher.starts_ranks and finding.rank is not None):
+        return finding.rank
+    return end.rank
 
 
 def _parse(answer: bytes) -> List[RankExit]:

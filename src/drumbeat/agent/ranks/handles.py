@@ -9,8 +9,8 @@ from typing import Callable, Dict, Iterator, List, Optional
 
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.forked import in_child
 from drumbeat.plan.argv import Process
-from drumbeat.processes import in_child
 
 _SIGNAL_WITHIN = 5.0  # seconds to look through /proc; a process that hangs in the kernel can block who reads about it
 

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Mapping, Optional, Sequence
 
-from drumbeat.processes import die_with_parent, plain_signals
+from drumbeat.process_signals import plain_signals
+from drumbeat.processes import die_with_parent
 from drumbeat.signals import EXIT_NOT_FOUND
 
 NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw
+from drumbeat.forked import in_child
 from drumbeat.plan.world_seen import Row
-from drumbeat.processes import in_child
 from drumbeat.record import from_plain, to_plain
 
 _FIRST = 1.0  # seconds after the start

@@ -1,7 +1,9 @@
 """JPEG files decoded and cropped on the GPU that trains: by torchvision's nvJPEG, which uses the chip's own decoders.
 
 A thread of the rank reads the files and hands them over; the work runs on a stream of its own, beside training. What
-the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes.
+the GPU cannot decode (other formats, broken files, four colour channels) goes to the decoding processes. With `decode=both`
+the last images of every batch go there too, at the same time. How many follows from the number of processes alone, never from
+measured times: the two decoders differ by a bit in some pixels, and a resumed run must see the same ones.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from drumbeat.train.refusal import Refusal
 from drumbeat.train.world import World
 
 _JPEG = b"\xff\xd8\xff"
+_PROCESSES = 24  # that decode as many images per second as the GPU does (docs/benchmarks-gpu.md: 25 and 36)
 
 
 def unavailable(device: torch.device) -> Optional[str]:
@@ -38,26 +41,39 @@ def unavailable(device: torch.device) -> Optional[str]:
 
 
 def decoders_for(where: str, workers: int, world: World) -> Union[Decoders, DeviceDecoder]:
-    """`where`: gpu, cpu, or auto, the GPU where it can."""
-    if where not in ("auto", "gpu", "cpu"):
-        raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu")
+    """`where`: gpu, cpu, both at once, or auto, the GPU where it can."""
+    if where not in ("auto", "gpu", "cpu", "both"):
+        raise Refusal(f"decode={where} is unknown", "known: auto, gpu, cpu, both")
     processes = Decoders(workers, world.local_size)
     reason = "" if where == "cpu" else unavailable(world.device)
-    if where == "gpu" and reason:
-        raise Refusal(f"decode=gpu: {reason}", "use decode=cpu")
-    return processes if where == "cpu" or reason else DeviceDecoder(world.device, processes)
+    if where in ("gpu", "both") and reason:
+        raise Refusal(f"decode={where}: {reason}", "use decode=cpu")
+    return processes if where == "cpu" or reason else DeviceDecoder(world.device, processes, shared=where == "both")
 
 
 class DeviceDecoder:
-    """Takes the place of `Decoders`; `others` decodes what the GPU cannot."""
+    """Takes the place of `Decoders`; `others` decodes what the GPU cannot, and its share of each batch where it is `shared`."""
 
-    def __init__(self, device: torch.device, others: Decoders) -> None:
+    def __init__(self, device: torch.device, others: Decoders, shared: bool = False) -> None:
         self.device, self.others = device, others
+        self.share = others.workers / (others.workers + _PROCESSES) if shared else 0.0
         self._files = ThreadPoolExecutor(4, thread_name_prefix="drumbeat-files")
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-share")
         self._stream: Optional[torch.cuda.Stream] = None
 
     def decode(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
         """(count, size, size, 3) bytes on the device, complete when this returns."""
+        first = len(images) - int(len(images) * self.share)
+        if first == len(images):
+            return self._decoded(size, images)
+        share = self._beside.submit(self.others.decode, size, images[first:])
+        try:
+            ours = self._decoded(size, images[:first])
+        finally:
+            theirs = share.result()
+        return torch.cat([ours, torch.from_numpy(theirs).to(self.device)])
+
+    def _decoded(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
         files = list(self._files.map(_read, (path for path, _ in images)))
         here = [i for i, file in enumerate(files) if bytes(file[:3]) == _JPEG]
         with self._beside_training():

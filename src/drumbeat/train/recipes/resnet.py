@@ -36,7 +36,9 @@ class ResNetSettings(Settings):
     decay: float = option(1e-4, "weight decay")
     clip: float = option(0.0, "largest norm of the gradients; 0: no limit")
     workers: int = option(0, "processes per rank that decode images; 0: one per core")
-    decode: str = option("auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, or auto: gpu where it can")
+    decode: str = option(
+        "auto", "where JPEG files are decoded: gpu (nvJPEG), cpu, both at once, or auto: gpu where it can"
+    )
     validation: int = option(0, "images to validate on; 0: all of them (synthetic: 512)")
     graph: str = option(
         "auto", "GPU: record a step's kernels once, then replay them: yes, no, auto: in a single process"

@@ -1,0 +1,183 @@
+"""One node's agent: what it knows, its run folder, and what it does when the lead says so. `loop` turns it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from typing import Any, Callable, Dict, Optional
+
+from drumbeat import __version__
+from drumbeat.agent.folder_child import FolderChild
+from drumbeat.agent.guard import warn
+from drumbeat.agent.lead_findings import stalled_finding
+from drumbeat.agent.node import Node
+from drumbeat.agent.preflight import check_node
+from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.agent.side import Side
+from drumbeat.agent.wakeup import Wakeup
+from drumbeat.agent.wire.messages import End, Found, Hello, Look, Message, Prepare, Start, Stop, StopAsked
+from drumbeat.agent.world import World, network_of, peers_of
+from drumbeat.facts.model import Facts
+from drumbeat.order import Order
+from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.stop_file import StopFile
+from drumbeat.runfolder.summary import gpus_used
+
+_LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end
+
+
+class Stopped(Exception):
+    """Asked to end before the nodes have come together; the agent's exit code is set."""
+
+
+class Agent:
+    """`report` tells whoever started us where the run folder is."""
+
+    facts: Facts  # from the start of the loop
+    side: Side  # the lead's, or a member's
+
+    def __init__(
+        self, order: Order, number: int, token: str, bundle: str, beat_fd: int, report: Callable[[Dict[str, Any]], None]
+    ) -> None:
+        self.order, self.number, self.token, self.bundle, self.report = order, number, token, bundle, report
+        self.beat_fd = beat_fd
+        os.set_blocking(beat_fd, False)
+        self.selector = selectors.DefaultSelector()
+        self.wakeup = Wakeup()
+        self.node: Optional[Node] = None
+        self.child: Optional[FolderChild] = None  # from the moment when the run folder is open
+        self.stalled = False  # the run folder's storage does not answer
+        self.without_storage = False  # the run folder cannot be written any more
+        self.tasks = Tasks()
+        self.world: Optional[World] = None
+        self.address = ""
+        self.exit_code: Optional[int] = None
+        self.last_beat = 0.0
+
+    def complain(self, text: str) -> None:
+        host = f" ({self.facts.host})" if hasattr(self, "facts") and not self.order.emulated else ""
+        warn(f"node {self.number}{host}: {text}")
+
+    def hello(self, address: str) -> Hello:
+        self.address = address
+        ranks = self.order.ranks_per_node or sum(1 for gpu in self.facts.gpus if not gpu.integrated)
+        findings = check_node(self.order, self.facts, self.number, self.tasks)
+        return Hello(
+            self.number,
+            self.facts.host,
+            address,
+            self.order.identity,
+            self.order.terms(),
+            max(1, ranks),
+            gpus_used(self.order, self.facts),
+            network_of(self.facts),
+            tuple(findings),
+        )
+
+    def obey(self, message: Message) -> None:
+        """What the lead says to this node."""
+        assert self.node
+        if isinstance(message, Prepare):
+            self.world = message.world
+        elif isinstance(message, Start):
+            assert self.world
+            peers = peers_of(self.world, self.order, message.node_rank, self.address, self.facts)
+            self.node.start(message.attempt, message.node_rank, peers)
+        elif isinstance(message, Stop):
+            self.node.stop(message.signal, message.grace)
+        elif isinstance(message, Look):
+            self.node.look(message)
+        elif isinstance(message, End) and self.exit_code is None:
+            self.exit_code = message.exit_code
+            self.report({"ended": self.exit_code, "again": message.again})
+
+    def beat(self) -> None:
+        """To the guard, and to the lead: I am here."""
+        now = time.monotonic()
+        if now - self.last_beat < self.order.timing.heartbeat:
+            return
+        self.last_beat = now
+        try:
+            os.write(self.beat_fd, b".")
+        except OSError:
+            pass
+        self.side.beat()
+
+    def wait_politely(self) -> None:
+        """Between tries to reach somebody: the guard hears from us, and a stop is obeyed, by a signal or by the `stop` file."""
+        self.beat()
+        self.pump()
+        for number in self.wakeup.stop_signals():
+            self.side.tell(StopAsked(number))
+        self.side.look_for_stop(time.monotonic())
+        self.side.send_some()
+        if self.exit_code is not None:
+            raise Stopped
+
+    def end_now(self, code: int) -> None:
+        if self.node:
+            self.node.kill()
+        self.exit_code = code
+
+    # -- the run folder ----------------------------------------------------------------------------------------------
+
+    def open_folder(self, folder: RunFolder, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
+        """`stop`, `there`: what only one of all agents looks at; see FolderChild."""
+        self.child = FolderChild(stop, there)
+        self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
+        self.node = Node(
+            self.order,
+            self.number,
+            self.facts,
+            folder.node(self.number),
+            self.bundle,
+            self.side.tell,
+            self.tasks,
+            self.beat,
+            self.child,
+        )
+        about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
+        self.node.events.write("agent-started", about)
+        self.report({"folder": folder.path, "node": self.number, "logs": self.node.local_logs})
+        return self.child
+
+    def pump(self) -> None:
+        """Hand on what is to be written to the run folder; say so when its storage does not answer, and when it does again."""
+        if self.child is None:
+            return
+        answers = self.child.answers
+        self.child.pump()
+        if self.child.answers != answers:
+            self.selector.unregister(answers)
+            self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
+        stalled = self.child.stalled(time.monotonic())
+        if stalled and not self.stalled:
+            self.complain(f"the run folder has taken nothing for {stalled:.0f} s: its storage hangs; the ranks go on")
+            if self.node:
+                self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
+        elif self.stalled and not stalled:
+            self.complain("the run folder takes writes again")
+        self.stalled = stalled > 0
+
+    def flush(self, seconds: float) -> bool:
+        """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+        while self.child is not None:
+            try:
+                return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, self.beat)
+            except OSError:
+                if not self.without_storage:
+                    raise  # else it is known, and the rest may still be possible
+        return False
+
+    def close_folder(self) -> None:
+        if self.child is None:
+            return
+        self.flush(_LAST_WRITES)
+        self.selector.unregister(self.child.answers)
+        lost, dropped, self.child = self.child.close(), self.child.dropped, None
+        if lost:
+            self.complain(f"the run folder does not answer: {lost} writes are lost")
+        if dropped:
+            self.complain(f"{dropped:,} bytes of metrics were not written: the run folder's storage did not keep up")

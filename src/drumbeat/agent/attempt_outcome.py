@@ -1,0 +1,75 @@
+"""How an attempt ended, from how its ranks ended and from who had asked it to stop. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List, Mapping, Optional, Tuple
+
+from drumbeat.agent.attempt import Attempt
+from drumbeat.agent.blame import blame
+from drumbeat.agent.decide import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Member, Outcome
+from drumbeat.agent.lead_acts import Act, Record, record_finding
+from drumbeat.agent.rank_end import RankEnd, is_consequence
+from drumbeat.agent.stop_requests import LAUNCHER, StopRequests
+from drumbeat.finding import ERROR, STOPPED, Finding
+from drumbeat.record import to_plain
+from drumbeat.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
+
+_OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limit"))  # codes of ends that others caused
+
+
+def concluded(
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
+) -> Tuple[Outcome, List[Act]]:
+    """The outcome, and what is recorded about it: the first failure, what followed from it, how far the attempt came."""
+    progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
+    outcome = replace(
+        attempt_outcome(attempt, requests, members), assignment=attempt.assignment, port=attempt.port,
+        step=progress.step, t=now,
+    )  # fmt: skip
+    outcome = replace(outcome, member=attempt.member_of(outcome.finding))
+    acts: List[Act] = []
+    if outcome.finding and outcome.outcome != DOUBTFUL:
+        acts.append(record_finding(outcome.finding, "failed"))
+    acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+    ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
+    return outcome, [*acts, Record("attempt-ended", ended)]
+
+
+def attempt_outcome(attempt: Attempt, requests: StopRequests, members: Mapping[int, Member]) -> Outcome:
+    aborted = _own_failure(attempt) if requests.way == LAUNCHER else None
+    if aborted:  # where its guard was killed with it, nobody has seen its exit code
+        return Outcome(FAILED, aborted.exit_code or 1, aborted.finding)
+    if requests.outcome:
+        return _stopped(attempt, requests)
+    if attempt.finding:
+        lost = any(members[number].lost for number in attempt.assignment)
+        code = EXIT_MUSTER if lost else EXIT_STORAGE if attempt.finding.code == "storage" else 1
+        return Outcome(FAILED, code, attempt.finding)
+    first = attempt.cause()
+    if first is None:
+        doubt = attempt.doubt()
+        return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
+    if first.exit_code == EXIT_REQUEUE:
+        return Outcome(REQUEUE, EXIT_REQUEUE)
+    cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
+    if cause is not None:
+        return Outcome(FAILED, first.code, cause)
+    unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
+    return Outcome(FAILED, first.code, first.finding or unexplained)
+
+
+def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
+    codes = [end.exit_code for end in attempt.ends]
+    if EXIT_REQUEUE in codes and not requests.cancelled:
+        return Outcome(REQUEUE, EXIT_REQUEUE)
+    if requests.outcome == TIME_LIMIT and codes == [0] * attempt.ranks:
+        return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
+    return Outcome(requests.outcome, requests.exit_code)
+
+
+def _own_failure(attempt: Attempt) -> Optional[RankEnd]:
+    """The first rank that failed by itself, as its words or its exit code say, before it was told to stop."""
+    failed = [end for end in attempt.ends if end.failed and not end.by_us and not is_consequence(end)]
+    own = [end for end in failed if end.exit_code != EXIT_REQUEUE and end.finding and end.finding.code not in _OUTSIDE]
+    return min(own, key=lambda end: end.at, default=None)

@@ -1,0 +1,50 @@
+"""What one attempt starts with on this node: cores and GPUs for each rank, and the variables that all of them share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import List, Tuple
+
+from drumbeat.agent.local_caches import private_caches
+from drumbeat.agent.ranks.tasks import Tasks
+from drumbeat.facts.model import Facts, Peers
+from drumbeat.finding import Finding
+from drumbeat.order import EnvVar, Order
+from drumbeat.plan.binding import Binding, binding, right_binding
+from drumbeat.plan.environment import environment
+from drumbeat.plan.ranks import flight_recorder, node_identity
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    facts: Facts  # as all tasks of the node see it together
+    right: Binding  # the binding that the GPUs ask for
+    bound: Binding  # the one that is used
+    variables: List[EnvVar]
+    findings: Tuple[Finding, ...]
+
+
+def plan_node(
+    order: Order, own: Facts, tasks: Tasks, peers: Peers, node: int, attempt: int, metrics: str, folder: str, local: str
+) -> NodePlan:
+    """`metrics`: where ranks report; `folder`: the attempt's part of the run folder; `local`: a folder on the node's own disk."""
+    facts = tasks.facts(own)
+    right = right_binding(order, facts, node)
+    bound, findings = _bind(order, tasks, facts, right, node)
+    variables, unsafe_caches = private_caches(environment(order, own, peers, node), local)
+    variables += node_identity(order, peers, node, attempt, metrics, os.path.abspath(folder))
+    return NodePlan(facts, right, bound, variables, (*findings, *unsafe_caches))
+
+
+def _bind(order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int) -> Tuple[Binding, Tuple[Finding, ...]]:
+    """Which cores each rank gets: the job's own, else those of its task, else those beside its GPU."""
+    if order.cpu_bind or not tasks.views:
+        return binding(order, facts, node), ()
+    bound = tasks.bound(right, facts)
+    return bound, tuple(bound.findings[len(right.findings) :])
+
+
+def hang_variables(order: Order, variables: List[EnvVar]) -> List[EnvVar]:
+    """What a hang is told by, where the job wants to know of hangs."""
+    return flight_recorder(variables, os.environ) if order.checks.get("hang", "off") != "off" else []
