@@ -8,7 +8,6 @@ import { clock, duration, element, fillTable, scaled, setText } from "./words.js
 const $ = (id) => document.getElementById(id);
 const token = decodeURIComponent(location.hash.slice(1));
 const SLOW = 5000; // milliseconds between two looks at nodes: they are sampled every 5 s
-const CHECKS = { affinity: "cpu", traffic: "counters" }; // as drumbeat run prints them
 const SHOWS = [["use", "GPU use"], ["memory", "memory"], ["power", "power"], ["temperature", "temperature"], ["clock", "clock"], ["step", "step time"]];
 const MARK_DOTS = { failed: "bad", lost: "bad", restart: "warn", stop: "warn", attempt: "warn", finding: "warn", "first step": "good", checkpoint: "plain" };
 
@@ -107,7 +106,7 @@ function showChecks(head) {
   const lines = head.checks.map((check) => {
     const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
     const dot = check.answer in dots ? dots[check.answer] : "plain";
-    return item(dot, `${CHECKS[check.check] || check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
+    return item(dot, `${check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
   });
   for (const finding of head.findings.slice(-8).reverse()) {
     lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));

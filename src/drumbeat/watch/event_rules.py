@@ -1,0 +1,118 @@
+"""What each event of a run changes in its view: phase, nodes, ranks, findings and marks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from drumbeat.finding import INFO
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import CODE as HANG
+from drumbeat.watch.node_view import RankView
+
+if TYPE_CHECKING:
+    from drumbeat.watch.model import RunView
+
+_MOST_REPLACED = 100
+
+
+def apply_event(view: RunView, event: Event, t: float) -> None:
+    """`t`: when it happened, by the lead's clock."""
+    if isinstance(event, kinds.RunStarted):
+        _run_started(view, event, t)
+    elif isinstance(event, kinds.NodeJoined):
+        _joined(view, event)
+    elif isinstance(event, kinds.Mustered):
+        view.phase = "starting ranks"
+    elif isinstance(event, kinds.AttemptStarted):
+        _attempt_started(view, event, t)
+    elif isinstance(event, kinds.FirstStep):
+        view.phase = "training"
+        view.mark(t, "first step", f"first step after {event.seconds:.1f} s")
+    elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
+        _rank(view, event)
+    elif isinstance(event, kinds.VerdictGiven):
+        if event.peer is not None:
+            view.verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
+    elif isinstance(event, kinds.FindingMade):
+        view.findings.append(event.finding)
+        view.hangs = view.hangs or event.finding.code.startswith(HANG)
+        view.mark(t, "finding", event.finding.title)
+    else:
+        _trouble(view, event, t)
+
+
+def _trouble(view: RunView, event: Event, t: float) -> None:
+    if isinstance(event, kinds.Failed):
+        view.failure = event.finding
+        view.findings.append(event.finding)
+        view.mark(t, "failed", event.finding.title)
+    elif isinstance(event, kinds.NodeLost):
+        view.node(event.peer).lost = event.why or "lost"
+        view.mark(t, "lost", f"lost {event.words}")
+    elif isinstance(event, kinds.Excluded):
+        view.node(event.peer).idle = f"excluded: {event.why}"
+        view.mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
+    elif isinstance(event, kinds.Resumed):
+        view.hangs = False
+    elif isinstance(event, kinds.Stopping):
+        view.phase = "stopping"
+        view.mark(t, "stop", event.why)
+    elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
+        view.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
+        view.replaced = (*view.replaced, *event.replaced)[-_MOST_REPLACED:]
+        view.mark(t, "restart", event.why)
+    elif isinstance(event, kinds.RunEnded):
+        view.phase = "ended"
+        view.mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
+
+
+def _run_started(view: RunView, event: kinds.RunStarted, t: float) -> None:
+    _failure_is_past(view, view.attempt + 1)
+    view.started, view.summary = t, None
+    view.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
+    view.planned_nodes = event.nodes
+    view.planned_ranks = event.nodes * event.ranks_per_node or view.planned_ranks
+    for node in view.nodes.values():
+        node.joined, node.lost, node.idle = False, "", ""
+
+
+def _joined(view: RunView, event: kinds.NodeJoined) -> None:
+    node = view.node(event.peer)
+    node.host, node.joined = event.peer_host, True
+    view.offsets[event.peer] = event.clock_offset
+
+
+def _attempt_started(view: RunView, event: kinds.AttemptStarted, t: float) -> None:
+    view.go_to(event.attempt)
+    _failure_is_past(view, event.attempt)
+    view.world, view.hangs = event.world_size, False
+    view.phase = "waiting for the first step"
+    for node in view.nodes.values():
+        if not node.idle.startswith("excluded"):
+            node.idle = "spare" if node.node in event.spares else ""
+    if event.attempt:
+        view.mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
+
+
+def _failure_is_past(view: RunView, attempt: int) -> None:
+    """That attempt, counted from 1, failed; the run goes on all the same."""
+    if view.failure:
+        past = replace(view.failure, severity=INFO, title=f"attempt {attempt} ended: {view.failure.title}")
+        view.findings = deque((past if each == view.failure else each for each in view.findings), view.findings.maxlen)
+        view.failure = None
+
+
+def _rank(view: RunView, event: Event) -> None:
+    assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
+    if event.attempt < view.attempt:
+        return
+    view.go_to(event.attempt)
+    rank = view.ranks.get(event.rank)
+    if rank is None:
+        rank = view.ranks[event.rank] = view.node(event.node).ranks[event.rank] = RankView(event.rank, event.node)
+    if isinstance(event, kinds.RankExited) and rank.ended is None:
+        rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
+        view.ended_ranks += 1
