@@ -68,11 +68,14 @@ fuzz: $(VENV)/.dev
 faults-train: $(VENV)/.dev
 	DRUMBEAT_KILLS=30 DRUMBEAT_KILL_SEED=$$$$ $(BIN)/python -m pytest -q -s --timeout 1800 tests/train/test_kills.py
 
-# Every row of the fault table, for real; writes docs/reliability.md. FAULTS="word ..." chooses rows by name.
+# Every row of the fault table, for real; writes docs/reliability.md. A call that was cut short goes on where it was (build/);
+# FAULTS="word ..." chooses rows by name, which are run again.
 faults: $(VENV)/.dev
-	$(BIN)/python -m tests.faults.table $(FAULTS)
-	$(BIN)/python -m tests.comeback.measure
-	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py
+	@failed=0; \
+	$(BIN)/python -m tests.faults.table $(FAULTS) || failed=1; \
+	$(BIN)/python -m tests.comeback.measure || failed=1; \
+	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py || failed=1; \
+	exit $$failed
 
 # One job file on this machine, Slurm, ssh hosts and mpirun: the same loss. Needs root; two minutes of two idle cores.
 everywhere: $(VENV)/.dev

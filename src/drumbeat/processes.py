@@ -191,6 +191,15 @@ def _wait(pid: int, deadline: float) -> tuple[bool, int]:
         time.sleep(0.002)
 
 
+def close_all_but(*kept: int) -> None:
+    """In a forked child that lives long: its parent's connections and pipes must end with the parent."""
+    low = 3
+    for fd in sorted(kept):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < (1 << 20) else 1 << 20)
+
+
 def launcher_descriptors(environ: Mapping[str, str]) -> List[int]:
     """Open files by which an MPI launcher talks to its tasks (PMI_FD of MPICH, Intel MPI, MVAPICH and PMI-2): the
     ranks need them, so they must survive whatever stands between the launcher and the ranks."""

@@ -447,3 +447,16 @@ def test_a_member_that_ended_early_costs_a_spare():
         lead.hello(hello(member, asked), 0.0, 1.0)
     assert kinds(lead.waits_in_vain("the agent of node 2 ended with 70")) == ["finding"]
     assert "attempt-started" in kinds(lead.tick(2.0)) and lead.attempts[-1].assignment == (0, 1)
+
+
+def test_a_quiet_run_that_ends_well_was_no_hang():
+    """What was reported while it was quiet is taken back in the record, for every view of the run."""
+    lead, _ = mustered()
+    lead.suspect(Finding("hang-all-idle", "warning", "no rank is working"))
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank), 40.0)
+    acts = done(lead, 0, 41.0) + done(lead, 1, 41.0)
+    assert lead.history[-1].outcome == FINISHED and lead.attempts[-1].suspected is None
+    (resumed,) = [act for act in acts if isinstance(act, Record) and act.kind == "resumed"]
+    assert resumed.data == {"seconds": 0.0, "ended": True}
+    assert kinds(acts).index("resumed") < kinds(acts).index("attempt-ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -76,7 +77,52 @@ def _listening(pids: set[int]) -> List[int]:
     return ports
 
 
+def _set_clock(seconds: int) -> Act:
+    """Of those processes that read their clock from the row's `offset`."""
+
+    def act(run: Path, desk: subprocess.Popen[str]) -> None:
+        folder = run.parent.parent
+        (folder / "offset.new").write_text(f"{seconds}\n")
+        (folder / "offset.new").replace(folder / "offset")
+
+    return act
+
+
+def _damage(whole: bool) -> Act:
+    """The newest checkpoint is damaged, and then a rank dies. `whole`: its commit marker stays, as after a failing disk; else it
+    is gone, as after a power cut in the middle of a save."""
+
+    def act(run: Path, desk: subprocess.Popen[str]) -> None:
+        folder = run.parent.parent
+        ranks = _rank_pids(run)
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        newest = max(path.parent for path in (folder / "checkpoints").glob("step-*/commit.json"))
+        for path in newest.glob("*.distcp"):
+            os.truncate(path, path.stat().st_size // 2)
+        if not whole:
+            (newest / "commit.json").unlink()
+        (folder / "fault").write_text(str(time.time()))
+        os.kill(ranks[-1], signal.SIGKILL)
+        for pid in ranks[:-1]:
+            os.kill(pid, signal.SIGCONT)
+
+    return act
+
+
+def _rank_pids(run: Path) -> List[int]:
+    found = []
+    for path in sorted(run.glob("nodes/*/events.jsonl")):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        found += [event["pid"] for event in events if event["kind"] == "rank-started"]
+    return found
+
+
 ACTS: Dict[str, Act] = {
+    "set the clock back": _set_clock(-86400),
+    "set the clock forward": _set_clock(86400),
+    "tear the newest checkpoint": _damage(whole=False),
+    "corrupt the newest checkpoint": _damage(whole=True),
     "kill the desk": _desk(signal.SIGKILL),
     "hang up": _desk(signal.SIGHUP),
     "interrupt": _desk(signal.SIGINT),

@@ -170,6 +170,39 @@ def nan():
     sys.exit(1)
 
 
+def kernel_says(text):
+    """Into the stand-in for the log of the node's kernel."""
+    folder = os.path.dirname(os.environ["FAULT_FILE"])
+    with open(os.path.join(folder, f"kernel-{os.environ['NODE_RANK']}"), "a") as file:
+        file.write(f"[ 812.345678] {text}\n")
+    time.sleep(2)
+
+
+def xid():
+    kernel_says("NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def amd_reset():
+    kernel_says("amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!")
+    time.sleep(600)
+
+
+def own_xid():
+    kernel_says(
+        "NVRM: Xid (PCI:0000:4e:00): 31, pid=812, name=python, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+    )
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def nan_from_here(step):
+    """The loss is NaN from this step on. The program notices before it saves again, or after that."""
+    metrics.report(step, loss=float("nan"))
+    if step >= int(sys.argv[3]) + (2 if sys.argv[1] == "nan-once" else SAVE_EVERY):
+        began()
+        nan()
+
+
 def missing_module():
     import there_is_no_such_module  # noqa: F401
 
@@ -256,7 +289,7 @@ FAULTS = {
     "kill": kill, "crash": crash, "idle": lock, "leave": exit_early, "segfault": segfault, "abort": abort, "code": code,
     "gpu-memory": gpu_memory, "host-memory": host_memory, "nan": nan, "module": missing_module, "bad-gpu": bad_gpu,
     "full-disk": full_disk, "forks": forks, "output": output, "bad-metrics": bad_metrics, "daemon": daemon, "ras": ras,
-    "outside": nothing,
+    "outside": nothing, "xid": xid, "amd-reset": amd_reset, "own-xid": own_xid,
 }  # fmt: skip
 
 
@@ -323,12 +356,15 @@ def main():
             lock()
         elif step >= at and step % at == 0:
             healthy(kind, world, step)
+        if kind in ("nan-once", "nan-saved") and step >= at and rank == RANK and not again:
+            nan_from_here(step)
         if world:
             world.meet()
         more = {"seconds": own} if kind == "slow" else {}
         metrics.report(step, steps=steps, samples=4, **more)
         if "restarts" in how and RANK == 0 and step % SAVE_EVERY == 0:
             save(step)
+            metrics.report(step, kind="checkpoint", seconds=0.0)
 
 
 main()

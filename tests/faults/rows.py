@@ -6,7 +6,7 @@ A row is data. `runner.py` runs it: a job of 2 nodes x 2 ranks (unless it says o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,16 @@ class Row:
     comes_back: bool = False  # a later attempt makes steps again, and no more than 5 are repeated
     unheard: str = ""  # what must not stand in the output
     heard: str = ""  # what must
-    without_summary: bool = False  # the run folder is gone
+    without_summary: bool = False  # the run folder is gone, or there never was one
+    before: str = ""  # what is there before the run starts (strangers.py)
+    desk: Dict[str, str] = field(default_factory=dict)  # variables for drumbeat itself; {folder} is the row's own
+    joined: bool = False  # two desks, one per node, that find each other; `second` has variables for the other one
+    second: Dict[str, str] = field(default_factory=dict)
+    command: Tuple[str, ...] = ()  # another program than program.py; {folder} in it
+    when: str = ""  # the fault begins when two files match this, and the act says so
+    until_back: bool = False  # it is ended once it makes steps again
+    lost_at_most: int = 5  # steps
+    absent: str = ""  # a file of the row's folder that must not be there
 
 
 HANGS = (
@@ -135,6 +144,42 @@ OUTSIDE = (
     ),
 )  # fmt: skip
 
+_CLOCK = {"LD_PRELOAD": "{folder}/clock.so", "CLOCK_OFFSET": "{folder}/offset"}
+
+# What others have put in the way, or a clock that is set. All go on as if nothing had happened, or end with a word.
+STRANGERS = (
+    Row(
+        "another user holds the lead's first port", "outside", "", None, before="squat one port", joined=True, exit_code=0,
+        outcome="finished", steps=15,
+    ),
+    Row(
+        "another user holds all of the lead's ports", "outside", "", None, before="squat all ports", joined=True,
+        exit_code=69, without_summary=True, heard="none of the ports",
+    ),
+    Row(
+        "another user relays from the lead's first port", "outside", "", None, before="relay", joined=True, exit_code=0,
+        outcome="finished", steps=15, heard="relay",
+    ),
+    Row(
+        "another user's bundle in the cache", "outside", "", None, before="plant a bundle", exit_code=0, outcome="finished",
+        steps=15, desk={"XDG_CACHE_HOME": "{folder}/cache"}, absent="it-ran",
+    ),
+    Row(
+        "the clock of one agent and its ranks is set back by a day", "outside", "", None, before="clock", joined=True,
+        second=_CLOCK, act="set the clock back", exit_code=0, outcome="finished", steps=60, at=15,
+    ),
+    Row(
+        "the clock of one agent and its ranks is set forward by a day", "outside", "", None, before="clock", joined=True,
+        second=_CLOCK, act="set the clock forward", exit_code=0, outcome="finished", steps=60, at=15,
+    ),
+)  # fmt: skip
+
+_TRAIN = (
+    "{python}", "-m", "drumbeat", "train", "llama", "--set", "batch=2", "length=16", "data=synthetic", "validation=0",
+    "report_every=1", "steps=100000", "save_every=3", "checkpoint={folder}/checkpoints",
+)  # fmt: skip
+_KERNEL_LOG = {"DRUMBEAT_KERNEL_LOG": "{folder}/kernel-{node}"}
+
 # It comes back: from the last save, in the same allocation.
 RETURNS = (
     Row(
@@ -165,6 +210,38 @@ RETURNS = (
         "rank hangs once, restarts: 1", "sleep", "hang-asleep", place="sleep", exit_code=0, outcome="finished",
         how="once restarts", steps=30, job={"restarts": 1}, comes_back=True,
     ),
+    Row(
+        "kernel log: a GPU fell off the bus (stand-in), a spare takes its node's place", "xid", "", 2, exit_code=0,
+        outcome="finished", how="once restarts", steps=30, job={"spares": 1}, comes_back=True, heard="fell off the bus (Xid 79)",
+        before="kernel logs", desk=_KERNEL_LOG,
+    ),
+    Row(
+        "kernel log: amdgpu reset (stand-in), the rank hangs, a spare takes its node's place", "amd-reset", "any", 2, exit_code=0,
+        outcome="finished", how="once restarts", steps=30, job={"spares": 1}, comes_back=True, heard="was reset by its driver",
+        before="kernel logs", desk=_KERNEL_LOG,
+    ),
+    Row(
+        "kernel log: the program's own Xid (31, stand-in): nobody is excluded", "own-xid", "", failed="illegal-memory-access",
+        how="restarts", job={"spares": 1}, unheard="excluded", before="kernel logs", desk=_KERNEL_LOG,
+    ),
+    Row(
+        "NaN once, saved before it, restarts: 2", "nan-once", "", 0, exit_code=0, outcome="finished", how="once restarts",
+        steps=30, job={"restarts": 2}, comes_back=True, heard="only a checkpoint older than step 12 helps",
+    ),
+    Row(
+        "NaN, and a checkpoint was saved after it, restarts: 2", "nan-saved", "", 0, failed="nan-loss", how="restarts",
+        job={"restarts": 2}, heard="was saved after the loss had become NaN at step 12",
+    ),
+    Row(
+        "torn checkpoint (drumbeat train, 1 node): the one before is used", "train", "", None, exit_code=75, outcome="requeue",
+        command=_TRAIN, when="checkpoints/step-*/commit.json", act="tear the newest checkpoint", comes_back=True,
+        job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
+    ),
+    Row(
+        "corrupt checkpoint (drumbeat train, 1 node): refused by name", "train", "", 0, failed="exit-code", exit_code=2,
+        within=200, command=_TRAIN, when="checkpoints/step-*/commit.json", act="corrupt the newest checkpoint",
+        job={"restarts": 1, "nodes": 1}, heard="cannot be read",
+    ),
 )  # fmt: skip
 
 # A rank that is slower than the others, by its own time.
@@ -184,4 +261,4 @@ HEALTHY = tuple(
 
 REPEATED = 3  # times that each healthy row is run by `make faults`
 
-ALL = (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *RETURNS, *SLOW, *HEALTHY)
+ALL = (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW, *HEALTHY)

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.agent.wire.ports import free_port
 from drumbeat.cli.diagnose import read
@@ -18,6 +19,7 @@ from drumbeat.desk.state import state_of
 from drumbeat.runfolder.run import Run
 from tests.faults.acts import ACTS
 from tests.faults.rows import Row
+from tests.faults.strangers import BEFORE, MASTER
 
 PROGRAM = Path(__file__).parent / "program.py"
 SOURCE = str(Path(__file__).parent.parent.parent / "src")
@@ -39,6 +41,7 @@ class Seen:
     outcome: str = ""  # as the summary says
     lost: Optional[int] = None  # steps that were made twice
     back: Optional[float] = None  # seconds from the fault to the first step of a later attempt
+    planted: bool = False  # what must not be there is there
     views: str = ""  # where `diagnose` or `status` say something else than the summary
 
     def problems(self, slack: float = 1.0) -> List[str]:
@@ -63,10 +66,14 @@ class Seen:
             found.append(f"exit code {self.exit_code}, not {row.exit_code}")
         if self.orphans:
             found.append(f"{self.orphans} processes left")
-        if row.comes_back and (self.back is None or self.back > 60.0 * slack or (self.lost or 0) > 5):
+        if row.comes_back and (self.back is None or self.back > 60.0 * slack or (self.lost or 0) > row.lost_at_most):
             found.append(f"came back after {self.back} s, {self.lost} steps lost")
         if row.heard and not any(word in self.output for word in row.heard.split("|")):
             found.append(f"did not say {row.heard!r}")
+        if row.unheard and row.unheard in self.output:
+            found.append(f"said {row.unheard!r}")
+        if self.planted:
+            found.append(f"{row.absent} is there")
         return found + ([self.views] if self.views else [])
 
     def _failure_problems(self) -> List[str]:
@@ -93,10 +100,20 @@ class Seen:
 def run_row(row: Row, folder: Path) -> Seen:
     """In `folder`, which must be new; with $HOME of whoever calls."""
     folder.mkdir(parents=True, exist_ok=True)
-    fault = folder / "fault"
+    name = f"fault-{os.getpid()}-{folder.name}"
+    with BEFORE[row.before](folder, name) if row.before else ExitStack() as ends:
+        (folder / "job.yaml").write_text(json.dumps(_job(row, folder, name)))
+        process = _desk(row, folder, row.desk, ("--master", MASTER, "--node-rank", "0") if row.joined else ())
+        if row.joined:
+            other = _desk(row, folder, row.second, ("--master", MASTER, "--node-rank", "1"), folder / "second")
+            ends.callback(_end, other)
+        return _watch(row, folder, process)
+
+
+def _job(row: Row, folder: Path, name: str) -> Dict[str, Any]:
     port = str(free_port("127.0.0.1", ()))
     env = {
-        "FAULT_FILE": str(fault),
+        "FAULT_FILE": str(folder / "fault"),
         "FAULT_WORLD": row.world,
         "FAULT_STEPS": str(row.steps),
         "FAULT_HOW": row.how,
@@ -105,17 +122,40 @@ def run_row(row: Row, folder: Path) -> Seen:
     }
     arguments = [str(PROGRAM), row.kind, str(row.rank if row.rank is not None else 2 if row.act else 0), str(row.at)]
     command = ["torchrun", *arguments] if row.launcher == "torchrun" else [sys.executable, *arguments]
-    job = {
-        "name": "fault", "nodes": 2, "ranks-per-node": 2, "command": command, "env": env, "stop-grace": "2s",
+    if row.command:
+        command = [word.format(folder=folder, python=sys.executable) for word in row.command]
+    return {
+        "name": name, "nodes": 2, "ranks-per-node": 2, "command": command, "env": env, "stop-grace": "2s",
         "checks": {"hang": row.hang}, **row.job,
     }  # fmt: skip
-    (folder / "job.yaml").write_text(json.dumps(job))
+
+
+def _desk(
+    row: Row, folder: Path, variables: Dict[str, str], more: Sequence[str], output: Optional[Path] = None
+) -> subprocess.Popen[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    desk = ["env", "--default-signal=HUP,INT", sys.executable, "-m", "drumbeat", "run", "job.yaml"]
-    process = subprocess.Popen(
-        desk, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, "PYTHONPATH": SOURCE, "PATH": path},
-    )  # fmt: skip
+    own = {name: value.replace("{folder}", str(folder)) for name, value in variables.items()}
+    with open(output or os.devnull, "w") as file:
+        return subprocess.Popen(
+            ["env", "--default-signal=HUP,INT", sys.executable, "-m", "drumbeat", "run", "job.yaml", *more], cwd=folder,
+            stdout=file if output else subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONPATH": SOURCE, "PATH": path, **own},
+        )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let it end by itself, then with a signal, then without one."""
+    for act in (lambda: None, process.terminate, process.kill):
+        act()
+        try:
+            process.wait(30)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _watch(row: Row, folder: Path, process: subprocess.Popen[str]) -> Seen:
+    fault = folder / "fault"
     seen = Seen(row)
     try:
         _follow(row, folder, process, seen)
@@ -128,6 +168,9 @@ def run_row(row: Row, folder: Path) -> Seen:
             process.kill()
             seen.output = process.communicate()[0]
     seen.exit_code = process.returncode
+    if (folder / "second").exists():
+        seen.output += (folder / "second").read_text()
+    seen.planted = bool(row.absent) and (folder / row.absent).exists()
     run = _run(folder)
     if run is None:
         return seen
@@ -191,9 +234,12 @@ def _follow(row: Row, folder: Path, process: subprocess.Popen[str], seen: Seen) 
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
         run = _run(folder)
-        if to_do and run and (folder / "fault").exists():
+        due = len(list(folder.glob(row.when))) > 1 if row.when else (folder / "fault").exists()
+        if to_do and run and due:
             to_do = False
             ACTS[row.act](run, process)
+        if row.until_back and run and sum(event["kind"] == "first-step" for event in _events(run)) > 1:
+            return
         if row.code and row.hang == "warn" and run and _finding(_events(run)):
             return
 

@@ -1,19 +1,28 @@
-"""Runs every row of the fault table and writes docs/reliability.md. `make faults`; words choose rows: `FAULTS="torch asleep"`."""
+"""Runs every row of the fault table and writes docs/reliability.md once all have run. `make faults`.
+
+A call that was cut short goes on where it was, as long as the source is the same; words choose rows that are run again:
+`FAULTS="torch asleep"`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
-from tests.faults.rows import BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, Row
+from tests.faults.rows import ALL, BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, STRANGERS, Row
 from tests.faults.runner import PATIENCE, Seen, run_row
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
 TOGETHER = 2  # rows at a time
 SLACK = 1.5  # times the bound that a row may take: the machine also runs the other rows
 
@@ -23,7 +32,9 @@ Reference, written by `make faults` on {machine}. Every row is a real run of 2 n
 Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
 word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
 the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
-at a time beside whatever else the machine does (load average {load:.0f}); a run that is not over after {patience:g} s is ended.
+at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
+Made on {day} in {calls}, source {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
+{middle:.0f} in the median.
 How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](comeback.md).
 
 """
@@ -31,35 +42,101 @@ How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](
 
 def main() -> int:
     words = sys.argv[1:]
-    single = [*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *RETURNS, *SLOW]
-    rows: List[Row] = [*single, *(row for row in HEALTHY for _ in range(REPEATED))]
-    rows = [row for row in rows if not words or any(word in row.name for word in words)]
+    numbered = [(row, 0) for row in (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW)]
+    numbered += [(row, number) for row in HEALTHY for number in range(REPEATED)]
+    kept = Kept()
+    if words:  # these once more, whatever is known of them
+        todo = [each for each in numbered if any(word in each[0].name for word in words)]
+    else:
+        todo = [each for each in numbered if key(*each) not in kept.results]
     with tempfile.TemporaryDirectory(prefix="drumbeat-faults-") as place:
         os.environ["HOME"] = place
 
-        def one(number: int) -> Seen:
-            seen = run_row(rows[number], Path(place) / str(number))
+        def one(number: int) -> None:
+            row = todo[number][0]
+            seen = run_row(row, Path(place) / str(number))
             problems = seen.problems(SLACK)
             after = "" if seen.seconds is None else f" after {seen.seconds} s"
-            print(f"{'FAILED' if problems else 'ok':<7} {rows[number].name}{after} {'; '.join(problems)}", flush=True)
-            return seen
+            print(f"{'FAILED' if problems else 'ok':<7} {row.name}{after} {'; '.join(problems)}", flush=True)
+            kept.add(key(*todo[number]), seen)
 
         with ThreadPoolExecutor(TOGETHER) as pool:
-            results = list(pool.map(one, range(len(rows))))
+            list(pool.map(one, range(len(todo))))
+    results = [kept.results[key(*each)] for each in numbered if key(*each) in kept.results]
     bad = [seen for seen in results if seen.problems(SLACK)]
-    if not words:
-        PAGE.write_text(page(results))
-    print(f"{len(results) - len(bad)} of {len(results)} rows as they should be")
+    if len(results) == len(numbered):
+        PAGE.write_text(page(results, kept))
+    print(f"{len(results) - len(bad)} of {len(results)} rows as they should be, on {kept.revision}")
     return 1 if bad else 0
 
 
-def page(results: List[Seen]) -> str:
+Key = Tuple[str, int]  # name of the row, which of its runs
+
+
+def key(row: Row, number: int) -> Key:
+    return row.name, number
+
+
+class Kept:
+    """What rows of this very source have shown so far: a call that was cut short goes on where it was."""
+
+    def __init__(self) -> None:
+        self.revision = _revision()
+        self.path = ROOT / "build" / f"faults-{self.revision}.jsonl"
+        self.results: Dict[Key, Seen] = {}
+        self.calls, self.again, self.loads = {os.getpid()}, 0, [os.getloadavg()[0]]
+        by_name = {row.name: row for row in ALL}
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            data = json.loads(line)
+            self.calls.add(data["call"])
+            if data["name"] in by_name:
+                self._put((data["name"], data["number"]), Seen(by_name[data["name"]], **data["seen"]), data["load"])
+
+    def add(self, which: Key, seen: Seen) -> None:
+        load = os.getloadavg()[0]
+        self._put(which, seen, load)
+        shown = {key: value for key, value in vars(seen).items() if key != "row"}
+        data = {"name": which[0], "number": which[1], "call": os.getpid(), "load": load, "seen": shown}
+        self.path.parent.mkdir(exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(data) + "\n")
+
+    def _put(self, which: Key, seen: Seen, load: float) -> None:
+        self.again += which in self.results
+        self.results[which] = seen
+        self.loads.append(load)
+
+
+def _revision() -> str:
+    """Of what is tested: the commit, and what was changed since."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True).stdout
+    changes = subprocess.run([*git, "diff", "HEAD", "--", "src", "tests"], capture_output=True, check=True).stdout
+    return commit.strip() + (f"-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+
+
+def page(results: List[Seen], kept: Kept) -> str:
     machine = f"{os.cpu_count()} cores ({platform.machine()})"
-    lines = [HEAD.format(machine=machine, load=os.getloadavg()[2], patience=PATIENCE)]
+    loads = sorted(kept.loads)
+    again = f"; {kept.again} rows were run again, and the last run counts" if kept.again else ""
+    head = HEAD.format(
+        machine=machine, patience=PATIENCE, day=time.strftime("%Y-%m-%d", time.gmtime()), revision=kept.revision,
+        low=loads[0], middle=loads[len(loads) // 2], high=loads[-1], again=again,
+        calls="one call" if len(kept.calls) == 1 else f"{len(kept.calls)} calls on this one source",
+    )  # fmt: skip
+    lines = [head]
     lines += ["## Hangs", "", *_hangs([seen for seen in results if seen.row in (*HANGS, *SLOW)])]
     lines += ["", "## Who is blamed", "", *_failures([seen for seen in results if seen.row in (*BLAME, *PROGRAMS)])]
     lines += ["", "## Agents, nodes, desk, folder, scheduler", ""]
     lines += _failures([seen for seen in results if seen.row in OUTSIDE])
+    lines += [
+        "",
+        "## Other users, clocks",
+        "",
+        "Ports, caches and relays of another user (uid 65534), where root runs this.",
+        "",
+    ]
+    lines += _failures([seen for seen in results if seen.row in STRANGERS])
     lines += ["", "## It comes back", "", "*Lost* are steps that were made twice; the program saves every 5 steps.", ""]
     lines += _returns([seen for seen in results if seen.row in RETURNS])
     lines += [

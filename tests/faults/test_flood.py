@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.agent.wire.ports import free_port
+from tests.faults.strangers import own_address
 from tests.runs.test_nobody_left import tree
 
 KNOCKS = int(os.environ.get("DRUMBEAT_KNOCKS", "2000"))
@@ -41,16 +42,6 @@ class Flood:
                 self.stop.wait(0.005)
         for sock in held:
             sock.close()
-
-
-def own_address():
-    """One by which others would reach this machine; without any network, another one of its loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            return "127.0.0.2"
-        return probe.getsockname()[0]
 
 
 def cost_of(pid):

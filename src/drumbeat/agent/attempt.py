@@ -32,6 +32,7 @@ class Attempt:
     suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run
+    broken: List[Finding] = field(default_factory=list)  # hardware that was seen to fail while the ranks ran
     finding: Optional[Finding] = None  # set where the cause is no rank: a lost node, a watcher, the time limit
     world: Optional[WorldCount] = None  # from the first report of what runs
 

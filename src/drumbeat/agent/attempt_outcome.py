@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.blame import blame
+from drumbeat.agent.blame import blame, hardware_behind
 from drumbeat.agent.decide import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Member, Outcome
 from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.rank_end import RankEnd, is_consequence
@@ -21,14 +21,21 @@ _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limi
 def concluded(
     attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], now: float
 ) -> Tuple[Outcome, List[Act]]:
-    """The outcome, and what is recorded about it: the first failure, what followed from it, how far the attempt came."""
+    """The outcome, and what is recorded about it: a hang that was none, the first failure, what followed
+    from it, how far the attempt came."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
     outcome = replace(
         attempt_outcome(attempt, requests, members), assignment=attempt.assignment, port=attempt.port,
-        step=progress.step, t=now,
+        t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
     )  # fmt: skip
+    if outcome.outcome == FAILED:
+        behind = hardware_behind(outcome.finding, outcome.exit_code, attempt.broken)
+        outcome = replace(outcome, finding=behind or outcome.finding)
     outcome = replace(outcome, member=attempt.member_of(outcome.finding))
     acts: List[Act] = []
+    if attempt.suspected and outcome.outcome in (FINISHED, DOUBTFUL):
+        attempt.suspected = None
+        acts.append(Record("resumed", {"seconds": 0.0, "ended": True}))
     if outcome.finding and outcome.outcome != DOUBTFUL:
         acts.append(record_finding(outcome.finding, "failed"))
     acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]

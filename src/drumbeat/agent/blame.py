@@ -6,11 +6,16 @@ one that was still there and had to be ended.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, List, Optional, Sequence
 
+from drumbeat.agent.causes import NAN, NETWORK, PROGRAM, UNCLEAR, cause_of
 from drumbeat.agent.rank_end import RankEnd, is_consequence
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
 from drumbeat.ranges import named_ranks
+
+# Failures that look like a bug of the program, and that a broken GPU causes as well.
+_OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
 
 def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callable[[int], str]) -> Optional[Finding]:
@@ -29,6 +34,24 @@ def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callab
     if waited and len(waited) < len(ends):
         return _absent(waited, failed, host_of)
     return None
+
+
+def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence[Finding]) -> Optional[Finding]:
+    """The broken hardware that explains a failure, among what was seen to break before it; None where nothing does.
+
+    On the failure's own node it explains whatever a GPU can cause; on another node only what has no cause of its own."""
+    cause = cause_of(finding, exit_code)
+    of_gpu = finding is not None and finding.code in _OF_GPU
+    near = [each for each in broken if finding is not None and each.node == finding.node]
+    if near and (cause in (UNCLEAR, NETWORK, NAN) or (cause is PROGRAM and of_gpu)):
+        chosen = near[0]
+    elif broken and cause in (UNCLEAR, NETWORK):
+        chosen = broken[0]
+    else:
+        return None
+    shown = finding.evidence[:1] if finding else ()
+    what = f"{chosen.cause}; after it: {finding.title}" if finding else chosen.cause
+    return replace(chosen, severity=ERROR, cause=what, evidence=(*chosen.evidence, *shown), confidence=LIKELY)
 
 
 def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:

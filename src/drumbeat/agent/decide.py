@@ -9,6 +9,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 from drumbeat.agent.causes import (
     CONFIGURATION,
     HARDWARE,
+    NAN,
     NEVER,
     PORT,
     PROGRAM,
@@ -65,6 +66,8 @@ class Outcome:
     port: int = 0  # where its ranks met; 0: they did not
     member: Optional[int] = None  # on which it failed first; none: not known
     step: Optional[int] = None  # the last one reported; none: none was
+    nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
+    saved: Optional[int] = None  # the step of the last checkpoint; none: not known
     t: float = 0.0  # when it ended, on the lead's monotonic clock
 
     @property
@@ -185,15 +188,30 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
         return Stop(f"{cause.most} other rendezvous ports were taken too")
     if not restarts:
         return Stop("the job asks for no restart")
+    older = _older_checkpoint(last) if cause is NAN else ""
+    if cause is NAN and last.nan_since is not None and last.saved is not None and last.saved >= last.nan_since:
+        return Stop(
+            f"the checkpoint of step {last.saved} was saved after the loss had become NaN at step {last.nan_since}, "
+            f"and a restart would load it: {older}"
+        )
     if cause.most is not None and in_a_row > cause.most:
         times = "once" if cause.most == 1 else f"{cause.most} times"
-        return Stop(f"{cause.name} again, though it was started again {times}: {cause.hint}")
+        hints = "; ".join(hint for hint in (older, cause.hint) if hint)
+        return Stop(f"{cause.name} again, though it was started again {times}: {hints}")
     spent = _spent(history)
     if spent > restarts:
         return Stop(f"all {restarts} restarts are spent")
     limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
     wait = cause.delay(in_a_row)
-    return Restart(f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else ""), assignment, wait)
+    why = f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else "")
+    return Restart(f"{why}; {older}" if older else why, assignment, wait)
+
+
+def _older_checkpoint(last: Outcome) -> str:
+    """What a program that stopped at NaN has to start from."""
+    bad = last.nan_since if last.nan_since is not None else last.step
+    when = f"step {bad}" if bad is not None else "the first bad step"
+    return f"only a checkpoint older than {when} helps"
 
 
 def _in_a_row(history: Sequence[Outcome]) -> int:

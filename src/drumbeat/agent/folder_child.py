@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.agent.folder_writer import FolderWriter
 from drumbeat.process_signals import ignore_stops
-from drumbeat.processes import name_process
+from drumbeat.processes import close_all_but, name_process
 from drumbeat.runfolder.stop_file import StopFile
 
 NAME = "drumbeat-folder"  # of the process
@@ -192,7 +192,7 @@ class FolderChild:
             try:
                 name_process(NAME)
                 ignore_stops()
-                _only_keep(commands, answers)
+                close_all_but(commands, answers)
                 FolderWriter(commands, answers, self._stop, self._there).run()
                 code = 0
             finally:
@@ -208,12 +208,3 @@ class FolderChild:
         self._out, self._in, self._unsent = b"", b"", len(self._frames)
         self._start()
         self._send()
-
-
-def _only_keep(*kept: int) -> None:
-    """Connections and pipes of the agent must end with the agent."""
-    low = 3
-    for fd in sorted(kept):
-        os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < (1 << 20) else 1 << 20)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.attempt_outcome import concluded
 from drumbeat.agent.attempt_start import start_acts, world_of
-from drumbeat.agent.causes import HARDWARE
+from drumbeat.agent.causes import HARDWARE, cause_of
 from drumbeat.agent.decide import (
     FAILED,
     Assignment,
@@ -179,6 +179,12 @@ class Lead:
             return []
         self.attempts[-1].finding = self.attempts[-1].finding or finding
         return self._stop_ranks(finding.title, signal.SIGTERM, self.order.stop_grace)
+
+    def found(self, member: int, finding: Finding) -> None:
+        """A watcher of this member warns. Hardware that breaks while the ranks run explains a failure that follows; what a
+        driver says of a GPU whose processes are being ended does not."""
+        if self.phase == "running" and finding.node == self.node_rank(member) and cause_of(finding, 1) is HARDWARE:
+            self.attempts[-1].broken.append(finding)
 
     def suspect(self, finding: Optional[Finding]) -> None:
         """A watcher has named a rank that holds the others up; None: it goes on again."""

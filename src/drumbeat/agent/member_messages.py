@@ -90,6 +90,7 @@ class MemberMessages:
 
     def _found(self, member: int, message: Found) -> None:
         self.do([record_finding(message.finding)])
+        self.lead.found(member, message.finding)
         if message.stop:
             self.do(self.lead.watcher_stop(message.finding, time.monotonic()))
 

@@ -14,6 +14,7 @@ from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
 from drumbeat.agent.looks.child import Looker
+from drumbeat.agent.looks.kernel_log import KernelLog, own_log
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor_process import MonitorProcess
@@ -62,7 +63,7 @@ class Node:
         beat: Callable[[], None],
         child: FolderChild,
     ) -> None:
-        self.order, self.facts, self.folder, self.bundle = order, facts, folder, bundle
+        self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
         self.tell, self.tasks, self.beat, self.child = tell, tasks, beat, child
         os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, member, child.append)
@@ -76,6 +77,7 @@ class Node:
         self.ranks = Ranks(tasks)
         self.gates: List[OpenGate] = []
         self.watching = Watching((), (), self.events.write, tell)
+        self.kernel_log: Optional[KernelLog] = None
         self.reaped = 0
         self.logs = folder
         shipping: Optional[Shipping] = None
@@ -241,9 +243,19 @@ class Node:
         scene = Scene(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.beat,
+            self._follow_kernel_log(),
         )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
         self.watching.tick(time.monotonic())  # how the counters stood before
+
+    def _follow_kernel_log(self) -> List[KernelLog]:
+        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
+        own = own_log(self.member)
+        gpus = any(not gpu.integrated for gpu in self.facts.gpus)
+        if not own and (not gpus or (self.order.emulated and self.member)):
+            return []
+        self.kernel_log = KernelLog(own)
+        return [self.kernel_log]
 
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
@@ -331,5 +343,7 @@ class Node:
             self.tell(FirstStep(self.metrics.progress.first_t))
 
     def _kept(self) -> Set[int]:
-        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline."""
-        return {self.child.pid, self.monitor.pid, self.ends.pid} - {0}
+        """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline. The kernel's
+        log is read until the attempt is over."""
+        log = self.kernel_log.pid if self.kernel_log else 0
+        return {self.child.pid, self.monitor.pid, self.ends.pid, log} - {0}

@@ -211,7 +211,8 @@ class Console:
             self.say("waiting", f"no step recognised after {duration(event.seconds)}: {event.what}")
         elif isinstance(event, kinds.Resumed):
             self._hangs = False
-            self.say("resumed", f"steps come again, after {duration(event.seconds)} without one")
+            steps = f"steps come again, after {duration(event.seconds)} without one"
+            self.say("resumed", "all ranks have ended well: it was no hang" if event.ended else steps)
         elif isinstance(event, kinds.FindingMade):
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")

@@ -9,7 +9,7 @@ from typing import Dict, List, Tuple, Type
 from drumbeat.runfolder.events import COMMON, TYPES, Event
 
 _FIELD = re.compile(r"^    (\w+): ([^=#]+?)\s*(?:=[^#]*)?(?:#\s*(.*))?$")
-_BY_AGENTS = ("agent-started", "rank-started", "rank-exited", "verdict", "finding", "agent-ended")
+_BY_AGENTS = ("agent-started", "rank-started", "rank-exited", "verdict", "finding", "kernel-log", "agent-ended")
 
 
 def page() -> str:

@@ -89,9 +89,10 @@ class Activity(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """Steps come again after a hang was reported."""
+    """What was reported as a hang is over: steps come again, or all ranks have ended well."""
 
-    seconds: float  # since the last step
+    seconds: float  # since the last step; 0 where all ranks have ended
+    ended: bool = False  # all ranks ended with exit code 0, so it was no hang
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,14 @@ class FindingMade(Event):
 
 
 @dataclass(frozen=True)
+class KernelLogRead(Event):
+    """Whether this node's kernel log is followed for errors of its GPUs."""
+
+    source: str  # /dev/kmsg, dmesg, journalctl or a file; empty: it cannot be read, so its silence means nothing
+    why: str = ""  # it cannot be read
+
+
+@dataclass(frozen=True)
 class AgentEnded(Event):
     cpu_seconds: float
     seconds: float
@@ -237,6 +246,7 @@ TYPES: Dict[str, Type[Event]] = {
     "rank-exited": RankExited,
     "verdict": VerdictGiven,
     "finding": FindingMade,
+    "kernel-log": KernelLogRead,
     "agent-ended": AgentEnded,
 }
 

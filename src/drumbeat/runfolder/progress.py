@@ -19,6 +19,7 @@ _OF_FIRST_NODE = (
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
+    ("saved",),
 )
 
 
@@ -32,6 +33,7 @@ class Progress:
     last_loss_step: Optional[int] = None
     not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf
     not_finite_since: Optional[int] = None  # the first step of those
+    saved: Optional[int] = None  # step of the last checkpoint that was reported
     first_validation: Optional[float] = None
     last_validation: Optional[float] = None
     validation_not_finite: str = ""
@@ -69,6 +71,8 @@ class Progress:
             self.reported_rate, self.reported_unit = metric.rate, metric.unit
         if metric.kind == "validation" and metric.loss is not None and lowest:
             self._add_validation(metric.loss)
+        elif metric.kind == "checkpoint" and metric.step is not None:
+            self.saved = metric.step
         elif metric.kind == "step":
             self._add_step(metric, metric.t + clock_offset, lowest)
 

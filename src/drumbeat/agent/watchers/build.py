@@ -10,6 +10,7 @@ from drumbeat.agent.watchers.census import Census, CensusLooks
 from drumbeat.agent.watchers.contract import Watcher
 from drumbeat.agent.watchers.feed import Record, Sensor, Tell, Watching
 from drumbeat.agent.watchers.hang import Hang
+from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.facts.model import Facts
@@ -34,6 +35,7 @@ class Scene:
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
     beat: Callable[[], None]  # tells the guard that the agent is alive
+    kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
 
 
 def gate_of(order: Order, gate: Callable[[], OpenGate]) -> List[OpenGate]:
@@ -67,4 +69,7 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         sensors.append(
             CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat)
         )
+    if scene.kernel_log:
+        watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))
+        sensors += scene.kernel_log
     return Watching(watchers, sensors, record, tell, scene.attempt)

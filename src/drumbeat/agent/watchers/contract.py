@@ -17,7 +17,8 @@ class Saw:
 
     On a node: `started` (ranks are up: pids), `line` (rank, stream, text; of NCCL's own log, stream `nccl`, also file and
     number), `metric` (one metrics record), `counters` (net and rdma: name -> bytes sent, received), `ranks` (seen: rank ->
-    what /proc says of it), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
+    what /proc says of it), `kernel-log` (source: what is read of the kernel's log; why: why nothing is), `kernel` (source, text:
+    a line of a GPU driver), `census` (rows: processes that carry a rank; complete: all of this node's), `exited` (rank,
     exit_code, signal), `tick` (time passed), `ended` (no rank is left).
 
     On the lead: `attempt` (number, members: member -> node, host, ranks), `beat` (member, beat), `exited` (rank, node, host,

@@ -1,0 +1,218 @@
+"""Follows the kernel's log while ranks run: a forked child reads it, and hands on the lines in which a GPU driver speaks.
+
+Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt. Without
+root the log can be read where the machine allows it: /dev/kmsg or dmesg (kernel.dmesg_restrict=0), or the journal (members of
+`adm` or `systemd-journal`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Protocol, Sequence
+
+from drumbeat.agent.watchers.contract import Saw
+from drumbeat.process_signals import ignore_stops
+from drumbeat.processes import close_all_but, die_with_parent, kill, name_process
+
+NAME = "drumbeat-kmsg"
+_OWN_LOG = (
+    "DRUMBEAT_KERNEL_LOG"  # a file to read instead: where a container is shown its machine's log under another name
+)
+_KMSG = "/dev/kmsg"
+_COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
+_OF_DRIVERS = re.compile(rb"NVRM: Xid|amdgpu|PCIe Bus Error")
+_MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
+_LONGEST = 1000  # bytes of a line
+_FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
+_COMMAND_DEADLINE = 5.0
+
+
+class Source(Protocol):
+    name: str
+
+    def read(self) -> List[bytes]:
+        """Lines that have come since the last call. OSError where it cannot be read any more."""
+
+    def wait(self) -> None:
+        """Until there may be more."""
+
+
+class Kmsg:
+    """The kernel's own device: one record per read, each with priority, number and time in front."""
+
+    name = _KMSG
+
+    def __init__(self, path: str = _KMSG) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self.fd, 0, os.SEEK_END)
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+
+    def read(self) -> List[bytes]:
+        lines: List[bytes] = []
+        while len(lines) < _MOST_LINES:
+            try:
+                record = os.read(self.fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            lines.append(record.partition(b";")[2].partition(b"\n")[0])
+        return lines
+
+    def wait(self) -> None:
+        self._poll.poll(1000)
+
+
+class File:
+    """A growing text file."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self.fd, 0, os.SEEK_END)
+        self._rest = b""
+
+    def read(self) -> List[bytes]:
+        *lines, self._rest = (self._rest + os.read(self.fd, 1 << 20)).split(b"\n")
+        self._rest = self._rest[-_LONGEST:]
+        return lines
+
+    def wait(self) -> None:
+        time.sleep(_FILE_EVERY)
+
+
+class Command:
+    """A program that prints the log's end: what comes after the line that was last before is new."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv, self.name = list(argv), argv[0]
+        lines = self._print()
+        if not lines:
+            raise OSError(f"{self.name} shows nothing")
+        self._last = lines[-1]
+
+    def read(self) -> List[bytes]:
+        lines = self._print()
+        if not lines:
+            return []
+        place = next((number for number in range(len(lines) - 1, -1, -1) if lines[number] == self._last), -1)
+        self._last = lines[-1]
+        return lines[place + 1 :]
+
+    def wait(self) -> None:
+        time.sleep(_COMMAND_EVERY)
+
+    def _print(self) -> List[bytes]:
+        try:
+            done = subprocess.run(
+                self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+                timeout=_COMMAND_DEADLINE, env={**os.environ, "LC_ALL": "C"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise OSError(f"{self.name} did not answer within {_COMMAND_DEADLINE:g} s") from None
+        if done.returncode:
+            raise OSError(f"{self.name} ended with {done.returncode}")
+        return [line for line in done.stdout.splitlines() if not line.startswith(b"-- ")]
+
+
+def open_log(own: str = "") -> Source:
+    """The first source that can be read; OSError says why none can."""
+    if own:
+        return File(own)
+    problems = []
+    try:
+        return Kmsg()
+    except OSError as error:
+        problems.append(f"{_KMSG}: {error.strerror}")
+    for argv in _COMMANDS:
+        try:
+            return Command(argv)
+        except OSError as error:
+            problems.append(f"{argv[0]} is not there" if isinstance(error, FileNotFoundError) else str(error))
+    raise OSError("; ".join(problems))
+
+
+def own_log(node: int) -> str:
+    """The file that the agent's environment names, `{node}` in it replaced; '' for the machine's own log."""
+    return os.environ.get(_OWN_LOG, "").replace("{node}", str(node))
+
+
+class KernelLog:
+    """A sensor. First it says what is read, or why nothing can be (`kernel-log`), then lines of drivers (`kernel`)."""
+
+    def __init__(self, own: str = "") -> None:
+        self._fd, answers = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                name_process(NAME)
+                die_with_parent(parent)
+                ignore_stops()
+                close_all_but(answers)
+                _follow(own, answers)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(answers)
+        os.set_blocking(self._fd, False)
+        self._rest = b""
+
+    def poll(self, now: float, final: bool = False) -> List[Saw]:
+        if not self.pid:
+            return []
+        data, ended = b"", False
+        try:
+            while not ended:
+                piece = os.read(self._fd, 1 << 16)
+                data, ended = data + piece, not piece
+        except BlockingIOError:
+            pass
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if ended:
+            self._forget()
+        elif final:
+            self.end()
+        return [saw for saw in map(_parse, lines) if saw]
+
+    def end(self) -> None:
+        """The agent's loop reaps the child."""
+        if self.pid:
+            kill((self.pid,))
+            self._forget()
+
+    def _forget(self) -> None:
+        os.close(self._fd)
+        self.pid = 0
+
+
+def _parse(line: bytes) -> Optional[Saw]:
+    about: Dict[str, Any] = json.loads(line)
+    return Saw("kernel", about) if "text" in about else Saw("kernel-log", about)
+
+
+def _follow(own: str, answers: int) -> None:
+    def tell(about: Dict[str, Any]) -> None:
+        os.write(answers, json.dumps(about).encode() + b"\n")  # shorter than what a pipe takes in one piece
+
+    name = ""
+    try:
+        source = open_log(own)
+        name = source.name
+        tell({"source": name, "why": ""})
+        told = 0
+        while told < _MOST_LINES:
+            for line in source.read():
+                if _OF_DRIVERS.search(line):
+                    told += 1
+                    tell({"source": name, "text": line[:_LONGEST].decode("utf-8", "replace")})
+            source.wait()
+    except OSError as error:
+        tell({"source": "", "why": f"{name}: {error}" if name else str(error)[:300]})

@@ -1,0 +1,152 @@
+"""A verdict about a hang in words: title, cause, fix, and what was looked at. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Sequence, Tuple
+
+from drumbeat.agent.looks.record import RankLook
+from drumbeat.agent.watchers.hang_activity import (
+    ALL_IDLE,
+    ASLEEP,
+    BUSY,
+    DESYNC,
+    EARLY,
+    INPUT,
+    KERNEL,
+    LOOP,
+    SILENT,
+    STOPPED,
+    WAITS,
+    doing,
+    say_of,
+)
+from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
+from drumbeat.ranges import named_ranks
+
+_MOST_EVIDENCE = 8
+
+_CAUSES = {
+    STOPPED: (
+        "the process was stopped by a signal or a debugger",
+        "kill -CONT {pid} on {host}, or find out who stopped it",
+    ),
+    KERNEL: ("it waits in the kernel, for storage or a driver", "look at dmesg and the mounts of {host}"),
+    ASLEEP: ("it sleeps while the others wait for it", "look at that line: a retry or a poll that never ends?"),
+    LOOP: (
+        "it computes in one place and never gets to the others' collective",
+        "look at that line: what ends this loop?",
+    ),
+    INPUT: ("it waits for its data loader", "look at its workers: a dead worker, a full /dev/shm, slow storage"),
+    WAITS: (
+        "it waits for something that does not come: a lock, a queue, a peer",
+        "look at that line and who should wake it",
+    ),
+    BUSY: ("it has been busy alone for minutes", "announce long work with metrics.report(kind=...), or share it out"),
+    SILENT: (
+        "its interpreter does not answer: a C extension may hold Python's lock",
+        "py-spy dump --native --pid {pid}",
+    ),
+    EARLY: (
+        "it ended as if all were done, while the others still wait for it",
+        "give every rank the same number of steps",
+    ),
+    DESYNC: (
+        "the ranks did not make the same collective calls",
+        "every rank must make the same calls in the same order",
+    ),
+    ALL_IDLE: (
+        "all ranks wait, none of them works",
+        "py-spy dump --pid {pid} on {host} shows where rank {rank} waits; the others in the same way",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that ended by itself with exit code 0."""
+
+    rank: int
+    node: int
+    host: str
+    seconds: float  # ago
+
+
+@dataclass(frozen=True)
+class Silence:
+    """What the looks are judged against."""
+
+    seconds: float  # since the last step
+    steps: bool = True  # the program reports steps at all
+    others_go_on: bool = False  # only some ranks are silent: `quiet`
+    quiet: Tuple[int, ...] = ()
+    ended: Tuple[Ended, ...] = ()
+    again: bool = False  # an earlier look at this silence showed the same
+
+
+def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
+    numbers = [ended.rank for ended in silence.ended]
+    first = silence.ended[0]
+    cause, fix = _CAUSES[EARLY]
+    title = f"{named_ranks(numbers, 8)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, numbers)}"
+    return Finding(
+        "hang-early-exit", WARNING, title, cause, fix, _evidence((), looks), node=first.node, host=first.host,
+        rank=first.rank, confidence=LIKELY, seen=_seen(looks),
+    )  # fmt: skip
+
+
+def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Finding:
+    """`odd` hold the others up; none: no rank works."""
+    numbers = [look.rank for look in odd]
+    first = odd[0] if odd else looks[0]
+    cause, fix = _CAUSES[word]
+    waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
+    if silence.others_go_on:
+        title = f"{say_of(numbers, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
+    elif odd:
+        title = f"{waited}: {say_of(numbers, doing(first))}{_rest(looks, numbers)}"
+    else:
+        title = f"{waited}: no rank is working{_rest(looks, numbers)}"
+    return Finding(
+        f"hang-{word}", WARNING, title, cause, fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node"),
+        _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
+        rank=first.rank if len(odd) == 1 else None, confidence=LIKELY, seen=_seen(looks),
+    )  # fmt: skip
+
+
+def _rest(looks: Sequence[RankLook], odd: Sequence[int]) -> str:
+    """What most of the others do."""
+    rest = [look for look in looks if look.rank not in odd]
+    if not rest:
+        return ""
+    words = Counter(doing(look) for look in rest).most_common(1)[0][0]
+    same = [look.rank for look in rest if doing(look) == words]
+    return f"; {say_of(same, words)}"
+
+
+def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evidence, ...]:
+    shown = [*odd, *(look for look in looks if look not in odd)][:_MOST_EVIDENCE]
+    found = []
+    for look in shown:
+        step = "" if look.step is None else f", step {look.step}"
+        stack = f"; stack: {' < '.join(look.stack[:5])}" if look.stack else ""
+        last = "; ".join(
+            f"{each.operation} {each.number} {'over' if each.over else 'not over'}" for each in look.collectives[:2]
+        )
+        calls = f"; last collective: {last}" if last else ""
+        calls += f"; NCCL's RAS: {look.ras}" if look.ras else ""
+        found.append(
+            Evidence(f"rank {look.rank} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
+        )
+    return tuple(found)
+
+
+def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
+    stacks = sum(1 for look in looks if look.stack)
+    flights = sum(1 for look in looks if look.collectives)
+    shown = [f"{len(looks)} rank{'s' * (len(looks) != 1)} in /proc, 2 s apart"]
+    shown += [f"Python stacks of {stacks}"] if stacks else []
+    shown += [f"flight recorders of {flights}"] if flights else []
+    named = sum(1 for look in looks if look.ras)
+    return (*shown, f"NCCL's RAS, which names {named}") if named else tuple(shown)

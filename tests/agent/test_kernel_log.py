@@ -1,0 +1,224 @@
+"""What GPU drivers write into the kernel's log: which lines count, whose GPU it was, and what the lead makes of it."""
+
+import os
+import time
+
+import pytest
+
+from drumbeat.agent.blame import hardware_behind
+from drumbeat.agent.looks import kernel_log
+from drumbeat.agent.looks.kernel_log import KernelLog, open_log
+from drumbeat.agent.watchers.contract import Emit, Saw, Warn
+from drumbeat.agent.watchers.kernel_log import GpuErrors, read_line
+from drumbeat.agent.wire.messages import Done, RankEnded
+from drumbeat.facts.model import Gpu
+from drumbeat.finding import ERROR, LIKELY, WARNING, Finding
+from tests.agent.test_lead import kinds, mustered, told
+from tests.conftest import wait_for
+
+GPUS = (
+    Gpu(0, "nvidia", pci="0000:4e:00.0", pci_path="pci0000:4a/0000:4a:02.0/0000:4e:00.0"),
+    Gpu(1, "nvidia", pci="0000:ca:00.0"),
+    Gpu(2, "amd", pci="0000:c1:00.0"),
+    Gpu(3, "amd", pci="0000:66:00.0", integrated=True),
+)
+
+# The forms in which drivers are known to write: NVIDIA's documents and open kernel modules, amdgpu_ras.c, public logs.
+BROKEN = [
+    ("NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", "gpu-lost", 0),
+    ("NVRM: Xid (PCI:0000:4e:00): 79, pid=1122, GPU has fallen off the bus.", "gpu-lost", 0),
+    ("[ 1234.5] NVRM: Xid (PCI:0000:ca:00): 48, pid=812, name=python, An uncorrectable double bit error (DBE) has been "
+     "detected on GPU in the framebuffer at partition 6, subpartition 0.", "gpu-ecc", 1),
+    ("NVRM: Xid (PCI:0000:CA:00): 95, pid=812, name=python, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No", "gpu-ecc", 1),
+    ("NVRM: Xid (PCI:0000:4e:00): 94, pid=812, name=python, Ch 00000008", "gpu-ecc", 0),
+    ("NVRM: Xid (PCI:0000:4e:00): 64, pid=812, Row Remapper: Failed to remap", "gpu-ecc", 0),
+    ("NVRM: Xid (PCI:0000:4e:00): 74, pid=812, NVLink: fatal error detected on link 6(0x0, 0x0, 0x10000)", "gpu-xid", 0),
+    ("NVRM: Xid (PCI:0000:4e:00): 119, pid=812, name=python, Timeout after 6s of waiting for RPC response from GPU0 GSP! "
+     "Expected function 76 (GSP_RM_CONTROL) (0x20800a4c 0x4).", "gpu-xid", 0),
+    ("NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "gpu-xid", 0),
+    ("NVRM: Xid (0000:4e:00): 62, 8c1d(3028) 00000000 00000000", "gpu-xid", 0),
+    ("Nov 01 16:52:04 n1 kernel: amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!", "amdgpu-reset", 2),
+    ("amdgpu 0000:c1:00.0: amdgpu: GPU reset(4) failed", "amdgpu-reset", 2),
+    ("amdgpu 0000:c1:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block", "gpu-ecc", 2),
+    ("amdgpu 0000:c1:00.0: {3} socket: 0, die: 1, 1 new uncorrectable hardware errors detected in gfx block", "gpu-ecc", 2),
+    ("nvidia 0000:4e:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)", "pcie-error", 0),
+    ("pcieport 0000:4a:02.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Data Link Layer", "pcie-error", 0),
+]  # fmt: skip
+
+HARMLESS = [
+    "NVRM: Xid (PCI:0000:4e:00): 13, pid=812, name=python, Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)",
+    "NVRM: Xid (PCI:0000:4e:00): 31, pid=79749, name=exe, Ch 0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC2 faulted",
+    "NVRM: Xid (PCI:0000:4e:00): 43, pid=812, name=python, Ch 00000010",
+    "NVRM: Xid (PCI:0000:4e:00): 45, pid=812, name=python, Ch 00000008",
+    "NVRM: Xid (PCI:0000:4e:00): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
+    "NVRM: Xid (PCI:0000:4e:00): 92, pid=812, High single-bit ECC error rate",
+    "NVRM: Xid (PCI:0000:4e:00): 145, NVLINK: RLW Error, Link 3, Non-fatal",
+    "NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+    "NVRM: Xid (PCI:0000:4e:00): 790, pid=1",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+    "amdgpu 0000:c1:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c1:00.0: amdgpu: no uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c1:00.0: amdgpu: 3 correctable hardware errors detected in gfx block",
+    "amdgpu 0000:c1:00.0: amdgpu: 7 uncorrectable hardware errors detected in total in gfx block",
+    "amdgpu 0000:c1:00.0: amdgpu: GPU reset succeeded, trying to resume",
+    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, but soft recovered",
+    "amdgpu 0000:c1:00.0: amdgpu: SMU is initialized successfully!",
+    "nvidia 0000:4e:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
+    "usb 1-1: reset high-speed USB device number 2 using xhci_hcd",
+]
+
+OTHERS = [  # right lines, of devices that are not ours
+    "NVRM: Xid (PCI:0000:4f:00): 79, pid=1, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0001:4e:00): 48, pid=1, name=python",
+    "amdgpu 0000:66:00.0: amdgpu: GPU reset begin!",  # part of the CPU
+    "pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+    "mlx5_core 0000:4b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+]
+
+
+def on(watcher, text):
+    return watcher.on(Saw("kernel", {"source": "/dev/kmsg", "text": text}), 1.0)
+
+
+@pytest.mark.parametrize("text,code,index", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_gpu_is_named_with_its_node_once(text, code, index):
+    watcher = GpuErrors(GPUS, 1, "n1")
+    (action,) = on(watcher, text)
+    finding = action.finding
+    assert isinstance(action, Warn) and finding.code == code and (finding.node, finding.host) == (1, "n1")
+    assert f"GPU {index} (" in finding.title and "node 1 (n1)" in finding.title, finding.title
+    assert finding.evidence[0].text == text and "/dev/kmsg" in finding.seen[0]
+    assert on(watcher, text) == []
+
+
+@pytest.mark.parametrize("text", [*HARMLESS, *OTHERS])
+def test_what_breaks_nothing_of_ours_is_not_told(text):
+    assert on(GpuErrors(GPUS, 1, "n1"), text) == []
+    assert read_line(text) is None or text in OTHERS
+
+
+def test_where_no_gpu_is_known_any_counts():
+    (action,) = on(GpuErrors((), 1, "n1"), OTHERS[0])
+    assert action.finding.title == "a GPU (0000:4f:00) of node 1 (n1) fell off the bus (Xid 79)"
+
+
+# -- the child ---------------------------------------------------------------------------------------------------------
+
+
+def seen(log, count):
+    found = []
+
+    def enough():
+        found.extend(log.poll(time.monotonic()))
+        return len(found) >= count
+
+    wait_for(enough, 60, "what the child says")
+    return found
+
+
+def ended(log):
+    pid = log.pid
+    log.end()
+    os.waitpid(pid, 0)
+
+
+def test_only_lines_that_come_after_the_start_and_only_of_drivers(tmp_path):
+    path = tmp_path / "kmsg"
+    path.write_text("NVRM: Xid (PCI:0000:4e:00): 79, of yesterday\n")
+    log = KernelLog(str(path))
+    (source,) = seen(log, 1)
+    assert source == Saw("kernel-log", {"source": str(path), "why": ""})
+    with path.open("a") as file:
+        file.write("usb 1-1: reset\nNVRM: Xid (PCI:0000:4e:00): 48, pid=1\namdgpu 0000:c1:00.0: amdg")
+        file.flush()
+        (first,) = seen(log, 1)
+        file.write("pu: GPU reset begin!\n")
+        file.flush()
+        (second,) = seen(log, 1)
+    assert [first.data["text"], second.data["text"]] == [
+        "NVRM: Xid (PCI:0000:4e:00): 48, pid=1", "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!",
+    ]  # fmt: skip
+    ended(log)
+    assert log.poll(0.0) == [] and log.pid == 0
+
+
+def test_a_log_that_cannot_be_read_is_said_so_once(tmp_path):
+    log = KernelLog(str(tmp_path / "missing"))
+    (saw,) = seen(log, 1)
+    (event,) = GpuErrors(GPUS, 0, "n0").on(saw, 1.0)
+    assert isinstance(event, Emit) and event.kind == "kernel-log" and event.data["source"] == ""
+    assert "No such file" in event.data["why"]
+    wait_for(lambda: log.poll(0.0) == [] and log.pid == 0, 60, "the child's end")
+
+
+def tool(folder, name, text):
+    path = folder / name
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def test_every_way_without_root_is_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_log, "_KMSG", str(tmp_path / "none"))
+    monkeypatch.setattr(kernel_log.Kmsg.__init__, "__defaults__", (str(tmp_path / "none"),))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tool(tmp_path, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1")
+    tool(tmp_path, "journalctl", "echo '-- No entries --'")
+    with pytest.raises(OSError, match="No such file or directory; dmesg ended with 1; journalctl shows nothing"):
+        open_log()
+    log = tmp_path / "journal"
+    log.write_text("[ 1.0] n1 kernel: one\n[ 2.0] n1 kernel: two\n")
+    tool(tmp_path, "journalctl", f"cat {log}")
+    source = open_log()
+    assert source.name == "journalctl" and source.read() == []
+    with log.open("a") as file:
+        file.write("[ 3.0] n1 kernel: three\n")
+    assert source.read() == [b"[ 3.0] n1 kernel: three"] and source.read() == []
+
+
+# -- what the lead makes of it -------------------------------------------------------------------------------------------
+
+XID = Finding("gpu-lost", WARNING, "GPU 0 of node 1 fell off the bus", "the driver wrote it", node=1, host="h1")
+
+
+@pytest.mark.parametrize(
+    "code,node,explained",
+    [
+        ("hang-waits", 0, True), ("killed", 0, True), ("nccl-error", 0, True), ("peer-lost", 0, True),
+        ("nan-loss", 1, True), ("nan-loss", 0, False), ("illegal-memory-access", 1, True),
+        ("illegal-memory-access", 0, False), ("exception", 1, False), ("gpu-out-of-memory", 1, False),
+        ("gpu-ecc", 1, False), ("disk-full", 1, False), ("command-not-found", 1, False),
+    ],
+)  # fmt: skip
+def test_which_failures_a_broken_gpu_explains(code, node, explained):
+    failure = Finding(code, ERROR, "what was said", node=node)
+    found = hardware_behind(failure, 1, [XID])
+    assert (found is not None) == explained
+    if found:
+        assert (found.code, found.node, found.severity, found.confidence) == ("gpu-lost", 1, ERROR, LIKELY)
+        assert "after it: what was said" in found.cause
+    assert hardware_behind(failure, 1, []) is None
+
+
+def fails(lead, now):
+    lead.rank_ended(0, RankEnded(lead.attempts[-1].number, 0, None, 9, now, False, None), now)
+    acts = []
+    for member in lead.attempts[-1].assignment:
+        acts += lead.member_done(member, Done(lead.attempts[-1].number), now + 1)
+    return acts
+
+
+def test_the_node_of_a_broken_gpu_is_excluded_and_a_spare_takes_its_place():
+    lead, _ = mustered(spares=1)
+    lead.found(0, XID)  # node 0 cannot speak for node 1
+    assert lead.attempts[-1].broken == []
+    lead.found(1, XID)
+    acts = fails(lead, 10.0)
+    assert "excluded" in kinds(acts) and (2, "start") in told(acts) and lead.members[1].bad
+    assert lead.history[-1].finding.code == "gpu-lost" and lead.history[-1].member == 1
+
+
+def test_what_drivers_say_while_ranks_are_being_ended_explains_nothing():
+    lead, _ = mustered(spares=1)
+    lead.watcher_stop(Finding("hang-x", ERROR, "x", node=0), 5.0)
+    lead.found(1, XID)
+    assert lead.attempts[-1].broken == []
