@@ -10,12 +10,15 @@ from drumbeat.finding import INFO
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE as HANG
-from drumbeat.watch.node_view import RankView
+from drumbeat.runfolder.summary import shortened
+from drumbeat.watch.node_view import MOST_RANKS, RankView
 
 if TYPE_CHECKING:
     from drumbeat.watch.model import RunView
 
 _MOST_REPLACED = 100
+_MOST_CHECKS = 30
+_LONGEST = 300  # characters of a reason or a name
 
 
 def apply_event(view: RunView, event: Event, t: float) -> None:
@@ -34,10 +37,9 @@ def apply_event(view: RunView, event: Event, t: float) -> None:
     elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
         _rank(view, event)
     elif isinstance(event, kinds.VerdictGiven):
-        if event.peer is not None:
-            view.verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
+        _verdict(view, event)
     elif isinstance(event, kinds.FindingMade):
-        view.findings.append(event.finding)
+        view.findings.append(shortened(event.finding))
         view.hangs = view.hangs or event.finding.code.startswith(HANG)
         view.mark(t, "finding", event.finding.title)
     else:
@@ -46,14 +48,14 @@ def apply_event(view: RunView, event: Event, t: float) -> None:
 
 def _trouble(view: RunView, event: Event, t: float) -> None:
     if isinstance(event, kinds.Failed):
-        view.failure = event.finding
-        view.findings.append(event.finding)
+        view.failure = shortened(event.finding)
+        view.findings.append(view.failure)
         view.mark(t, "failed", event.finding.title)
     elif isinstance(event, kinds.NodeLost):
-        view.node(event.peer).lost = event.why or "lost"
+        view.node(event.peer).lost = event.why[:_LONGEST] or "lost"
         view.mark(t, "lost", f"lost {event.words}")
     elif isinstance(event, kinds.Excluded):
-        view.node(event.peer).idle = f"excluded: {event.why}"
+        view.node(event.peer).idle = f"excluded: {event.why}"[:_LONGEST]
         view.mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
     elif isinstance(event, kinds.Resumed):
         view.hangs = False
@@ -62,7 +64,7 @@ def _trouble(view: RunView, event: Event, t: float) -> None:
         view.mark(t, "stop", event.why)
     elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
         view.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
-        view.replaced = (*view.replaced, *event.replaced)[-_MOST_REPLACED:]
+        view.replaced = (*view.replaced, *(words[:_LONGEST] for words in event.replaced))[-_MOST_REPLACED:]
         view.mark(t, "restart", event.why)
     elif isinstance(event, kinds.RunEnded):
         view.phase = "ended"
@@ -81,7 +83,7 @@ def _run_started(view: RunView, event: kinds.RunStarted, t: float) -> None:
 
 def _joined(view: RunView, event: kinds.NodeJoined) -> None:
     node = view.node(event.peer)
-    node.host, node.joined = event.peer_host, True
+    node.host, node.joined = event.peer_host[:_LONGEST], True
     view.offsets[event.peer] = event.clock_offset
 
 
@@ -105,9 +107,16 @@ def _failure_is_past(view: RunView, attempt: int) -> None:
         view.failure = None
 
 
+def _verdict(view: RunView, event: kinds.VerdictGiven) -> None:
+    verdict = event.verdict
+    known = verdict.check in view.verdicts or (len(view.verdicts) < _MOST_CHECKS and len(verdict.check) <= _LONGEST)
+    if event.peer is not None and known:
+        view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
+
+
 def _rank(view: RunView, event: Event) -> None:
     assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
-    if event.attempt < view.attempt:
+    if event.attempt < view.attempt or event.rank >= MOST_RANKS:
         return
     view.go_to(event.attempt)
     rank = view.ranks.get(event.rank)

@@ -16,11 +16,11 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.summary import Summary, shortened
 from drumbeat.watch.checks import Check, check_of
 from drumbeat.watch.curve import Curve, Point, rates
 from drumbeat.watch.event_rules import apply_event
-from drumbeat.watch.node_view import NodeView, RankView
+from drumbeat.watch.node_view import MOST_NODES, MOST_RANKS, NodeView, RankView
 from drumbeat.watch.slowest import Slowest, slowest_rank
 
 _MOST_MARKS = 200
@@ -98,12 +98,14 @@ class RunView:
         """How it ended; None: it goes on, or goes on again."""
         self.summary = summary
         if summary and summary.failure:
-            self.failure = summary.failure
+            self.failure = shortened(summary.failure)
 
     def node(self, number: int) -> NodeView:
         found = self.nodes.get(number)
         if found is None:
-            found = self.nodes[number] = NodeView(number)
+            found = NodeView(number)
+            if 0 <= number < MOST_NODES:
+                self.nodes[number] = found
             found.host = self.hosts[number] if number < len(self.hosts) else ""
         return found
 
@@ -161,7 +163,7 @@ class RunView:
     def _metric(self, metric: Metric) -> None:
         offset = self.offsets.get(metric.node, 0.0)
         t = metric.t + offset
-        if self._impossible(t):
+        if self._impossible(t) or metric.rank >= MOST_RANKS:
             return
         if t > self.now:
             self.now = t
