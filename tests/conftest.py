@@ -22,18 +22,31 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 TOGETHER = ("slurm", "ssh", "train", "verify")
 # Tests on Slurm mostly wait for it: these files do so on a second one, beside the others.
 SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_verify.py")
-LONG = ("train", "slurm")  # begun first, so that others are done beside them and nobody works alone at the end
+# Groups that take long, the longest first. They are begun first, in this order, so that no worker is left alone with one at
+# the end. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most tests, however short.
+LONG = (
+    *("train", "second slurm", "slurm", "bundle/test_oldest_python.py", "verify", "ssh"),
+    *(
+        "runs/test_nobody_left.py",
+        "runs/test_run.py",
+        "tune/test_recipes.py",
+        "backends/test_toy.py",
+        "tune/test_trials.py",
+    ),
+    *("kubernetes/test_desk.py", "bundle/test_pyz.py", "comeback/test_spare.py"),
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items):
     """Run in parallel, a file (or one of those rooms) stays in one process."""
+    groups = {}
     for item in items:
         place = item.path.relative_to(ROOT / "tests")
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
-        second = group == "slurm" and place.name in SECOND_SLURM
-        item.add_marker(pytest.mark.xdist_group("second slurm" if second else group))
-    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in LONG)
+        groups[item] = "second slurm" if group == "slurm" and place.name in SECOND_SLURM else group
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
+    items.sort(key=lambda item: LONG.index(groups[item]) if groups[item] in LONG else len(LONG))
 
 
 SOURCE = str(ROOT / "src")

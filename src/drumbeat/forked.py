@@ -7,7 +7,7 @@ import json
 import os
 import select
 import time
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from drumbeat.process_signals import ignore_stops
 from drumbeat.processes import die_with_parent, is_reaped, kill
@@ -85,19 +85,22 @@ def in_child(work: Callable[[], bytes], seconds: float, meanwhile: Callable[[], 
     return child.answer
 
 
-def write_in_child(work: Callable[[], None], seconds: float, meanwhile: Callable[[], None], path: str) -> None:
-    """For changes below `path`, whose storage may hang: raises the OSError that `work` met, or TimeoutError."""
+def on_storage(work: Callable[[], Any], seconds: float, meanwhile: Callable[[], None], path: str) -> Any:
+    """What `work` returns, a JSON value, from a child: it reads or writes below `path`, whose storage may hang.
+
+    Raises the OSError that `work` met, or TimeoutError.
+    """
 
     def tried() -> bytes:
         try:
-            work()
+            return json.dumps({"answer": work()}).encode()
         except OSError as error:
-            return json.dumps([error.errno or 0, error.strerror or str(error), error.filename]).encode()
-        return b"null"
+            return json.dumps({"error": [error.errno or 0, error.strerror or str(error), error.filename]}).encode()
 
-    answer = in_child(tried, seconds, meanwhile)
-    if answer is None:
+    data = in_child(tried, seconds, meanwhile)
+    if data is None:
         raise TimeoutError(errno.ETIMEDOUT, f"the storage has not answered for {seconds:g} s", path)
-    error = json.loads(answer)
-    if error:
-        raise OSError(*error)
+    told = json.loads(data)
+    if "error" in told:
+        raise OSError(*told["error"])
+    return told["answer"]

@@ -1,6 +1,7 @@
 """What the census reads of processes that really run: their own variables, and whether they have a connection."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -56,9 +57,12 @@ def test_processes_that_number_themselves_are_known_by_their_connection():
 
 
 def test_looks_end_when_all_ranks_are_seen_and_connected():
-    with Started(LISTENS, RANK="0", **WORLD) as rank:
-        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
-        seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
+    connects = "import socket; s = socket.create_connection(('127.0.0.1', {})); print(1, flush=True); input()"
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
+        port = str(meeting.getsockname()[1])
+        with Started(connects.format(port), RANK="0", **{**WORLD, "MASTER_PORT": port}) as rank:
+            looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+            seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
     assert [bool(each) for each in seen] == [False, True, True, False, False]
     watcher = Census()
     assert watcher.on(seen[1][0], 1.0) == []  # what one look shows may be about to change

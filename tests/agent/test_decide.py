@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from drumbeat.agent import causes
 from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, Member, Outcome, Requeue, Restart, Stop, decide
-from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
 
 
-def failed(code="exception", step=None, member=0, words="x", assignment=(0, 1), exit_code=1, **more):
-    return Outcome(FAILED, exit_code, Finding(code, ERROR, words), assignment, member=member, step=step, **more)
+def failed(code="exception", step=None, member=0, words="x", assignment=(0, 1), exit_code=1, sure=True, **more):
+    finding = Finding(code, ERROR, words, confidence=CERTAIN if sure else LIKELY)
+    return Outcome(FAILED, exit_code, finding, assignment, member=member, step=step, **more)
 
 
 def members(*lost, count=2, stuck=()):
@@ -54,6 +55,7 @@ ROWS = [
     ("hang twice", steps("hang-stopped", 5, 90), 9, 1, False, "restart", "node 2 (h2) takes the place of node 0 (h0)"),
     ("hang on two nodes", [failed("hang-x", 5), failed("hang-x", 90, 1)], 9, 1, False, "restart", "restart 2 of 9"),
     ("killed, same step", steps("killed", 5, 5), 9, 0, False, "stop", "ended in the same way at step 5 twice, and would"),
+    ("not seen, same step", steps("segfault", 5, 5, sure=False), 9, 0, False, "stop", "ended in the same way at step 5 twice"),
     ("killed twice", steps("killed", 5, 90), 9, 1, False, "restart", "takes the place"),
     ("killed twice, queue", steps("killed", 5, 90), 9, 0, True, "requeue", "h0"),
     ("exception twice", steps("exception", 5, 90), 9, 1, False, "restart", "restart 2 of 9"),

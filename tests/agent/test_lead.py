@@ -345,6 +345,15 @@ def test_ranks_that_go_on_without_the_others_are_named():
     assert lead.tick(200.0) == []  # said once
 
 
+def test_a_launcher_on_node_0_alone_waits_in_vain_and_is_told_so():
+    """`if [ $NODE_RANK = 0 ]; then torchrun ...`: the script of node 1 (its first rank is 2) ends at once."""
+    lead, _ = mustered(launcher="once")
+    lead.rank_ended(1, ended(2), 10.0)
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "1 of 2 nodes ended 120 s ago; node 0 still runs"
+    assert "if [ $NODE_RANK = 0 ]) must start it on every node" in record.data["finding"]["fix"]
+
+
 def test_a_lost_spare_disturbs_nobody():
     lead, _ = mustered()
     lead.members[2] = Member(2, "h2")

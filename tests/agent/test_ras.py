@@ -145,7 +145,7 @@ def test_silence_and_garbage_are_harmless(answer):
     service = StandIn(answer)
     begin = time.monotonic()
     assert notes(ask(service.address, deadline=0.5) or "") == []
-    assert time.monotonic() - begin < 10  # the deadline, on a crowded machine
+    assert time.monotonic() - begin < 25  # the deadline, on a crowded machine: less than the silence of 30 s
 
 
 def test_nobody_listens_or_somebody_else_does(monkeypatch):

@@ -35,7 +35,7 @@ class Resumes:
         while self.start < limit:
             self.start += 1
             print("at", self.start, flush=True)
-            time.sleep(0.01 if self.start != 5 else 60)
+            time.sleep(0.01 if self.start != 5 else 600)
         return self.start
     def checkpoint(self, limit):
         return Resumes(100), (limit,), {}
@@ -49,13 +49,13 @@ one = api.submit(work.add, 2, b=3, job={"nodes": 2, "ranks_per_node": 2})
 failed = api.submit(work.bad, 7, job={"ranks_per_node": 1})
 several = api.map_array(work.add, [1, 2], [10, 20], job={"ranks_per_node": 1})
 after = api.submit({"command": "true", "name": "second", "ranks-per-node": 1}, after=[one])
-said = {"result": one.result(90), "results": one.results(), "state": one.status().status.state,
+said = {"result": one.result(240), "results": one.results(), "state": one.status().status.state,
         "lines": [line.text for line in api.logs(one.handle, rank=1)],
-        "error": repr(failed.exception(90)), "failed": failed.wait().status.exit_code,
-        "mapped": [each.result(90) for each in several],
+        "error": repr(failed.exception(240)), "failed": failed.wait().status.exit_code,
+        "mapped": [each.result(240) for each in several],
         "after": after.run.order().resources.specific["dependency"], "one": one.handle,
         "script": api.plan({"command": "true"}).script.splitlines()[0]}
-after.wait(90)
+after.wait(240)
 print(json.dumps(said))
 """
 
@@ -94,10 +94,18 @@ def test_after_a_run_where_the_scheduler_cannot_wait_the_desk_does(toys):
     done = toys("submit", "--after", "nothing", "--", "true")
     assert done.returncode == 2 and "no run nothing" in done.stderr
     environ = {"TOY_AFTER": "no"}  # a scheduler without dependencies
-    first = toys.submit(toys.job("first", "import time; time.sleep(3)", nodes=1))[0]
-    done = toys("submit", "--json", "--after", first, toys.job("second", "pass", nodes=1), **environ)
-    assert done.returncode == 0, done.stderr
-    assert "this waits here for its end" in done.stderr and "has succeeded" in done.stderr
+    go = toys.base / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+    first = toys.submit(toys.job("first", waits, nodes=1))[0]
+    argv = [sys.executable, "-m", "drumbeat", "submit", "--json", "--after", first, toys.job("second", "pass", nodes=1)]
+    with subprocess.Popen(
+        argv, env={**toys.environ, **environ}, cwd=toys.home, stdout=-1, stderr=-1, text=True
+    ) as after:
+        said = after.stderr.readline()
+        go.touch()
+        said += after.communicate(timeout=180)[1]
+    assert after.returncode == 0, said
+    assert "this waits here for its end" in said and "has succeeded" in said
     assert toys.state(first)["state"] == "finished", "it was submitted only then"
     bad = toys.submit(toys.job("bad", "raise SystemExit(3)", nodes=1))[0]
     known = set(os.listdir(toys.queue))
@@ -128,9 +136,9 @@ def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
     while process.stdout.readline().strip() != b"at 5":
         pass
     process.terminate()
-    assert process.wait(30) == 75
+    assert process.wait(120) == 75
     process.stdout.close()
-    done = subprocess.run([sys.executable, program], env=environ, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, program], env=environ, capture_output=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert read_own(str(attempt / "result-0.pkl")) == {"value": 100}
     assert (attempt / "result-0.pkl").stat().st_mode & 0o777 == 0o600

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.cluster.bench import BUSY
+
 SRC = Path(__file__).parent.parent.parent / "src"
 PACKAGES = [path for path in sys.path if path.endswith("site-packages") and os.path.isdir(path)]
 
@@ -31,7 +33,7 @@ class Desk:
         if kill_after:
             argv = ["timeout", "-s", "KILL", str(kill_after), *argv]
         return subprocess.run(argv, env={**self.environ, **more}, cwd=self.base, input=stdin, capture_output=True, text=True,
-                              timeout=timeout, check=False)  # fmt: skip
+                              timeout=BUSY * timeout, check=False)  # fmt: skip
 
     def begin(self, *words):
         argv = self.cluster.inside(sys.executable, "-m", "drumbeat", *map(str, words))
@@ -63,7 +65,8 @@ class Desk:
         return json.loads(done.stdout)["status"]
 
     def waited(self, run, seconds, fits):
-        until = time.monotonic() + seconds
+        """`seconds` are those of idle cores."""
+        until = time.monotonic() + BUSY * seconds
         while True:
             state = self.state(run)
             if fits(state):

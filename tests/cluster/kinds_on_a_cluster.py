@@ -18,14 +18,14 @@ FILES = {"jobset": "jobsets.yaml", "trainjob": "trainjobs.yaml", "pytorchjob": "
 WHO = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def newer(cluster):
     if cluster.old:
         pytest.skip("needs a newer API server: make cluster KUBE_BIN=FOLDER")
 
 
 @pytest.fixture(scope="module")
-def definitions(cluster):
+def definitions(cluster, newer):
     if not CRDS:
         pytest.skip("needs the operators' definitions: DRUMBEAT_CRDS=FOLDER")
     for file in FILES.values():

@@ -204,7 +204,7 @@ def test_two_submits_at_once_and_odd_names(desk):
     one = desk.job("first", "import os; print(repr(os.environ['ODD']))", env='{ODD: "a \'b\' \\"c\\" d \\n ü"}')
     two = desk.job("Some_Name." + "x" * 54, "import os; print('second')")
     submits = [desk.begin("submit", job, "--json") for job in (one, two)]
-    told = [json.loads(each.communicate(timeout=300)[0]) for each in submits]
+    told = [json.loads(each.communicate(timeout=1200)[0]) for each in submits]
     assert len({each["handle"] for each in told}) == 2
     printed = [desk("logs", "--follow", each["run_id"], timeout=400).stdout for each in told]
     assert printed[0].count("""a 'b' "c" d \\n ü""") == 4 or printed[0].count("ü") == 4, printed[0]

@@ -36,20 +36,22 @@ def ranks_of(folder, node, attempt=0):
 
 def test_a_spare_takes_the_place_of_a_dead_node(drumbeat):
     flags = ("--nodes", 2, "--ranks-per-node", 2, "--spares", 1, "--site", "localhost", "--name", "spare")
-    process = drumbeat.start("run", *flags, "--", sys.executable, RANKS, 60, 0.1, 5)
+    process = drumbeat.start("run", *flags, "--", sys.executable, RANKS, 100_000, 0.1, 5)
     saved = drumbeat.folder / "checkpoint"
-    wait_for(lambda: saved.exists() and int(saved.read_text() or 0) >= 10, 120, "a checkpoint")
+    wait_for(lambda: saved.exists() and int(saved.read_text() or 0) >= 10, 180, "a checkpoint")
     folder = drumbeat.run_folder()
     standing = json.loads(drumbeat.here("status", "--json", folder.name).stdout)
     assert standing["spares"] == 1 and standing["replaced"] == []
     kill_node(folder.name, 1, ranks_of(folder, 1))
+    wait_for(lambda: len(events(folder, "first-step")) == 2, 180, "steps of the second attempt")
+    (drumbeat.folder / "enough").touch()
     output = process.communicate(timeout=150)[0]
     assert process.returncode == 0, output
     words = "takes the place of"
     assert "1 spare node" in output and "lost       node 1" in output and words in output, output
     begun = [line for line in output.splitlines() if "attempt 1 rank" in line]
     first = {int(line.rpartition(" ")[2]) for line in begun}
-    assert len(begun) == 4 and len(first) == 1 and min(first) >= 10, begun
+    assert len(begun) == 4 and min(first) >= 10, begun
     assert {line.split(" node ")[1].split()[0] for line in begun} == {"0", "1"}, (
         "the world keeps its size and its node ranks"
     )
@@ -61,7 +63,7 @@ def test_a_spare_takes_the_place_of_a_dead_node(drumbeat):
         (kind, event["attempt"]) for kind in ("failed", "attempt-ended", "decided") for event in events(folder, kind)
     ]
     assert told == [("failed", 0), ("attempt-ended", 0), ("attempt-ended", 1), ("decided", 0), ("decided", 1)]
-    assert summary["progress"]["step"] == 60 and summary["progress"]["first_step"] == min(first) + 1
+    assert summary["progress"]["step"] > min(first) == summary["progress"]["first_step"] - 1
     assert (folder / "nodes" / "2" / "attempt-1").is_dir() or list((folder / "nodes" / "2").glob("*1*"))
     assert not marked(folder.name)
     assert_all_gone(folder.name)

@@ -242,3 +242,11 @@ def test_a_missing_script_is_named_as_in_the_command():
     line = "python3: can't open file '/home/me/src/nope.py': [Errno 2] No such file or directory"
     finding = explain_exit(2, None, [line], ["python3", "src/nope.py"], False)
     assert (finding.code, finding.title) == ("file-missing", "no such script: src/nope.py (workdir /home/me)")
+
+
+def test_what_a_logger_calls_information_is_nobodys_last_words():
+    info = ["2026-01-02 03:04:05,678 INFO Starting the training", "[INFO] epoch 1"]
+    silent = explain_exit(3, None, [], ["python"], False, stdout_tail=info)
+    assert (silent.title, silent.confidence) == ("exit code 3", "unknown") and "no error" in silent.cause
+    told = explain_exit(3, None, ["cannot read data.bin"], ["python"], False, stdout_tail=info)
+    assert told.title == "exit code 3: cannot read data.bin"

@@ -310,3 +310,12 @@ def test_an_exception_long_before_a_cancel_did_not_end_the_run():
     failure = read(f"{traceback('OSError: no config.json')}\n{cancel}\n{cancel}\n{cancel}\n{steps}\n{cancel}").failure
     assert (failure.answer, failure.finding.rank) == ("cancelled", None)
     assert read(f"{traceback('OSError: no config.json')}\nstep 1\n{cancel}").failure.answer == "exception"
+
+
+def test_what_is_raised_while_an_ignored_exception_is_handled_is_ignored_too():
+    inner = (
+        'Traceback (most recent call last):\n  File "/e/lib/python3.8/site-packages/rich/logging.py", line 7, in emit\n'
+    )
+    chain = f"{inner}OSError: closed\n\nDuring handling of the above exception, another exception occurred:\n\n{inner}"
+    assert read(f"step 1 loss 2\n--- Logging error ---\n{chain}").failure.answer == NO_FAILURE
+    assert read(f"step 1 loss 2\n{chain}").failure.answer == "exception"

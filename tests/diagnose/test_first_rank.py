@@ -101,3 +101,36 @@ def test_an_unknown_warning_beside_a_log_that_merely_ends_is_no_missing_rank():
         "n1:7:15 [1] NCCL INFO ncclCommInitAll comm 0x57 rank 1 nranks 2 cudaDev 1 busId 230 commId 0x4 - Init START"
     )
     assert read(f"n1:7:15 [1] a.cc:1 NCCL WARN something odd\n{start}").failure.answer == "unknown"
+
+
+SRUN = "srun: error: n{}: {}\n"
+ENDING = "srun: launch/slurm: _step_signal: Terminating StepId=8.0\n"
+
+
+def test_tasks_that_srun_kills_did_not_fail_first():
+    failed, killed = SRUN.format(1, "task 5: Exited with exit code 1"), SRUN.format(2, "tasks 8-9,12: Killed")
+    failure = read(f"{failed}{ENDING}slurmstepd: error: {STEP}\n{killed}srun: Force Terminated StepId=8.0").failure
+    assert (failure.answer, failure.finding.rank) == ("unknown", 5)
+    first = read(f"{SRUN.format(1, 'task 3: Killed')}{ENDING}{failed}{killed}").failure
+    assert (first.answer, first.finding.rank) == ("killed", 3)
+
+
+def test_mpich_names_the_rank_behind_what_its_transport_wrote():
+    text = (
+        "[1.4] [nid1:8:0] ucp_mm.c:137 UCX ERROR failed to register address 0xa mem_type bit 0x1 length 26400\n"
+        "MPICH ERROR [Rank 1534] [job id 1.0] [Mon Feb 15 14:58:48 2021] [unknown] [nid1] - Abort(6) (rank 1534 in comm 0)"
+    )
+    finding = read(text).failure.finding
+    assert (finding.code, finding.rank) == ("ucx-error", 1534)
+
+
+def test_a_launchers_traceback_that_is_cut_off_hides_nothing():
+    launcher = (
+        'Traceback (most recent call last):\n  File "/e/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+    )
+    at = "E0526 16:36:24.875000 14041 torch/distributed/elastic/multiprocessing/api.py:826] failed"
+    aborted = read(f"{at} (exitcode: -6) local_rank: 3 (pid: 26026) of binary: python\n{launcher}").failure
+    assert (aborted.answer, aborted.finding.rank) == ("aborted", 3)
+    unknown = read(f"{at} (exitcode: 1) local_rank: 2 (pid: 26026) of binary: python\n{launcher}").failure
+    assert (unknown.answer, unknown.finding.rank) == ("unknown", 2)
+    assert read(launcher).failure.answer == "exception", "alone it still shows that something failed"

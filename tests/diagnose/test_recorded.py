@@ -65,6 +65,11 @@ def test_what_a_finished_run_survived_is_a_note():
     assert [note.code for note in failure.notes] == ["exception"]
 
 
+def test_a_run_that_finished_did_not_hang():
+    failure = read(Recorded("summary.json", "finished", 0, HANG, (HANG,)), r2=["step 1"])
+    assert (failure.answer, failure.confidence, failure.notes) == ("none", CERTAIN, ())
+
+
 def test_what_the_checks_warned_of_is_a_note():
     census = Finding("separate-worlds", WARNING, "2 worlds of 1 rank", seen=("2 processes",))
     failure = read(Recorded("summary.json", "failed", 1, HANG, (census, HANG)))

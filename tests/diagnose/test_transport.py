@@ -405,3 +405,8 @@ def test_the_cards_that_each_rank_uses():
 def test_the_share_of_missing_ranks_counts_the_world():
     text = start_up(0, nranks=8) + "\nn0:100:200 [0] NCCL INFO Channel 00/0 : 9[0] -> 3[0] [send] via NET/IB/0"
     assert "7 of 8 ranks: not in these logs" in read(text).transport.unseen
+
+
+def test_a_plugin_is_named_once():
+    text = run("NET/IBext_v8/0", "IBext_v8") + "\nn0:100:200 [0] NCCL INFO P2P plugin IBext_v8"
+    assert "plug-in IBext_v8" in render(read(text))

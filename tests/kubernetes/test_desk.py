@@ -96,7 +96,7 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch):
     kept.mkdir()
     run = desk.submit(desk.job("goeson", GOES_ON, env=f"{{KEPT: {kept}}}"))
     name = run["handle"].rpartition("/")[2]
-    wait_for(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 3, 90, "some steps")
+    wait_for(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 3, 180, "some steps")
     monkeypatch.setattr(stand_in, "FOLDER", str(desk.cluster))
     monkeypatch.setenv("PATH", desk.environ["PATH"])
     stand_in.kill_pod(name, 1)
@@ -115,7 +115,7 @@ def test_cancel_gives_time_to_save(desk):
         + "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
     )
     run = desk.submit(desk.job("waits", script + "time.sleep(300)\n"))
-    wait_for(lambda: desk("logs", run["run_id"]).stdout.count("rank") == 2, 90, "both ranks")
+    wait_for(lambda: desk("logs", run["run_id"]).stdout.count("rank") == 2, 180, "both ranks")
     done = desk("cancel", run["run_id"])
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert desk("logs", run["run_id"]).stdout.count("saved") == 2 and desk.objects() == []
@@ -174,7 +174,7 @@ def test_cancel_removes_a_job_that_has_ended_without_its_lead(desk, monkeypatch)
     """Nobody fetched it, and the pods are gone: what is known stays, the cluster is tidy."""
     run = desk.submit(desk.job("dies", WHO, nodes=1, python="/bin/false"))
     name = run["handle"].rpartition("/")[2]
-    wait_for(lambda: "failed" in desk("status", name).stdout, 60, "the pod to end")
+    wait_for(lambda: "failed" in desk("status", name).stdout, 180, "the pod to end")
     before = desk("status", name).stdout
     done = desk("cancel", name)
     assert done.returncode == 0 and "had ended; what it had left in its cluster is removed" in done.stdout, done.stderr

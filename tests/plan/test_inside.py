@@ -51,7 +51,27 @@ def test_number_of_ranks_that_a_script_says():
     assert Script("sh", "torchrun --nproc_per_node=2 x.py").ranks_per_node({}) == 2
     assert Script("sh", "torchrun --nproc-per-node $GPUS x.py").ranks_per_node({"GPUS": "4"}) == 4
     assert Script("sh", "torchrun --nproc-per-node $GPUS x.py").ranks_per_node({}) is None
+    assert Script("sh", "GPUS=8\ntorchrun --nproc-per-node $GPUS x.py").ranks_per_node({}) == 8
+    assert Script("sh", "torchrun --nproc-per-node ${GPUS:-8} x.py").ranks_per_node({"GPUS": "4"}) == 4
     assert Script("sh", "torchrun --nproc-per-node 2 a.py\ntorchrun --nproc-per-node 4 b.py").ranks_per_node({}) is None
+
+
+@pytest.mark.parametrize(
+    "text,paths",
+    [
+        ('VENV=/opt/env\n"$VENV/bin/torchrun" x.py', ["/opt/env/bin/torchrun"]),
+        ("export V='/opt/env'  # mine\n${V}/bin/torchrun x.py", ["/opt/env/bin/torchrun"]),
+        ("B=${BASE:-/opt/base}; ls\nV=$B/env\n$V/bin/torchrun x.py", ["/opt/base/env/bin/torchrun"]),
+        ("V=$HOME/env\nexec $V/bin/torchrun x.py", ["/home/u/env/bin/torchrun"]),
+        ("V=/a\n[ -d /b ] && V=/b\nV=/b\n$V/bin/torchrun x.py", []),  # which of them?
+        ("V=$(pwd)/env\n$V/bin/torchrun x.py", []),
+        ("V=`pwd`\n$V/bin/torchrun x.py", []),
+        ("HOME=/other\n$HOME/bin/torchrun x.py", []),  # exported as something else
+    ],
+)
+def test_paths_that_a_script_puts_together_from_plain_values(text, paths):
+    assert Script("bash", text).paths({"HOME": "/home/u"})[0] == paths
+    assert Script("bash", text).launcher({}) == "torchrun"
 
 
 FILES = {

@@ -11,7 +11,10 @@ M = "10.0.0.1:62000"
 
 
 def world(meeting=M, size=4, ranks=range(4), node=None):
-    return [Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False) for rank in ranks]
+    return [
+        Row(rank // 2 if node is None else node, 100 + rank, rank, size, meeting, alone=False, joined=True)
+        for rank in ranks
+    ]
 
 
 def test_one_world():
@@ -63,16 +66,35 @@ def test_ranks_that_number_themselves():
 
 
 def test_copies_of_one_training():
-    lonely = [replace(row, alone=True) for row in world()]
+    lonely = [replace(row, alone=True, joined=False) for row in world()]
     finding = copies(lonely, PLAN)
     assert finding.title == "4 ranks never joined each other: they are 4 copies of one training"
-    assert finding.fix.endswith("for one training alone: --nodes 1 --ranks-per-node 1")
+    assert finding.fix.endswith("Trainer(devices=2, num_nodes=2); for one training alone: --nodes 1 --ranks-per-node 1")
     two = replace(PLAN, world_size=2, nodes=2)
     assert copies([lonely[0], lonely[2]], two).fix.endswith("for one training alone: --nodes 1")
     assert judge(lonely, PLAN, False) is None  # nothing shows yet that they are one
-    assert judge(lonely, PLAN, True).summary == "4 of 4 ranks have no TCP connection"
+    assert judge(lonely, PLAN, True).summary == "4 ranks in 4 groups that have no TCP connection to each other"
     assert copies([*lonely[:3], world()[3]], PLAN) is None and copies(world(), PLAN) is None
-    assert copies([replace(row, alone=None) for row in world()], PLAN) is None  # not looked at is not seen
+    assert (
+        copies([replace(row, alone=None, joined=False) for row in world()], PLAN) is None
+    )  # not looked at is not seen
+
+
+def test_connections_to_strangers_do_not_make_one_world():
+    """Lightning's Trainer() without devices under four ranks: each trains alone, and is connected to some server."""
+    rows = [replace(row, joined=False, links=((40000 + row.pid, 443),)) for row in world()]
+    assert judge(rows, PLAN, False) is None and copies(rows, PLAN).code == "ranks-never-joined"
+    assert judge(rows, PLAN, True).answer == "unknown"
+
+
+def test_ranks_that_met_elsewhere_are_one_world_by_their_own_connections():
+    """init_method=file://: nobody is at MASTER_PORT, but each rank holds one end of a connection to the next."""
+    links = [((50000, 50001),), ((50001, 50000), (50002, 50003)), ((50003, 50002), (50004, 50005)), ((50005, 50004),)]
+    rows = [replace(row, joined=False, links=each) for row, each in zip(world(), links)]
+    assert judge(rows, PLAN, False).answer == "as planned" and copies(rows, PLAN) is None
+    apart = [*rows[:3], replace(rows[3], links=())]
+    assert judge(apart, PLAN, False) is None and copies(apart, PLAN) is None
+    assert judge(apart, PLAN, True).summary == "4 ranks in 2 groups that have no TCP connection to each other"
 
 
 def test_a_launcher_is_not_a_rank_and_helpers_are_not_counted():
@@ -135,7 +157,7 @@ def test_ranks_that_have_left_do_not_make_it_unknown():
 
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     count = WorldCount(Planned(2, 1, True), "stop")
-    rows = tuple(replace(row, node=0, world_size=2, alone=True) for row in world(ranks=range(2)))
+    rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
     count.first_step = 6.0
     assert count.judge()[1] == []
@@ -152,3 +174,15 @@ def test_ranks_that_have_met_may_start_what_they_like():
     assert judge(ranks + servers, PLAN, False).answer == "as planned"
     launchers = [replace(row, joined=False) for row in ranks]
     assert judge(launchers + servers, PLAN, False).answer != "as planned"
+
+
+def test_what_is_said_of_ranks_that_were_never_seen_connected():
+    """Their steps were read only when they ended: Lightning prints its bar once per epoch."""
+    count = WorldCount(Planned(2, 1, True), "stop")
+    rows = tuple(replace(row, node=0, world_size=2, joined=False) for row in world(ranks=range(2)))
+    count.add(0, rows, 5.0)
+    count.add(0, (), 6.0)  # they have ended
+    wanted = "2 ranks in 2 groups that have no TCP connection to each other, as far as it was seen before they ended"
+    assert count.at_end().summary == wanted
+    count.add(0, tuple(replace(row, joined=True) for row in rows), 7.0)
+    assert count.judge()[0].answer == "as planned" and count.at_end() is None

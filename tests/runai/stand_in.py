@@ -8,57 +8,100 @@ import os
 import sys
 
 FOLDER = os.environ["STAND_IN"]
-GENERATION = int(os.environ.get("RUNAI_GENERATION", "1"))
-HELP = {
-    1: "runai is a command line interface to a Run:ai cluster\n\nAvailable Commands:\n  bash  \n  delete  \n  describe  \n"
-    "  exec  \n  list  \n  logs  \n  submit  \n  submit-dist  Submit a new distributed job\n  version  \n",
-    2: "Run:ai Command-line Interface\n\nAvailable Commands:\n  login  \n  mpi  \n  project  \n  pytorch  \n"
-    "  training  training management\n  version  \n  workspace  \n",
-}
-VERSION = {1: "Version: 2.18.94\nBuildDate: 2025\n", 2: "CLI Version: 2.23.0\n"}
-BOTH = (
-    "annotation", "extended-resource", "label", "node-pools", "toleration", "backoff-limit", "environment", "image", "project",
-    "workers", "existing-pvc", "run-as-uid", "run-as-gid", "image-pull-policy", "working-dir", "clean-pod-policy", "node-type",
-)  # fmt: skip
+GENERATION = int(os.environ.get("RUNAI_GENERATION", "1"))  # 1: CLI 1 (2.18); 2: CLI 2 (2.18 to 2.20); 3: CLI 2 (3.0)
+HELP_1 = (
+    "runai is a command line interface to a Run:ai cluster\n\nAvailable Commands:\n  bash  \n  delete  \n  describe  \n"
+    "  exec  \n  list  \n  logs  \n  submit  \n  submit-dist  Submit a new distributed job\n  version  \n"
+)
+HELP_2 = (
+    "Run:ai Command-line Interface\n\nAvailable Commands:\n  login  \n  mpi  \n  project  \n  pytorch  \n"
+    "  training  training management\n  version  \n  workspace  \n"
+)
+HELP = {1: HELP_1, 2: HELP_2, 3: HELP_2}
+VERSION = {1: "Version: 2.18.94\nBuildDate: 2025\n", 2: "CLI Version: 2.20.7\n", 3: "CLI Version: 3.0.1\n"}
+
+# The options of `submit`, as the reference pages list them (docs.run.ai for 1 and 2, docs.nvidia.com/run-ai for 3).
+BOTH = """annotation backoff-limit clean-pod-policy extended-resource git-sync image image-pull-policy label
+    master-args master-extended-resource node-pools node-type port preferred-pod-topology-key project
+    required-pod-topology-key s3 toleration workers working-dir"""
+CLI_1 = """add-capability address configmap-volume cpu cpu-limit environment gpu gpu-memory job-name-prefix loglevel
+    master-environment master-gpu max-replicas memory memory-limit mig-profile min-replicas name nfs-server pvc pvc-exists
+    pvc-new service-type template ttl-after-finish volume"""
+USED_BY_EPFL = "existing-pvc run-as-uid run-as-gid"  # with CLI 1; not on its reference page
+CLI_2 = """auto-deletion-time-after-completion capability configmap-map-volume cpu-core-limit cpu-core-request
+    cpu-memory-limit cpu-memory-request existing-pvc external-url gpu-devices-request gpu-memory-limit gpu-memory-request
+    gpu-portion-limit gpu-portion-request gpu-request-type host-path master-command master-gpu-devices-request
+    master-gpu-portion-limit master-gpu-portion-request name-prefix new-pvc nfs pod-running-timeout run-as-gid run-as-uid
+    seccomp-profile supplemental-groups user-group-source wait-for-submit"""
+EARLY_2 = "environment master-environment max-replicas min-replicas"
+LATE_2 = """compute datasource datavolume empty-dir-volume env-my-credentials env-pod-field-ref env-secret environment
+    environment-variable exclude-node image-pull-my-credentials master-cpu-core-limit master-cpu-core-request
+    master-cpu-memory-limit master-cpu-memory-request master-environment-variable master-restart-policy preemptibility
+    priority restart-policy secret-volume template termination-grace-period"""
 VALUES = {
-    1: (*BOTH, "name", "gpu", "cpu", "memory", "cpu-limit", "memory-limit", "add-capability", "pvc"),
-    2: (*BOTH, "gpu-devices-request", "master-gpu-devices-request", "cpu-core-request", "cpu-memory-request", "capability",
-        "preemptibility", "env-secret"),
-}  # fmt: skip
-SWITCHES = {1: ("large-shm", "command", "preemptible", "host-ipc"), 2: ("large-shm", "command", "host-ipc")}
+    1: f"{BOTH} {CLI_1} {USED_BY_EPFL}".split(),
+    2: f"{BOTH} {CLI_2} {EARLY_2}".split(),
+    3: f"{BOTH} {CLI_2} {LATE_2}".split(),
+}
+SWITCHES = (
+    "allow-privilege-escalation attach command create-home-dir host-ipc host-network large-shm master-no-pvcs stdin tty"
+)
+SWITCHES = {
+    1: f"{SWITCHES} mount-propagation no-master run-as-user".split(),
+    2: f"{SWITCHES} no-master run-as-user".split(),
+    3: f"{SWITCHES} privileged run-as-non-root run-as-user".split(),
+}
+COMMON = {"image": "-i", "project": "-p", "tty": "-t"}
 SHORT = {
-    "environment": "-e",
-    "image": "-i",
-    "project": "-p",
-    "gpu": "-g",
-    "gpu-devices-request": "-g",
-    "annotation": "-a",
+    1: {**COMMON, "environment": "-e", "gpu": "-g", "annotation": "-a", "label": "-l", "volume": "-v"},
+    2: {**COMMON, "environment": "-e", "gpu-devices-request": "-g", "command": "-c"},
+    3: {**COMMON, "environment-variable": "-e", "gpu-devices-request": "-g", "command": "-c"},
 }
 
 
 def parser(generation, command):
     made = argparse.ArgumentParser(prog=f"runai {' '.join(command)}", allow_abbrev=False)
     if command == SUBMIT[generation]:
-        if generation == 2:
+        if generation > 1:
             made.add_argument("name")
         for name in VALUES[generation]:
-            short = [SHORT[name]] if name in SHORT and not (name == "annotation" and generation == 2) else []
+            short = [SHORT[generation][name]] if name in SHORT[generation] else []
             made.add_argument(f"--{name}", *short, action="append", default=[])
         for name in SWITCHES[generation]:
-            made.add_argument(f"--{name}", action="store_true")
+            short = [SHORT[generation][name]] if name in SHORT[generation] else []
+            made.add_argument(f"--{name}", *short, action="store_true")
         return made
     made.add_argument("name")
-    for words in (("--project", "-p"), ("--output", "-o"), ("--pod",)):
-        made.add_argument(*words)
-    for words in (("--stdin", "-i"), ("--tty", "-t"), ("--follow", "-f")):
-        made.add_argument(*words, action="store_true")
+    made.add_argument("--project", "-p")
+    what = command[-1] if generation > 1 else command[0]
+    if what == "describe":
+        made.add_argument("--output", "-o", choices=("json", "yaml", "wide" if generation == 1 else "table"))
+    if what in ("logs", "exec", "bash"):  # exec of CLI 1: used in public, not on its reference page
+        made.add_argument("--pod")
+    if what == "logs":
+        made.add_argument("--follow", "-f", action="store_true")
+    if what == "exec" or (what == "bash" and generation > 1):
+        made.add_argument("--stdin", "-i", action="store_true")
+        made.add_argument("--tty", "-t", action="store_true")
     return made
 
 
-SUBMIT = {1: ("submit-dist", "pytorch"), 2: ("training", "pytorch", "submit")}
+def submit_help(generation):
+    """As cobra prints it."""
+    lines = [f"Usage:\n  runai {' '.join(SUBMIT[generation])} [flags]\n\nFlags:"]
+    for name in sorted((*VALUES[generation], *SWITCHES[generation])):
+        short = SHORT[generation].get(name)
+        kind = "" if name in SWITCHES[generation] else " stringArray"
+        lines.append(f"  {short + ',' if short else '   '} --{name}{kind}   what it does, or --not-an-option")
+    return "\n".join(lines)
+
+
+SUBMIT = {1: ("submit-dist", "pytorch"), 2: ("training", "pytorch", "submit"), 3: ("training", "pytorch", "submit")}
+COMMANDS_2 = (SUBMIT[2], *(("training", "pytorch", word) for word in ("describe", "delete", "logs", "exec", "bash")))
 COMMANDS = {
     1: (SUBMIT[1], ("describe", "job"), ("delete", "job"), ("logs",), ("exec",), ("bash",)),
-    2: (SUBMIT[2], *(("training", "pytorch", word) for word in ("describe", "delete", "logs", "exec", "bash"))),
+    2: COMMANDS_2,
+    3: COMMANDS_2,
 }
 
 
@@ -77,6 +120,8 @@ def runai(words):
         return print(VERSION[GENERATION], end="")
     if words == ["--help"]:
         return print(HELP[GENERATION], end="")
+    if words == [*SUBMIT[GENERATION], "--help"]:
+        return print(submit_help(GENERATION))
     command, options, tail = parse(GENERATION, words)
     keep("runai", words)
     state = os.path.join(FOLDER, "state")
@@ -104,6 +149,7 @@ def kubectl(words):
         put(path, sys.stdin.read())
     elif "delete" in words and os.path.exists(path):
         os.unlink(path)
+        print(f"secret/{words[words.index('secret') + 1]}")
 
 
 def keep(program, words):

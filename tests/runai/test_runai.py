@@ -29,7 +29,7 @@ workdir: /mloscratch/homes/ada
 
 class Desk:
     def __init__(self, base, generation):
-        self.base, self.kept = base, base / "kept"
+        self.base, self.kept, self.generation = base, base / "kept", generation
         programs = base / "bin"
         for folder in (self.kept, programs, base / "home"):
             folder.mkdir()
@@ -59,11 +59,14 @@ class Desk:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 3])
 def desk(request, tmp_path):
-    made = Desk(tmp_path, request.param)
-    made.generation = request.param
-    return made
+    return Desk(tmp_path, request.param)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def any_desk(request, tmp_path):
+    return Desk(tmp_path, request.param)
 
 
 def test_submit_status_shell_and_cancel(desk):
@@ -95,36 +98,43 @@ def test_submit_status_shell_and_cancel(desk):
 
 def test_the_documents_command_and_ours_side_by_side(tmp_path):
     desk = Desk(tmp_path, 1)
-    shown = desk("plan", "--render", desk.job())
-    assert shown.returncode == 0, shown.stderr
-    ours = shlex.split(
-        "".join(line for line in shown.stdout.splitlines(True) if not line.startswith("#")).replace("\\\n", "")
-    )
     _, asked, _ = stand_in.parse(1, shlex.split(DOCUMENT)[1:])
-    _, got, _ = stand_in.parse(1, ours[1:])
+    _, got, _ = stand_in.parse(1, rendered(desk))
     for name in ("workers", "gpu", "image", "annotation", "extended_resource"):
         assert getattr(got, name) == getattr(asked, name), name
 
 
-def test_every_option(desk):
+def rendered(desk, **keys):
+    """The words behind `runai` in the script that submit would run."""
+    shown = desk("plan", "--render", desk.job(**keys))
+    assert shown.returncode == 0, shown.stderr
+    lines = [line for line in shown.stdout.splitlines(True) if not line.startswith("#")]
+    return shlex.split("".join(lines).replace("\\\n", ""))[1:]
+
+
+def test_every_option(any_desk):
     more = {
         "cpus": 32, "memory": "256G", "partition": "h200", "qos": "preemptible",
         "submit_options": "['--existing-pvc claimname=scratch,path=/mloscratch', '--run-as-uid 1000', '--run-as-gid 100', "
         "'--run-folder=/mloscratch/runs']",
     }  # fmt: skip
-    shown = desk("plan", "--render", desk.job(**more))
-    assert shown.returncode == 0, shown.stderr
-    words = shlex.split(
-        "".join(line for line in shown.stdout.splitlines(True) if not line.startswith("#")).replace("\\\n", "")
-    )
-    _, options, _ = stand_in.parse(desk.generation, words[1:])
+    _, options, _ = stand_in.parse(any_desk.generation, rendered(any_desk, **more))
     assert options.node_pools == ["h200"] and options.run_as_uid == ["1000"] and options.run_as_gid == ["100"]
-    assert options.existing_pvc == ["claimname=scratch,path=/mloscratch"]
-    if desk.generation == 1:
-        assert options.cpu == ["32"] and options.memory == ["256G"] and options.preemptible
+    assert options.existing_pvc == ["claimname=scratch,path=/mloscratch"] and options.extended_resource == [
+        "rdma/rdma=1"
+    ]
+    if any_desk.generation == 1:
+        assert options.cpu == ["32"] and options.memory == ["256G"] and options.gpu == ["4"]
+        return
+    assert options.cpu_core_request == ["32"] and options.cpu_memory_request == ["256G"]
+    assert options.gpu_devices_request == ["4"] and options.master_gpu_devices_request == ["4"]
+    assert options.master_extended_resource == ["rdma/rdma=1"], "node 0 needs its RDMA device like the others"
+    if any_desk.generation == 2:
+        assert any("DRUMBEAT_TOKEN=SECRET:" in each for each in options.environment)
     else:
-        assert options.cpu_core_request == ["32"] and options.cpu_memory_request == ["256G"]
-        assert options.preemptibility == ["preemptible"] and options.master_gpu_devices_request == ["4"]
+        (token,) = [each for each in options.env_secret if each.startswith("DRUMBEAT_TOKEN=")]
+        assert token.endswith(",key=DRUMBEAT_TOKEN") and options.preemptibility == ["preemptible"]
+        assert options.master_cpu_core_request == ["32"] and options.master_cpu_memory_request == ["256G"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +142,10 @@ def test_every_option(desk):
     [
         ("account: unknown\n", "project unknown was not found"),
         ("account: ''\n", "names none"),
-        ("submit-options: ['--no-such-flag=1']\n", "refuses this job"),
+        ("submit-options: ['--large-smh']\n", "did you mean --large-shm?"),
+        ("submit-options: ['--annotation a=b\\nrm -rf x']\n".replace("'", '"'), "is not an option of runai"),
+        ('account: "a\\nrm -rf x"\n', "cannot be the name of a project"),
+        ("account: -p\n", "cannot be the name of a project"),
         ("container: none\n", "names none"),
         ("binds: [/scratch]\n", "--existing-pvc"),
         ("qos: high\n", "is not one of preemptible"),

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from drumbeat.hostlist import expand, fold
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
-from drumbeat.runfolder.events import AttemptStarted, Mustered, NodeJoined
+from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, NodeJoined
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
@@ -283,6 +284,21 @@ def test_logs_of_one_rank_of_one_attempt(drumbeat, home, tmp_path):
 def console(tmp_path, **changes):
     make_run(tmp_path / "run", nodes=changes.get("nodes", 1))
     return Console(order(tmp_path / "run", **changes), [0])
+
+
+def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys):
+    view = console(tmp_path, nodes=4, hosts=("oar9", "oar10", "oar11", "oar12"))
+    low = Finding("memlock-low", "warning", "memory may be locked up to 64 KiB only", "", "ulimit -l unlimited")
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+    found = [replace(low, node=node, host=f"oar{9 + node}") for node in range(4)]
+    found.append(replace(low, title="shared memory is small", node=2, host="oar11"))
+    view._show([FindingMade(*common, finding) for finding in found])
+    assert capsys.readouterr().err == ""
+    view._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
+    said = capsys.readouterr().err
+    assert "warning    nodes 0-3 (oar[9-12]): memory may be locked up to 64 KiB only: ulimit -l unlimited\n" in said
+    assert "warning    node 2 (oar11): shared memory is small: ulimit -l unlimited\n" in said
+    assert said.count("warning") == 2
 
 
 def test_the_console_says_whom_it_waits_for(tmp_path, capsys):

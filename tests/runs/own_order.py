@@ -13,7 +13,7 @@ from drumbeat.desk.token import fresh_token
 from drumbeat.order import Order, Timing, dump_order, load_order
 
 
-def start_with_timing(drumbeat, command, env, first_port=None, **timing):
+def start_with_timing(drumbeat, command, env, first_port=None, nodes=2, **timing):
     """`first_port`: the first that the lead tries; the others are free when the test starts."""
     import subprocess
 
@@ -21,9 +21,9 @@ def start_with_timing(drumbeat, command, env, first_port=None, **timing):
     ports = tuple(others if first_port is None else [first_port, *others])
     name = f"own-{os.getpid()}-{time.monotonic_ns()}"
     order = Order(
-        run_id=name, name="own", created=time.time(), command=tuple(command), nodes=2, ranks_per_node=2,
+        run_id=name, name="own", created=time.time(), command=tuple(command), nodes=nodes, ranks_per_node=2,
         launcher="ranks", launcher_why="a test", workdir=str(drumbeat.folder), folder=str(drumbeat.folder / "runs" / name),
-        site="localhost", backend="local", emulated=True, hosts=("127.0.0.1", "127.0.0.2"), master="127.0.0.1",
+        site="localhost", backend="local", emulated=True, hosts=("127.0.0.1", "127.0.0.2")[:nodes], master="127.0.0.1",
         muster_ports=ports, stop_grace=2.0, timing=dataclasses.replace(Timing(), **timing),
     )  # fmt: skip
     path = drumbeat.folder / "order.json"

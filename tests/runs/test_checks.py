@@ -14,6 +14,17 @@ def verdict(drumbeat):
     return next(event for event in events if event["kind"] == "verdict")
 
 
+# Stay until the agent has looked, however late a busy machine lets it.
+UNTIL_LOOKED = """
+import glob, json, time
+def looked():
+    kinds = [json.loads(line)["kind"] for path in glob.glob("runs/*/nodes/0/events.jsonl") for line in open(path)]
+    return "verdict" in kinds
+while not looked():
+    time.sleep(0.1)
+"""
+
+
 def run(drumbeat, code, checks=""):
     (drumbeat.folder / "train.py").write_text(code)
     (drumbeat.folder / "job.yaml").write_text(f"command: [{sys.executable}, train.py]\nranks-per-node: 2\n{checks}")
@@ -22,7 +33,7 @@ def run(drumbeat, code, checks=""):
 
 @needs_two_cores
 def test_ranks_sit_where_they_were_put(drumbeat):
-    done = run(drumbeat, "import time; time.sleep(4)")
+    done = run(drumbeat, UNTIL_LOOKED)
     assert done.returncode == 0 and "2/2 ranks on their cores" in done.stderr, done.stderr
     event = verdict(drumbeat)
     assert event["verdict"]["answer"] == "as planned" and len(event["table"]) == 3
@@ -31,23 +42,22 @@ def test_ranks_sit_where_they_were_put(drumbeat):
 
 
 SWAPPED = """
-import os, time
+import os
 mine = os.sched_getaffinity(0)
 os.sched_setaffinity(0, {cpu for cpu in range(os.cpu_count()) if cpu not in mine} or mine)
-time.sleep(6)
 """
 
 
 @needs_two_cores
 def test_a_rank_that_moved_is_a_warning(drumbeat):
-    done = run(drumbeat, SWAPPED)
+    done = run(drumbeat, SWAPPED + UNTIL_LOOKED)
     assert done.returncode == 0 and "mismatch" in done.stderr, done.stderr
     assert verdict(drumbeat)["verdict"]["findings"][0]["code"] == "placement-wrong"
 
 
 @needs_two_cores
 def test_or_stops_the_job_if_it_says_so(drumbeat):
-    done = run(drumbeat, SWAPPED, "checks: {affinity: stop}\nstop-grace: 1s\n")
+    done = run(drumbeat, SWAPPED + "import time; time.sleep(600)", "checks: {affinity: stop}\nstop-grace: 1s\n")
     assert done.returncode != 0
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
     assert summary["outcome"] == "failed" and summary["failure"]["code"] == "placement-wrong"
@@ -61,7 +71,8 @@ def test_off_looks_at_nothing(drumbeat):
 @needs_two_cores
 def test_ranks_that_the_command_itself_starts_are_looked_at_too(drumbeat):
     """A script that forks its own ranks: `launcher: once` has no ranks of ours."""
-    (drumbeat.folder / "train.sh").write_text("for r in 0 1; do RANK=$r sleep 5 & done; wait\n")
+    (drumbeat.folder / "looked.py").write_text(UNTIL_LOOKED)
+    (drumbeat.folder / "train.sh").write_text(f"for r in 0 1; do RANK=$r {sys.executable} looked.py & done; wait\n")
     done = drumbeat("run", "--launcher", "once", "--", "bash", "train.sh")
     assert done.returncode == 0, done.stderr
     assert "not pinned" in done.stderr and len(verdict(drumbeat)["rows"]) == 2, done.stderr

@@ -69,7 +69,7 @@ def test_the_clock_is_set_while_a_run_goes_on(drumbeat, tmp_path, shim, step):
     offset.write_text("0\n")
     env = {**os.environ, "LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(offset)}
     process = drumbeat.start("run", "--nodes", 2, "--ranks-per-node", 1, "--", sys.executable, "-c", STEPS, env=env)
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 90, "the first steps")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 180, "the first steps")
     (tmp_path / "new").write_text(f"{step}\n")
     (tmp_path / "new").replace(offset)
     text = process.communicate(timeout=120)[0]

@@ -237,7 +237,7 @@ def test_a_partitioned_node_saves_and_ends(drumbeat, hosts):
         drumbeat.start(*flags, "--node-rank", node, "--", PY, "-c", SAVES, prefix=prefix)
         for node, prefix in enumerate(hosts)
     ]
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 90, "the ranks")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 180, "the ranks")
     try:
         subprocess.run([*wire, "down"], check=True)
         outputs = [process.communicate(timeout=180)[0] for process in started]

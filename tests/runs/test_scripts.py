@@ -72,9 +72,51 @@ def test_a_launcher_called_by_its_path_is_met_too(drumbeat, environ, tmp_path):
     assert names == {f"rank-{rank}.out" for rank in range(4)}
 
 
+def test_launchers_behind_other_programs_after_an_activate(drumbeat, environ, tmp_path):
+    """Each of them looks for torchrun in a PATH that the script has changed; bash's functions do not reach them."""
+    own = tmp_path / "little"
+    flags = "--standalone --nproc_per_node=2 who.py"
+    script = f"""set -eu
+OWN={own}
+PATH=$OWN/bin:$PATH
+timeout 60 torchrun {flags} timeout
+nice -n 1 stdbuf -oL torchrun {flags} nice
+sh -c 'torchrun {flags} sh'
+"$OWN/bin/torchrun" {flags} path
+last() {{ PATH=$OWN/bin:$PATH; exec torchrun {flags} exec; }}
+last
+"""
+    done = run(drumbeat, environ, script)
+    assert done.returncode == 0, done.stderr
+    seen = worlds(done)
+    stages = {stage: sorted(rank for rank, *_, said in seen if said == stage) for stage in {each[-1] for each in seen}}
+    assert stages == {stage: ["0", "1", "2", "3"] for stage in ("timeout", "nice", "sh", "path", "exec")}
+    names = {path.name for path in drumbeat.run_folder().glob("nodes/*/attempt-0/rank-*.out")}
+    assert names == {f"rank-{rank}.out" for rank in range(4)} and "no logs of their own" not in done.stderr
+
+
+def test_a_launcher_that_is_not_met_is_named(drumbeat, environ):
+    """By a path that a command puts together: its ranks share one log, and one line says why."""
+    wait = "for i in $(seq 600); do grep -q launcher-not-met runs/*/events.jsonl && exit 0; sleep 0.1; done; exit 9"
+    (drumbeat.folder / "bin").mkdir()
+    launcher = drumbeat.folder / "bin" / "torchrun"
+    launcher.write_text(
+        f"#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=1\nRANK=1 sh -c '{wait}' & RANK=0 sh -c '{wait}'\n"
+    )
+    launcher.chmod(0o755)
+    done = run(drumbeat, environ, "$(pwd)/bin/torchrun --standalone who.py\n", "--nodes", 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the ranks have no logs of their own: the script starts its launcher past drumbeat's") == 1
+    assert "call it by its name, from bash" in done.stderr
+
+
 def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     (drumbeat.folder / "f.py").write_text(
-        "import os, time\nif os.environ['RANK'] == '3': raise SystemExit(7)\nprint('mine')\ntime.sleep(60)\n"
+        "import os, sys, time\nrank = os.environ['RANK']\n"
+        "if rank == '3':\n"
+        "    while not all(os.path.exists(f'said-{other}') for other in range(3)): time.sleep(0.05)\n"
+        "    sys.exit(7)\n"
+        "print('mine', flush=True)\nopen(f'said-{rank}', 'w').close()\ntime.sleep(600)\n"
     )
     script = f"export PATH={environ['PATH']}\ntorchrun --nproc_per_node=2 f.py 2>&1 | tee log-$NODE_RANK.txt\necho done"
     done = run(drumbeat, environ, script, command=("bash", "-l", "x.sh"))
@@ -86,8 +128,15 @@ def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
 
 
 def test_two_launchers_at_once_are_refused(drumbeat, environ):
-    (drumbeat.folder / "s.py").write_text("import time\ntime.sleep(5)\n")
-    done = run(drumbeat, environ, "torchrun s.py a &\nsleep 1.5\ntorchrun s.py b\nwait\n")
+    (drumbeat.folder / "s.py").write_text(
+        "import os, time\nnode = os.environ['NODE_RANK']\nopen(f'up-{node}', 'w').close()\n"
+        "while not os.path.exists(f'refused-{node}'): time.sleep(0.05)\n"
+    )
+    script = (
+        "torchrun s.py a &\nuntil [ -e up-$NODE_RANK ]; do sleep 0.1; done\n"
+        "torchrun s.py b; touch refused-$NODE_RANK\nwait\n"
+    )
+    done = run(drumbeat, environ, script)
     assert done.returncode == 2 and "torchrun s.py b: this script's torchrun s.py a is still running" in done.stderr
     assert "two trainings at once are two jobs" in done.stderr
 

@@ -17,9 +17,8 @@ mark = os.environ["DRUMBEAT_RUN"] + "-" + os.environ["NODE_RANK"] + "-" + os.env
 open(f"ready-{mark}", "w").close()
 while not signals:
     time.sleep(0.02)
-end = time.monotonic() + 2.5
-while time.monotonic() < end:  # a signal ends a sleep early
-    time.sleep(0.1)
+while not os.path.exists("enough"):  # saves until the test says so
+    time.sleep(0.05)
 open(f"saved-{mark}", "w").write(str(len(signals)))
 sys.exit(75)
 """
@@ -39,10 +38,17 @@ def wait_ready(drumbeat, count):
     wait_for(lambda: len(list(drumbeat.folder.glob("ready-*"))) == count, 120, "the ranks")
 
 
+def saves_end(drumbeat, seconds=1.0):
+    """Let the ranks finish saving, after a time in which a signal too many would have come."""
+    time.sleep(seconds)
+    (drumbeat.folder / "enough").touch()
+
+
 def test_behind_a_shell_script(drumbeat):
     process = start(drumbeat, "--launcher", "once", "--", "bash", "saver.sh")
     wait_ready(drumbeat, 2)
     process.send_signal(signal.SIGTERM)
+    saves_end(drumbeat)
     assert process.wait(120) == 75
     assert saved(drumbeat) == ["1", "1"]
 
@@ -64,6 +70,7 @@ def test_one_request_by_many_ways(drumbeat):
             os.kill(pid, signal.SIGTERM)
         with open(folder / "stop", "a") as file:
             file.write("TERM the job was asked to stop\n")
+    saves_end(drumbeat)
     assert process.wait(120) == 75
     assert saved(drumbeat) == ["1", "1"]
 
@@ -75,6 +82,7 @@ def test_further_signals_to_the_desk_take_no_grace_away(drumbeat):
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
         time.sleep(1.1)
+    saves_end(drumbeat)
     assert process.wait(120) == 75
     assert saved(drumbeat) == ["1", "1"]
 
@@ -84,8 +92,8 @@ def test_a_cancelled_run_does_not_ask_to_come_back(drumbeat):
     wait_ready(drumbeat, 2)
     client = drumbeat.start("cancel", drumbeat.run_folder().name)
     wait_for(lambda: "CANCEL" in (drumbeat.run_folder() / "stop").read_text(), what="the request")
-    time.sleep(0.2)
     client.kill()  # the request stands, whether its client lives or not
+    saves_end(drumbeat)
     assert process.wait(120) == 143
     assert saved(drumbeat) == ["1", "1"]
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "cancelled"
@@ -95,7 +103,7 @@ def test_nothing_of_an_attempt_lives_on_in_the_next(drumbeat):
     (drumbeat.folder / "stale.sh").write_text(
         'if [ "$DRUMBEAT_ATTEMPT" = 0 ]; then\n'
         "  setsid sh -c 'while :; do echo old >> old.txt; sleep 0.1; done' &\n"
-        "  sleep 0.5; exit 1\n"
+        "  until [ -s old.txt ]; do sleep 0.1; done; exit 1\n"
         "fi\n"
         "wc -l < old.txt > first; sleep 1; wc -l < old.txt > second\n"
     )

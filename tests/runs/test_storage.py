@@ -24,7 +24,7 @@ def assert_saved_and_said(process, folder, ranks, reason):
 def test_the_run_folder_is_deleted(drumbeat):
     argv = ("run", "--nodes", 2, "--stop-grace", "20s", "--", sys.executable, "-c", SAVES)
     process = drumbeat.start(*argv)
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 90, "the ranks")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 180, "the ranks")
     shutil.rmtree(drumbeat.run_folder())
     assert_saved_and_said(process, drumbeat.folder, 2, "gone")
 
@@ -54,7 +54,7 @@ def test_the_run_folder_is_full(drumbeat, tmp_path):
     fills = SAVES.partition("while True:")[0] + FILLS
     argv = ("run", "--runs", place / "runs", "--nodes", 2, "--stop-grace", "20s", "--", sys.executable, "-c", fills)
     process = drumbeat.start(*argv, prefix=prefix)
-    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2 or process.poll() is not None, 90, "the ranks")
+    wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2 or process.poll() is not None, 180, "the ranks")
     if process.poll() not in (None, 74):
         pytest.skip(f"cannot mount here: {process.stdout.read()}")
     assert_saved_and_said(process, drumbeat.folder, 2, "No space left on device")

@@ -28,7 +28,7 @@ def test_a_job_that_waits_again_is_queued(cluster, oar):
     number, folder = oar.submit(oar.job("waits-again", nodes=1, ranks_per_node=1, command=f"python3 {script}"))
     said(folder, "attempt 0")
     cluster.out("scontrol", "requeuehold", str(number))
-    cluster.wait(number, ["PENDING"], 40)
+    cluster.wait(number, ["PENDING"])
     assert (folder / "summary.json").exists()
     told = state(oar, number)
     assert told["state"] == "queued" and told["starts"] == 1, told
@@ -53,7 +53,7 @@ def test_ending_with_75_is_bounded(cluster, oar):
     script = oar.ranks("always_again", "import sys; sys.exit(75)\n")
     job = oar.job("always-again", nodes=1, ranks_per_node=1, requeues=1, command=f"python3 {script}")
     number, folder = oar.submit(job)
-    ended = cluster.wait(number, ["FAILED", "COMPLETED", "CANCELLED"], 90)
+    ended = cluster.wait(number, ["FAILED", "COMPLETED", "CANCELLED"])
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "75:0" and ended["Restarts"] == "1", output(folder)
     assert state(oar, number)["state"] in ("failed", "cancelled")
 
@@ -83,9 +83,9 @@ def test_preemption_saves_and_comes_back(cluster, oar, kill_wait_30):
     urgent = cluster.out(
         "sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"
     ).strip()
-    cluster.wait(int(urgent), ["COMPLETED"], 90)
-    said(folder, "attempt 1 rank 0", 90)
-    job = cluster.wait(number, ["COMPLETED"], 60)
+    cluster.wait(int(urgent), ["COMPLETED"])
+    said(folder, "attempt 1 rank 0")
+    job = cluster.wait(number, ["COMPLETED"])
     assert saved(oar, "preempted") == ["1"] and job["Restarts"] == "1", output(folder)
 
 
@@ -100,7 +100,7 @@ def test_each_job_of_an_array(cluster, oar):
     )
     job = oar.job("array", nodes=1, ranks_per_node=1, array="0-2%1", command=f"python3 {script}", stop_grace="2s")
     number, folder = oar.submit(job)
-    said(folder, "task 1 is up", 60)
+    said(folder, "task 1 is up")
     told = state(oar, number)
     assert told["state"] == "running" and told["detail"] == "array: 1 failed, 1 queued, 1 running"
     assert [task["handle"].rpartition("_")[2] for task in told["tasks"]] == ["0", "1", "2"]
@@ -111,7 +111,7 @@ def test_each_job_of_an_array(cluster, oar):
     assert "[0/0] task 0 is up" in whole and "[1/0] task 1 is up" in whole
     done = oar("cancel", f"{number}_1")
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
-    said(folder, "task 2 is up", 60)
+    said(folder, "task 2 is up")
     assert state(oar, f"{number}_1")["state"] == "cancelled" and state(oar, number)["state"] == "running"
     done = oar("cancel", number)
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr

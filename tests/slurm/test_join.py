@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+from drumbeat.signals import EXIT_MUSTER
 from tests.bench.cluster import HEAD
 from tests.conftest import wait_for
 
@@ -94,6 +95,17 @@ def test_one_task_a_rank_first_failure_decides(oar):
     assert "rank 3 on oar10 (node 1): exit code 7" in done.stderr
     empty = lambda: all(oar.cluster.processes(node) == [] for node in ("oar9", "oar10"))  # noqa: E731
     wait_for(empty, 120, "Slurm's own step to end after ours")
+
+
+def test_uneven_tasks_are_refused_at_once_by_host(oar):
+    """Two tasks on one node and one on the other: the muster cannot succeed, and is not waited for."""
+    done = oar.srun(
+        "-woar[9-10]", "-N2", "-n3", sys.executable, oar.pyz, "run", "--", sys.executable, "-V", timeout=280
+    )
+    assert done.returncode == EXIT_MUSTER, done.stderr
+    failed = done.stderr[done.stderr.index("failed ") :]
+    assert "node 1 (oar10) cannot take part" in failed and "launcher is 'ranks' there, 'tasks' here" in failed
+    assert "the same command, options and number of tasks" in failed
 
 
 def test_torchrun_with_several_tasks_is_refused(oar):

@@ -41,7 +41,7 @@ def saved(oar, name):
 def test_scancel_saves_and_ends(cluster, oar):
     number, folder = begin(oar, "scancelled")
     cluster.out("scancel", str(number))
-    job = cluster.wait(number, ["CANCELLED", "COMPLETED", "PENDING"], 40)
+    job = cluster.wait(number, ["CANCELLED", "COMPLETED", "PENDING"])
     assert job["JobState"] == "CANCELLED" and job["Restarts"] == "0"
     assert saved(oar, "scancelled") == ["1", "1"], output(folder)
 
@@ -51,7 +51,7 @@ def test_drumbeat_cancel_saves_and_ends(cluster, oar):
     done = oar("cancel", number)
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert saved(oar, "cancelled") == ["1", "1"], output(folder)
-    job = cluster.wait(number, ["FAILED", "CANCELLED", "COMPLETED"], 40)
+    job = cluster.wait(number, ["FAILED", "CANCELLED", "COMPLETED"])
     assert job["Restarts"] == "0"
     assert json.loads((folder / "summary.json").read_text())["outcome"] == "cancelled"
 
@@ -59,6 +59,6 @@ def test_drumbeat_cancel_saves_and_ends(cluster, oar):
 def test_requeued_by_hand_saves_and_comes_back(cluster, oar):
     number, folder = begin(oar, "requeued")
     cluster.out("scontrol", "requeue", str(number))
-    said(folder, "attempt 1 rank 1", 60)
-    job = cluster.wait(number, ["COMPLETED"], 40)
+    said(folder, "attempt 1 rank 1")
+    job = cluster.wait(number, ["COMPLETED"])
     assert saved(oar, "requeued") == ["1", "1"] and job["Restarts"] == "1", output(folder)

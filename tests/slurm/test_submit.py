@@ -192,8 +192,8 @@ def test_preempted_job_saves_and_comes_back(oar):
     urgent = oar.cluster.out(
         "sbatch", "--parsable", "-p", "urgent", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"
     ).strip()
-    oar.cluster.wait(int(urgent), ["COMPLETED"], 60)
-    oar.cluster.wait(number, ["COMPLETED"], 60)
+    oar.cluster.wait(int(urgent), ["COMPLETED"])
+    oar.cluster.wait(number, ["COMPLETED"])
     text = output(folder)
     assert text.index("attempt 0") < text.index("saved") < text.index("attempt 1")
     assert [attempt["outcome"] for attempt in summary(folder)["attempts"]] == ["requeue", "finished"]

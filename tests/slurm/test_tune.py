@@ -54,7 +54,7 @@ def test_submitted_as_one_job(oar):
     assert sent.returncode == 0, sent.stderr
     told = json.loads(sent.stdout)
     (folder,) = oar.home.glob("runs/tuned-tune-batch-*")
-    said(folder, "recommended  batch", 120)
+    said(folder, "recommended  batch")
     oar.cluster.wait(int(told["job"]), ["COMPLETED"])
     script = (folder / "job.sh").read_text()
     differ = [pair for pair in zip(shown.stdout.splitlines(), script.splitlines()) if pair[0] != pair[1]]
@@ -72,7 +72,7 @@ def test_a_warning_before_the_end_of_the_allocation(oar):
     (folder,) = oar.home.glob("runs/late-tune-batch-*")
     wait_for(lambda: list(folder.glob("late-tune-batch-4-*/nodes/1/attempt-0/rank-3.out")), 120, "the second trial")
     oar.cluster.run(HEAD, ["scancel", "--signal=USR2", "--batch", told["job"]])
-    said(folder, "largest      batch 2: somebody ended it", 60)
+    said(folder, "largest      batch 2: somebody ended it")
     oar.cluster.wait(int(told["job"]), ["FAILED"])
     assert tried(folder)[0] == [(2, "ok"), (4, "stopped")]
     nothing_left(oar, "oar9", "oar10", "oar11", "oar12")

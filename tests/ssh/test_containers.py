@@ -58,7 +58,7 @@ def nothing_left(desk):
     for host in ("oar1", "oar2"):
         left = desk.machines.run(["podman", "ps", "-aq"], on=host)
         assert left.returncode == 0 and left.stdout.strip() == "", left
-    wait_for(lambda: not desk.left(), 30, "all processes on the hosts to end")
+    wait_for(lambda: not desk.left(), 120, "all processes on the hosts to end")
 
 
 def test_two_hosts_in_podman(boxes):
@@ -78,7 +78,7 @@ def test_a_detached_one_is_cancelled_with_time_to_save(boxes):
     done = boxes("submit", job(boxes, "saves", SAVES), "--json")
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["run_id"]
-    wait_for(lambda: boxes("logs", run).stdout.count("ready True") == 2, 90, "both ranks")
+    wait_for(lambda: boxes("logs", run).stdout.count("ready True") == 2, 180, "both ranks")
     done = boxes("cancel", run)
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert boxes("logs", run).stdout.count("saved") == 2

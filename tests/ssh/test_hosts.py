@@ -160,11 +160,11 @@ def test_submit_survives_its_desk_and_is_reached_by_its_handle(desk):
     told = json.loads(done.stdout)
     handle, folder = told["handle"], told["folder"]
     assert re.fullmatch("ssh://oar1/[0-9a-f]{12}", handle)
-    wait_for(lambda: desk("logs", handle).stdout.count("ready") == 4, 40)
+    wait_for(lambda: desk("logs", handle).stdout.count("ready") == 4, 180)
     state = json.loads(desk("status", handle, "--json").stdout)
     assert state["status"]["state"] == "running" and state["ranks"]["started"] == 4
     shell = desk.machines.start(desk.argv("shell", handle, "--node", "1"), stdin=subprocess.PIPE)
-    assert shell.communicate("hostname; exit\n", timeout=30)[0].strip() == "oar2"
+    assert shell.communicate("hostname; exit\n", timeout=150)[0].strip() == "oar2"
     done = desk("cancel", handle)
     assert done.returncode == 0, done.stderr
     nobody(desk)
@@ -176,7 +176,7 @@ def test_submit_survives_its_desk_and_is_reached_by_its_handle(desk):
 def test_an_interrupt_before_anything_started(desk):
     desk.machines.also("slow", "HostName oar2;HostKeyAlias oar2;Port 2222")
     process = desk.start("run", "--hosts", "oar1,slow", "--runs", desk.own / "runs", "--", "true")
-    wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")), 30)
+    wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")), 120)
     desk.machines.run(["kill", "-INT", str(desk_pid(desk))])
     process.communicate(timeout=180)
     assert process.returncode == 130

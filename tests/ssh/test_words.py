@@ -104,7 +104,7 @@ def test_a_host_ends_its_part_without_its_desk(how):
     elif how == "word":
         process.stdin.write(b"beat\nTERM\n")
         process.stdin.flush()
-    wait_for(lambda: process.poll() is not None, 30)
+    wait_for(lambda: process.poll() is not None, 120)
     assert process.returncode == 128 + signal.SIGTERM
     process.stdout.close()
 

@@ -1,4 +1,4 @@
-"""Every layout computes what one process computes: the same losses over 20 steps with the same global batch."""
+"""Every layout computes what one process computes: the same losses, step by step, with the same global batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Dict, List
 import pytest
 from gloo_world import GlooWorld
 
-STEPS = 20
+STEPS = 20 if os.environ.get("DRUMBEAT_ALL_LAYOUTS") else 6  # a wrong gradient shows in the second
 # fp32 sums in another order differ in the last bits (measured: up to 3e-7); a wrong gradient is off by far more.
 TOLERANCE = 5e-6
 
@@ -62,7 +62,7 @@ if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
 
 
 BERT_LAYOUTS = [("pp=2,tp=2", ("untie=yes", "accumulate=2", "schedule=interleaved"), 4)]
-WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=5", "warmup=1", "base_lr=0.2")
+WIDE = ("wide_resnet", "depth=10", "widening=1", "images=64", "batch=32", "epochs=2", "warmup=1", "base_lr=0.2")
 SMALL = ("resnet", "depth=18", "size=64", "batch=16", "steps=4", "validation=8", "lr=0.01")
 IMAGES = [WIDE]
 if os.environ.get("DRUMBEAT_ALL_LAYOUTS"):
@@ -102,7 +102,7 @@ def alone(world: GlooWorld) -> Dict[str, List[float]]:
         kinds["bert"] = ("bert",)
     made = {name: world.run(losses, "ddp", more, recipe, size=1)[0] for name, (recipe, *more) in kinds.items()}
     for values in made.values():
-        assert values[0] > values[19] + 0.5, "the reference itself must learn"
+        assert values[0] > values[STEPS - 1] + 0.3, "the reference itself must learn"
     return {**made, **{recipe[0]: world.run(image_losses, *recipe, size=1)[0] for recipe in IMAGES}}
 
 

@@ -10,21 +10,24 @@ from typing import Any, Callable, Dict, Optional
 
 from drumbeat import __version__
 from drumbeat.agent.folder_child import FolderChild
+from drumbeat.agent.folder_start import prepare_folder
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead_findings import stalled_finding
 from drumbeat.agent.node import Node
-from drumbeat.agent.preflight import check_node
+from drumbeat.agent.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.side import Side
 from drumbeat.agent.wakeup import Wakeup
 from drumbeat.agent.wire.messages import End, Found, Hello, Look, Message, Prepare, Start, Stop, StopAsked
 from drumbeat.agent.world import World, network_of, peers_of
 from drumbeat.facts.model import Facts
+from drumbeat.forked import on_storage
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.summary import gpus_used
 
+_OPEN = 30.0  # seconds for the storage of the run folder to answer before the ranks are started
 _LAST_WRITES, _STALLED_WAIT = 60.0, 3.0  # seconds for what is still to be written at the end
 
 
@@ -47,7 +50,9 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.wakeup = Wakeup()
         self.node: Optional[Node] = None
-        self.child: Optional[FolderChild] = None  # from the moment when the run folder is open
+        self.child: Optional[FolderChild] = (
+            None  # of the run folder, once it is open; before, a member's looks for a stop
+        )
         self.stalled = False  # the run folder's storage does not answer
         self.without_storage = False  # the run folder cannot be written any more
         self.tasks = Tasks()
@@ -63,7 +68,10 @@ class Agent:
     def hello(self, address: str) -> Hello:
         self.address = address
         ranks = self.order.ranks_per_node or sum(1 for gpu in self.facts.gpus if not gpu.integrated)
-        findings = check_node(self.order, self.facts, self.number, self.tasks)
+        rows = []
+        if self.order.container:
+            rows = self.on_storage(lambda: read_host_paths(self.order, self.number), self.order.folder)
+        findings = check_node(self.order, self.facts, self.number, self.tasks, rows)
         return Hello(
             self.number,
             self.facts.host,
@@ -123,10 +131,23 @@ class Agent:
 
     # -- the run folder ----------------------------------------------------------------------------------------------
 
-    def open_folder(self, folder: RunFolder, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
-        """`stop`, `there`: what only one of all agents looks at; see FolderChild."""
+    def on_storage(self, work: Callable[[], Any], path: str, seconds: float = 0.0) -> Any:
+        """What `work` returns, a JSON value, from a child with a deadline; the guard and the lead go on hearing from us."""
+        return on_storage(work, seconds or _OPEN, self.beat, path)
+
+    def start_child(self, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
+        """See FolderChild; one that there was before is let go."""
+        if self.child is not None:
+            self.selector.unregister(self.child.answers)
+            self.child.close()
         self.child = FolderChild(stop, there)
         self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
+        return self.child
+
+    def open_folder(self, folder: RunFolder, stop: Optional[StopFile] = None, there: str = "") -> FolderChild:
+        """`stop`, `there`: what only one of all agents looks at."""
+        self.on_storage(lambda: prepare_folder(folder, self.number, self.facts), folder.path)
+        child = self.start_child(stop, there)
         self.node = Node(
             self.order,
             self.number,
@@ -136,12 +157,12 @@ class Agent:
             self.side.tell,
             self.tasks,
             self.beat,
-            self.child,
+            child,
         )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)
         self.report({"folder": folder.path, "node": self.number, "logs": self.node.local_logs})
-        return self.child
+        return child
 
     def pump(self) -> None:
         """Hand on what is to be written to the run folder; say so when its storage does not answer, and when it does again."""

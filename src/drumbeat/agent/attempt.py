@@ -64,11 +64,12 @@ class Attempt:
         ended, seconds = len(self.ends), now - self.last_end
         if ended <= self.left_told or self.first_failure is not None or seconds < _LEFT_BEHIND:
             return None
-        total, what = (self.ranks, "ranks") if _starts_each_rank(order) else (len(self.assignment), "nodes")
+        each = _starts_each_rank(order)
+        total, what = (self.ranks, "ranks") if each else (len(self.assignment), "nodes")
         if ended >= total:
             return None
         self.left_told = ended
-        return left_behind_finding({end.rank for end in self.ends}, total, what, seconds)
+        return left_behind_finding({end.rank if each else end.node for end in self.ends}, total, what, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""

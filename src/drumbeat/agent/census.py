@@ -17,6 +17,7 @@ class WorldCount:
     def __init__(self, planned: Planned, level: str) -> None:
         self.planned, self.level = planned, level
         self.rows: Dict[int, Tuple[float, Tuple[Row, ...]]] = {}  # node -> when, and what it saw last
+        self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the last look that showed most of its ranks
         self.first_step: Optional[float] = None
         self._said = ""  # the answer that was given already
         self._copies_said = False
@@ -25,6 +26,8 @@ class WorldCount:
 
     def add(self, node: int, rows: Tuple[Row, ...], at: float) -> None:
         self.rows[node] = (at, rows)
+        if len(rows) >= len(self.most.get(node, ())):
+            self.most[node] = rows
         self._changed = True
 
     def is_due(self, now: float) -> bool:
@@ -54,3 +57,13 @@ class WorldCount:
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
         return verdict, findings, stop
+
+    def at_end(self) -> Optional[Verdict]:
+        """What the looks had shown when ranks that trained have ended, if no answer could be given before."""
+        rows = [row for node in sorted(self.most) for row in self.most[node]]
+        if self._said or self.level == "off" or not rows:
+            return None
+        verdict = judge(rows, self.planned, True)
+        if verdict is None or verdict.answer != UNKNOWN:
+            return None  # as it was at one moment, and nobody saw it twice
+        return replace(verdict, summary=f"{verdict.summary}, as far as it was seen before they ended")

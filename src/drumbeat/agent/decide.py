@@ -257,7 +257,7 @@ def _same(one: Outcome, other: Outcome) -> bool:
 def _same_again(last: Outcome) -> str:
     assert last.finding
     where = f"at step {last.step}" if last.step is not None else "before the first step"
-    if last.cause is UNCLEAR:  # nothing says whose fault it was
+    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing says whose fault it was
         return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
     return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
 

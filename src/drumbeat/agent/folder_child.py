@@ -170,7 +170,9 @@ class FolderChild:
             if about["op"] == "printed":
                 self._printed_asked = False
         self.records += answer.get("records", ())
-        self.stops += [(str(name), str(why)) for name, why in answer.get("stop", ())]
+        if self._stop and "stop" in answer:
+            self.stops += [(str(name), str(why)) for name, why in answer["stop"]]
+            self._stop.position = answer["position"]  # where another child would go on
         if "error" not in answer:
             return []
         number, text, path = answer["error"]

@@ -105,7 +105,7 @@ class FolderWriter:
         self.next_look = now + _STOP_EVERY
         lines = self.stop.look()
         if lines:
-            self._send({"stop": lines})
+            self._send({"stop": lines, "position": self.stop.position})
         self.looks += 1
         if self.there and not self.looks % _THERE_EVERY:
             self.missed = 0 if os.path.exists(self.there) else self.missed + 1

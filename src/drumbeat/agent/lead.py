@@ -60,6 +60,7 @@ class Lead:
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
     earlier: List[AttemptEnd] = field(default_factory=list)  # attempts of before a scheduler started the job again
+    requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
 
@@ -289,6 +290,10 @@ class Lead:
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
         outcome, acts = concluded(attempt, self.requests, self.members, now)
+        trained = self.first_step is not None and self.first_step[0] == attempt.number
+        verdict = attempt.world.at_end() if attempt.world and trained else None
+        if verdict:
+            acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)

@@ -11,6 +11,7 @@ from typing import List, Optional, Tuple
 
 from drumbeat.agent.agent import Agent
 from drumbeat.agent.connections import Connections
+from drumbeat.agent.folder_start import Earlier, earlier_starts, summary_at_the_end
 from drumbeat.agent.gathered_files import gather_files
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead import Lead
@@ -29,16 +30,19 @@ from drumbeat.agent.world import World
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.packages import all_versions
 from drumbeat.finding import Finding
-from drumbeat.forked import in_child, write_in_child
+from drumbeat.forked import in_child, on_storage
+from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import RunFolder
-from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.verdict import END, REQUEUE, next_step
+from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.verdict import REQUEUE
 from drumbeat.runfolder.write import EventLog, replace_json
 from drumbeat.signals import EXIT_STORAGE
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
 _LOOK_EVERY = 1.0  # seconds between two looks at what takes longer with every member
+_PACKAGES = 30.0  # seconds to read which packages are installed
+_LARGE = 250  # members
 _SILENCE = 5.0  # seconds without a byte after which the lead no longer waits for members' files
 _END = 60.0  # seconds for what is to be written before the summary, and for the summary
 _LEAVE = 120.0  # seconds for all members' files
@@ -54,25 +58,30 @@ class LeadSide:
         self.agent = agent
         self.folder = RunFolder(agent.order.folder)
         self.stop_file = StopFile(self.folder.stop)
-        self.stop_file.skip()
         self.connections = Connections(agent.order, agent.selector, agent.token, self)
         self.meeting = RanksMeeting()
         self.last_look = 0.0
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
 
+    def skip_old_stops(self) -> None:
+        self.stop_file.position = self.agent.on_storage(self.stop_file.skip, self.folder.path)
+
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""
         agent, order = self.agent, self.agent.order
         child = agent.open_folder(self.folder, self.stop_file, self.folder.run_json)
-        earlier = Run.open(self.folder.path).attempt_ends()
+        found = agent.on_storage(lambda: to_plain(earlier_starts(self.folder)), self.folder.path)
+        earlier = from_plain(Earlier, found)
         self.events = EventLog(self.folder.events, 0, child.append)
-        self.lead = Lead(order, self._pick_port, time.monotonic(), earlier=earlier)
+        self.lead = Lead(
+            order, self._pick_port, time.monotonic(), earlier=list(earlier.ends), requeues=earlier.requeues
+        )
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.messages = MemberMessages(
             self.lead, self.watching, self._do, self.folder, child, agent.facts.identity.by_mpirun
         )
-        self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier), default=-1))
+        self.lead.first_attempt = max(order.start, 1 + max((each.attempt for each in earlier.ends), default=-1))
         started = {
             "run_id": order.run_id, "nodes": order.nodes, "ranks_per_node": order.ranks_per_node,
             "launcher": order.launcher, "launcher_why": order.launcher_why,
@@ -80,6 +89,14 @@ class LeadSide:
         }  # fmt: skip
         self.events.write("run-started", started)
         self.events.attempt = self.lead.first_attempt
+        try:
+            agent.on_storage(self._write_packages, order.workdir, _PACKAGES)
+        except TimeoutError as error:
+            agent.complain(f"versions of installed packages are not recorded: {error}")
+
+    def _write_packages(self) -> None:
+        """In a child: packages may lie on slow storage of their own."""
+        order = self.agent.order
         replace_json(self.folder.packages, all_versions(LiveHost(), order.command[0], order.workdir))
 
     def open(self) -> None:
@@ -111,6 +128,11 @@ class LeadSide:
     def busy(self) -> bool:
         return bool(self.outbox)
 
+    @property
+    def patient(self) -> bool:
+        """While the ranks of a large job run, most of what comes are heartbeats. In the muster clocks are compared: no delay."""
+        return self.lead.phase == "running" and self.agent.order.members > _LARGE
+
     def give_up(self) -> None:
         """This agent has lost its guard: the run ends on all nodes, now."""
         self._do(self.lead.give_up())
@@ -140,11 +162,19 @@ class LeadSide:
         does it; the guard goes on hearing from us."""
         if self.connections.by_socket:
             in_child(self._gather, _LEAVE + _SILENCE, self.agent.beat)
-        summary = Run.open(self.folder.path).summary() if self.agent.order.on_end else None
-        if summary is not None and next_step(self.folder) == END:
-            problem = run_on_end(self.agent.order, self.folder, summary, self.agent.beat)
-            if problem:
-                self.agent.complain(problem)
+        if self.agent.order.on_end:
+            self._run_on_end()
+
+    def _run_on_end(self) -> None:
+        agent = self.agent
+        try:
+            plain = agent.on_storage(lambda: to_plain(summary_at_the_end(self.folder)), self.folder.path)
+        except OSError as error:
+            agent.complain(f"on-end was not run: {error}")
+            return
+        problem = run_on_end(agent.order, self.folder, from_plain(Summary, plain), agent.beat) if plain else ""
+        if problem:
+            agent.complain(problem)
 
     def _gather(self) -> bytes:
         gather_files(self.connections.by_socket, self.folder, _LEAVE, _SILENCE)
@@ -196,9 +226,9 @@ class LeadSide:
             self.agent.child.replace(self.folder.peers, json.dumps(self.meeting.peers(self.lead)) + "\n")
 
     def _complete(self, message: Message) -> Message:
-        """An end also says whether there is another start: only the run folder knows how many there have been."""
+        """An end also says whether there is another start."""
         if isinstance(message, End):
-            return dataclasses.replace(message, again=what_follows(self.folder, self.lead).step == REQUEUE)
+            return dataclasses.replace(message, again=what_follows(self.lead).step == REQUEUE)
         return message
 
     def _deliver(self, member: int, message: Message, data: bytes) -> None:
@@ -213,7 +243,7 @@ class LeadSide:
         try:
             if not agent.flush(_END):
                 raise OSError(errno.ETIMEDOUT, "the run folder does not answer", self.folder.path)
-            write_in_child(lambda: write_end(self.folder, self.lead), _END, agent.beat, self.folder.path)
+            on_storage(lambda: write_end(self.folder, self.lead), _END, agent.beat, self.folder.path)
         except OSError as error:
             self.exit_code = self.exit_code or EXIT_STORAGE
             warn(f"how the run ended could not be written: {error}")

@@ -19,6 +19,7 @@ from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
 _SERVE = 0.2  # for messages in one turn
+_PATIENCE, _FEW = 0.02, 64  # seconds to wait for more, after a turn with no more messages than these
 _AFTER_GRACE = 20.0  # seconds for all nodes to end after their ranks' grace, where nothing can be written any more
 _NODE_TICK = 0.1  # between two looks at our own node, however often the members of a large job wake us
 
@@ -38,6 +39,7 @@ class Loop:
         self.selector.register(agent.wakeup.sock, selectors.EVENT_READ, self._on_signals)
         self.last_tick = 0.0
         self.backwards = False
+        self.served = 0  # messages in the last turn
         self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
 
     def run(self) -> int:
@@ -45,10 +47,11 @@ class Loop:
         from drumbeat.facts.host import LiveHost
 
         agent = self.agent
-        agent.beat()
-        agent.facts = gather(LiveHost())
-        agent.beat()
         try:
+            agent.beat()
+            self.side.skip_old_stops()
+            agent.facts = gather(LiveHost())
+            agent.beat()
             self._come_together()
             while agent.exit_code is None:
                 try:
@@ -98,7 +101,11 @@ class Loop:
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        self._serve(self.selector.select(0 if self.side.busy else _TICK))
+        if self.served and self.served < _FEW and self.side.patient and not self.side.busy:
+            time.sleep(_PATIENCE)  # a turn for every heartbeat would cost more than the heartbeats
+        ready = self.selector.select(0 if self.side.busy else _TICK)
+        self.served = len(ready)
+        self._serve(ready)
         reaped = self._reap()
         node, now = self.agent.node, time.monotonic()
         if node and (reaped or now - self.last_tick >= _NODE_TICK):

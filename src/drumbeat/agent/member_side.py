@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import selectors
 import signal
 import time
@@ -11,6 +10,7 @@ from typing import List, Optional, Tuple
 
 from drumbeat import clock
 from drumbeat.agent.agent import Agent
+from drumbeat.agent.folder_start import MemberFolder, member_folder
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.dial import dial
 from drumbeat.agent.wire.files import files_of
@@ -29,12 +29,10 @@ from drumbeat.agent.wire.messages import (
 )
 from drumbeat.finding import Finding
 from drumbeat.forked import in_child
-from drumbeat.order import Order, dump_order
+from drumbeat.order import Order
+from drumbeat.record import from_plain, to_plain
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
-from drumbeat.runfolder.run_record import RunRecord, is_folder_of, write_run_record
 from drumbeat.runfolder.stop_file import StopFile
-from drumbeat.runfolder.trusted import untrusted
-from drumbeat.runfolder.write import replace
 from drumbeat.signals import EXIT_MUSTER
 
 _LEAVE = 60.0  # seconds for a member's files to reach the lead
@@ -56,7 +54,6 @@ class MemberSide:
         self.agent = agent
         self.up: Optional[Channel] = None
         self.stop_file = StopFile(RunFolder(agent.order.folder).stop)
-        self.stop_file.skip()
         self.shared_folder = True
         self.last_beat = 0.0
         self.ports: Tuple[int, ...] = ()  # where our lead may be
@@ -66,13 +63,16 @@ class MemberSide:
         self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
         self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
 
+    def skip_old_stops(self) -> None:
+        self.stop_file.position = self.agent.on_storage(self.stop_file.skip, self.agent.order.folder)
+
     def begin(self) -> None:
-        """A member's folder is opened when the lead has said which it is."""
+        """A member's folder is opened when the lead has said which it is. While we wait, nobody tells us that the run was asked
+        to stop, so we look ourselves. A joined node does not know the lead's folder yet: it is stopped by a signal."""
+        self.agent.start_child(self.stop_file)
 
     def look_for_stop(self, now: float) -> None:
-        """While we wait, nobody tells us that the run was asked to stop. A joined node does not know the lead's folder yet:
-        it is stopped by a signal."""
-        for _, why in self.stop_file.look_now_and_then(now):
+        for _, why in self.agent.child.take_stops() if self.agent.child else ():
             self.agent.complain(f"{why}; ending")
             self.agent.end_now(128 + signal.SIGTERM)
 
@@ -109,11 +109,11 @@ class MemberSide:
 
     def beat(self) -> None:
         now = time.monotonic()
-        if self.up is not None and self._is_open and self.agent.node and now - self.last_beat >= self.beat_every:
+        if self.up is not None and self._is_open and now - self.last_beat >= self.beat_every:
             self.last_beat = now
-            self.up.send(self.agent.node.progress_beat())
+            self.up.send(self.agent.node.progress_beat() if self.agent.node else Beat())
 
-    busy = False  # what a member has to say is sent at once
+    busy = patient = False  # what a member has to say is sent at once, and one connection needs no patience
 
     def send_some(self) -> None:
         if self.up is not None:
@@ -252,23 +252,16 @@ class MemberSide:
         self.agent.exit_code = EXIT_MUSTER
 
     def _welcome(self, message: Welcome) -> None:
-        """The lead's run folder if this node sees it and it is this user's, else one of its own that the lead gathers from."""
-        agent, theirs = self.agent, RunFolder(message.folder)
+        agent = self.agent
         # Joined nodes made orders of their own; the lead's run id is the run's.
         agent.order = dataclasses.replace(agent.order, run_id=message.run_id)
-        self.shared_folder = is_folder_of(theirs, message.run_id)
-        foreign = untrusted(theirs, agent.number) if self.shared_folder else ""
-        if foreign:
-            agent.complain(f"the lead's run folder is not used here: {foreign}")
-            self.shared_folder = False
-        if not self.shared_folder:
-            theirs = RunFolder(agent.order.folder)
-            foreign = untrusted(theirs, agent.number)
-            if foreign:
-                agent.complain(f"cannot use the run folder: {foreign}; choose another place with --runs")
-                agent.exit_code = EXIT_MUSTER
-                return
-            os.makedirs(theirs.path, exist_ok=True)
-            replace(theirs.order, dump_order(agent.order))
-            write_run_record(theirs, RunRecord(message.run_id, lead=message.host))
-        agent.open_folder(theirs)
+        found = agent.on_storage(lambda: to_plain(member_folder(message, agent.order, agent.number)), message.folder)
+        place = from_plain(MemberFolder, found)
+        self.shared_folder = place.shared
+        if place.notice:
+            agent.complain(place.notice)
+        if place.problem:
+            agent.complain(place.problem)
+            agent.exit_code = EXIT_MUSTER
+        else:
+            agent.open_folder(RunFolder(place.path))

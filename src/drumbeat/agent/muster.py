@@ -121,7 +121,7 @@ class Muster:
 def refused_finding(hello: Hello, why: str) -> Finding:
     return Finding(
         "node-refused", ERROR, f"node {hello.member} ({hello.host}) cannot take part", why,
-        "start all nodes with the same command and options, each with a node rank of its own",
+        "start all nodes with the same command, options and number of tasks, each with a node rank of its own",
         (Evidence(why),), node=hello.member, host=hello.host,
     )  # fmt: skip
 

@@ -35,14 +35,14 @@ from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
-from drumbeat.forked import write_in_child
+from drumbeat.forked import on_storage
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import processes
 from drumbeat.private_folder import make_temporary
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
 from drumbeat.record import to_json, to_plain
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.write import EventLog, replace_json
+from drumbeat.runfolder.write import EventLog
 
 _MAKE_FOLDERS, _KEEP = 30.0, 30.0  # seconds for the folders of an attempt, and for the logs that are kept at its end
 _SWEEP = 10.0  # seconds after which a process that was killed and is still there counts as stuck
@@ -65,7 +65,6 @@ class Node:
     ) -> None:
         self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
         self.tell, self.tasks, self.beat, self.child = tell, tasks, beat, child
-        os.makedirs(folder.path, exist_ok=True)
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
@@ -91,7 +90,6 @@ class Node:
         self.ends = self._new_ends()
         self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
         self._first_step_told = False
-        replace_json(folder.facts, facts)
         self.monitor = MonitorProcess(bundle, folder, facts, order)
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
-        write_in_child(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
+        on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         plan = plan_node(
             self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
             self.folder.attempt(attempt), self.local,
@@ -242,7 +240,7 @@ class Node:
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         scene = Scene(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.beat,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.launcher.met, self.beat,
             self._follow_kernel_log(),
         )  # fmt: skip
         self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
@@ -315,7 +313,7 @@ class Node:
             self.watching.end(time.monotonic())
             kept = [gate.log for gate in self.gates if gate.log and gate.keeps_log]
             if kept:
-                write_in_child(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
+                on_storage(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
         except OSError:
             if not self.events.muted:
                 raise

@@ -18,25 +18,31 @@ _HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written
 _PROVIDER = re.compile(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
 
 
-def check_node(order: Order, facts: Facts, node: int, tasks: Tasks) -> List[Finding]:
+def check_node(
+    order: Order, facts: Facts, node: int, tasks: Tasks, host_rows: Sequence[Sequence[str]]
+) -> List[Finding]:
+    """`host_rows`: see `read_host_paths`."""
     found = tasks.findings(node, facts.host)
     if order.checks.get("preflight") == "off":
         return found
     role = min(node, order.nodes - 1)  # a spare may get any
     judged = [
-        replace(each, node=node) for each in preflight(order, facts, node=role) if each.severity in (WARNING, ERROR)
+        replace(each, node=node, host=facts.host)
+        for each in preflight(order, facts, node=role)
+        if each.severity in (WARNING, ERROR)
     ]
-    return [*found, *judged, *_against_host(order, facts, node)]
+    return [*found, *judged, *provider_findings(host_rows, facts.libraries, node, facts.host)]
 
 
-def _against_host(order: Order, facts: Facts, node: int) -> List[Finding]:
+def read_host_paths(order: Order, node: int) -> List[List[str]]:
+    """What the host wrote about its own files, before the container began. It reads the run folder: for a child."""
     path = os.path.join(RunFolder(order.folder).node(node).path, _HOST_PATHS)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             rows = [line.rstrip("\n").split("\t") for line in file]
     except OSError:
         return []  # no container, or one that somebody else started
-    return provider_findings([row for row in rows if len(row) == 4], facts.libraries, node, facts.host)
+    return [row for row in rows if len(row) == 4]
 
 
 def provider_findings(

@@ -13,8 +13,15 @@ class Side(Protocol):
     def busy(self) -> bool:
         """Whether there is more to send than one turn has sent."""
 
+    @property
+    def patient(self) -> bool:
+        """Whether messages may wait for a moment, so that several are read in one turn."""
+
+    def skip_old_stops(self) -> None:
+        """First of all: what stands in the `stop` file now was asked of an earlier start of this run."""
+
     def begin(self) -> None:
-        """Open the run folder, where this side knows which it is."""
+        """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""
 
     def open(self) -> None:
         """Meet the others."""

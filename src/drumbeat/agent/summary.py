@@ -17,19 +17,19 @@ from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
-from drumbeat.runfolder.verdict import requeues, write_verdict
+from drumbeat.runfolder.verdict import write_verdict
 
 
-def what_follows(folder: RunFolder, lead: Lead) -> Next:
+def what_follows(lead: Lead) -> Next:
     """After the last attempt, before its end is written."""
     asked, saved = lead.requests, lead.history[-1].outcome == REQUEUE
     allowed = lead.order.resources.requeues
     wanted = lead.requeue.why if lead.requeue else ""
-    return after_end(saved, wanted, bool(asked.outcome), asked.cancelled, requeues(folder), allowed)
+    return after_end(saved, wanted, bool(asked.outcome), asked.cancelled, lead.requeues, allowed)
 
 
 def write_end(folder: RunFolder, lead: Lead) -> None:
-    after = what_follows(folder, lead)
+    after = what_follows(lead)
     exclude = lead.requeue.exclude if lead.requeue else ()
     write_verdict(folder, lead.history[-1].exit_code, after.step, exclude, after.counts)
     events = Run.open(folder.path).run_events()

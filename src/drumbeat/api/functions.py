@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Sequence,
 
 from drumbeat.api.call.__main__ import read_own
 from drumbeat.api.jobs import JobLike, as_job
+from drumbeat.desk.make_order import site_of
+from drumbeat.desk.place import find_place, to_queue
+from drumbeat.facts.host import LiveHost
 from drumbeat.problem import Problem
 from drumbeat.runfolder.run import Run
 from drumbeat.spec.job import Job
+from drumbeat.spec.resources import image_of
 
 if TYPE_CHECKING:
     from drumbeat.api.runs import Submitted
@@ -45,10 +49,16 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
             f"the function and its arguments take {len(data) >> 20} MiB",
             f"at most {_MOST_BYTES >> 20}: send the path of a file",
         )
-    python = "python3" if job.setup or job.container else sys.executable
+    python = "python3" if job.setup or _in_an_image(job) else sys.executable
     name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
     command = (python, "{attempt}/call/__main__.py")
     return dataclasses.replace(job, command=command, name=name, brings=(PACKAGE,)), {"call/call.pkl": data}
+
+
+def _in_an_image(job: Job) -> bool:
+    """Whether the ranks run in a container, which has a Python of its own."""
+    site = site_of(job, to_queue(find_place(LiveHost())), os.environ)
+    return bool(image_of(job, site)[0])
 
 
 def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Dict[str, Any]]:

@@ -10,9 +10,10 @@ from drumbeat.api import functions
 from drumbeat.api.jobs import JobLike, as_job, job_file
 from drumbeat.desk import submit as desk
 from drumbeat.desk.runs import find_run, open_run
-from drumbeat.desk.state import GOING_ON, State, state_of
+from drumbeat.desk.state import State, state_of
 from drumbeat.desk.state import cancel as cancel_run
-from drumbeat.desk.waiting import wait_for_end
+from drumbeat.desk.state import status as run_status
+from drumbeat.desk.waiting import Patience, wait_for_end
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.follow import LINES, Follower
@@ -27,27 +28,31 @@ class Submitted:
 
     def __init__(self, handle: str, folder: str, task: Optional[int] = None) -> None:
         self.handle, self.folder, self.task = handle, folder, task
+        self._opened: Dict[str, Run] = {}
 
     @property
     def run(self) -> Run:
         """The run folder, or for one job of an array that job's own."""
-        run = open_run(self.folder, os.environ)
-        if self.task is None:
-            return run
         own = os.path.join(self.folder, "array", str(self.task))
-        return open_run(own, os.environ) if os.path.isdir(own) else run
+        return self._open(own) if self.task is not None and os.path.isdir(own) else self._open(self.folder)
+
+    def _open(self, folder: str) -> Run:
+        """Opened once: where the nodes do not share it, that is a copy which is kept up to date."""
+        if folder not in self._opened:
+            self._opened[folder] = open_run(folder, os.environ)
+        return self._opened[folder]
 
     def status(self) -> State:
         if self.task is not None:
             name = f"{self.handle}_{self.task}"
-            whole = state_of(open_run(self.folder, os.environ))
+            whole = state_of(self._open(self.folder))
             own = [each for each in whole.status.tasks if each.handle == name]
             return state_of(self.run) if not own else _with_status(whole, own[0])
         return state_of(self.run)
 
     def wait(self, timeout: Optional[float] = None) -> State:
         """Until it has ended. TimeoutError after `timeout` seconds; the run goes on."""
-        return wait_for_end(self.status, timeout)
+        return wait_for_end(self.run, timeout, self.status)
 
     def done(self) -> bool:
         return not self.status().goes_on
@@ -150,9 +155,10 @@ def _lines(run: Run, rank: Optional[int], follow: bool) -> Iterator[Line]:
         for log in run.logs(None, rank):
             yield from (line for line in run.lines(log) if rank is None or line.rank == rank)
         return
-    follower = Follower(run, what=(LINES,), rank=rank)
-    while state_of(run).status.state in GOING_ON:
+    follower, patience = Follower(run, what=(LINES,), rank=rank), Patience()
+    while not patience.over(run_status(run).state):
         yield from (record for record in follower.poll() if isinstance(record, Line))
         time.sleep(0.3)
+    run.files.settle()
     for records in follower.drain():
         yield from (record for record in records if isinstance(record, Line))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from drumbeat.report.figures import Figures
 
 _FORMATS = ("markdown", "csv", "latex")  # as in drumbeat.report.tables
-_EXPORTS = ("csv", "tensorboard", "wandb")  # as in drumbeat.report.export
 
 
 _RUNS = (

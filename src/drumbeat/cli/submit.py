@@ -76,13 +76,12 @@ def _wait(folder: str, show: bool) -> int:
     from drumbeat.cli.logs import follow
     from drumbeat.desk.closing import closing_lines
     from drumbeat.desk.runs import open_run
-    from drumbeat.desk.state import state_of
     from drumbeat.desk.waiting import exit_code, wait_for_end
 
     run = open_run(folder, os.environ)
     if show:
         follow(run)
-    state = wait_for_end(lambda: state_of(run))
+    state = wait_for_end(run)
     lines = closing_lines(run, state.summary) if state.summary else [("end", state.status.state)]
     for label, text in lines:
         print(f"{label:<10} {text}", file=sys.stderr)

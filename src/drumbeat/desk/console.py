@@ -11,6 +11,7 @@ from typing import Dict, Iterable, List, Optional, Sequence
 
 from drumbeat.agent.causes import HARDWARE
 from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
+from drumbeat.desk.node_findings import NodeFindings
 from drumbeat.desk.rank_output import put, write, write_lines
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
@@ -67,6 +68,7 @@ class Console:
         self.started = False  # the ranks
         self._between = False  # the next attempt waits
         self._waiting_said = 0.0
+        self._node_findings = NodeFindings(order.emulated)
         self._environment_said = False
         self._drawn = ""
         self._last_progress = time.monotonic()
@@ -136,6 +138,7 @@ class Console:
             self.say("stop", f"{name}: ending; no rank had been started")
 
     def end(self, run: Run, summary: Summary) -> None:
+        self._say_node_findings()
         for label, text in closing_lines(run, summary, printed=self.nodes):
             self.say(label, text)
 
@@ -191,6 +194,7 @@ class Console:
             here = len(self._connected) if self.order.spares else self.order.nodes
             nodes = f"{here} of {count(self.order.members, 'node')} in {event.seconds:.1f} s"
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
+            self._say_node_findings()
         elif isinstance(event, kinds.AttemptStarted):
             self.started, self._between, self._hangs = True, False, False
             self.progress = Progress()  # steps and speed are this attempt's
@@ -213,6 +217,8 @@ class Console:
             self._hangs = False
             steps = f"steps come again, after {duration(event.seconds)} without one"
             self.say("resumed", "all ranks have ended well: it was no hang" if event.ended else steps)
+        elif isinstance(event, kinds.FindingMade) and self._is_of_the_muster(event):
+            self._node_findings.add(event.finding)
         elif isinstance(event, kinds.FindingMade):
             self._hangs = self._hangs or event.finding.code.startswith(HANG)
             self.say(event.finding.severity, f"{event.finding.title}: {event.finding.fix}")
@@ -233,6 +239,14 @@ class Console:
             verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}",
         )
 
+    def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
+        """Every node looks at itself before it joins: the others may say the same."""
+        return not self.started and event.finding.node is not None and self.order.members > 1
+
+    def _say_node_findings(self) -> None:
+        for severity, text in self._node_findings.take():
+            self.say(severity, text)
+
     def _say_waiting(self) -> None:
         """Who is missing, while the nodes come together."""
         now = time.monotonic()
@@ -241,6 +255,7 @@ class Console:
         if self._waiting_said and now - self._waiting_said < _WAITING_EVERY:
             return
         self._waiting_said = now
+        self._say_node_findings()
         missing = [node for node in range(self.order.members) if node not in self._connected]
         if not missing:
             return

@@ -71,7 +71,7 @@ def _wait_for_success(run: Run, say: Callable[[str], None]) -> None:
     if state.goes_on:
         now = f"{run.run_id} is {state.status.state}"
         say(f"{now}; this waits here for its end, and submits then (Ctrl-C: nothing is submitted)")
-        state = wait_for_end(lambda: state_of(run))
+        state = wait_for_end(run)
     code = exit_code(state)
     if state.status.state != FINISHED or code:
         ended = f"ended with {code}" if state.status.state == FINISHED else f"is {state.status.state}"

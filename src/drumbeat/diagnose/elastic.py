@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, Optional
+from datetime import datetime
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.finding import Evidence
 
@@ -17,6 +18,8 @@ _INLINE = (
     ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
 )
 _MAX_LINES = 16
+_MAX_TABLES = 1_000
+APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class ElasticSummary:
 
     def __init__(self) -> None:
         self.first: Optional[FirstFailure] = None
-        self.several_runs = False  # one host's torchrun ended more than once in these logs
-        self._ended: Dict[str, str] = {}  # host -> time
+        self.several_runs = False  # one host's torchrun ended more than once, and which lines are whose is not known
+        self._tables: List[FirstFailure] = []
+        self._ended: Dict[Tuple[str, str], FirstFailure] = {}  # file and host -> its torchrun's last end
+        self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
+        self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
         self.open = 0  # lines of the block still to come
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
@@ -81,10 +87,41 @@ class ElasticSummary:
             self._evidence,
             time=self._fields.get("time", "")[:40],
         )
-        if found.host and self._ended.setdefault(found.host, found.time) != found.time:
-            self.several_runs = True
+        if len(self._tables) < _MAX_TABLES:
+            self._tables.append(found)
         if self.first is None or _before(found, self.first):
             self.first = found
+        if found.host:
+            self._compare(found)
+
+    def _compare(self, found: FirstFailure) -> None:
+        """Has this host's torchrun ended before, in another run?"""
+        file = found.evidence.file or ""
+        before = self._ended.get((file, found.host))
+        self._ended[(file, found.host)] = found
+        if before is not None and _seconds_apart(before.time, found.time) > APART:
+            self.begins[file] = max((before.evidence.line or 0) + 1, self.begins.get(file, 0))
+        elif self._hosts.setdefault(found.host, found.time) != found.time:
+            self.several_runs = True
+
+    def drop(self, begins: Mapping[str, int]) -> None:
+        """Forget the tables of earlier runs: `begins` has the first line of each file's last one."""
+        self._tables = [
+            table for table in self._tables if (table.evidence.line or 0) >= begins.get(table.evidence.file or "", 0)
+        ]
+        if self.first is not None and self.first.who == "torchrun":
+            self.first = None
+            for table in self._tables:
+                if self.first is None or _before(table, self.first):
+                    self.first = table
+
+
+def _seconds_apart(one: str, other: str) -> float:
+    try:
+        first, second = (datetime.strptime(text[:19], "%Y-%m-%d_%H:%M:%S") for text in (one, other))
+    except ValueError:
+        return 0.0
+    return abs((second - first).total_seconds())
 
 
 def _before(one: FirstFailure, other: FirstFailure) -> bool:

@@ -48,6 +48,7 @@ class Event:
     bare: bool = False  # an exception's last line without its traceback
     caught: bool = False  # an exception that somebody caught and printed
     lines: int = 1  # of the traceback
+    of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
 
     @property
     def code(self) -> str:
@@ -135,6 +136,7 @@ class Events:
                     bare=bare,
                     caught=raised.caught,
                     lines=raised.lines,
+                    of_launcher=raised.of_launcher,
                 )
             )
 
@@ -147,6 +149,23 @@ class Events:
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""
         self.kept = [event for event in self.kept if (event.evidence.file, event.evidence.line) != (file, number)]
+
+    def ends_of_run(self, file: str) -> None:
+        """A run seems to have ended here: what comes now may belong to another one, and has room of its own."""
+        self._per_source = {key: count for key, count in self._per_source.items() if key[1] != file}
+
+    def drop(self, file: str, below: int) -> None:
+        """Forget what was found in that file before line `below`: it belongs to an earlier run."""
+        self.kept = [event for event in self.kept if event.evidence.file != file or event.number >= below]
+        self.tracebacks = [span for span in self.tracebacks if span.file != file or span.first >= below]
+        for places in self.places.values():
+            places.drop(file, below)
+        self.places = {code: places for code, places in self.places.items() if places}
+        for (mark, name), numbers in list(self.mark_lines.items()):
+            if name == file:
+                self.mark_lines[(mark, name)] = [number for number in numbers if number >= below]
+        self.mark_lines = {key: numbers for key, numbers in self.mark_lines.items() if numbers}
+        self.marks = {mark for mark, _ in self.mark_lines}
 
     def add_marks(self, marks: List[str], file: str, number: int) -> None:
         for mark in marks:

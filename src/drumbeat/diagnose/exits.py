@@ -267,13 +267,15 @@ def _by_code(
         title = f"exit code {exit_code}: {evidence[-1].text[:200]}"
         cause = "not known: no rule knows its last words"
         return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
-    cause = "not known: it wrote nothing"
+    silent = not any(line.strip() for line in lines)
+    cause = "not known: it wrote nothing" if silent else "not known: its last lines speak of no error"
     return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, confidence=UNKNOWN, seen=seen)
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
-    """The last line, or a telling one among the last few."""
-    texts: List[str] = [text for text in (clean(line).text.strip() for line in lines[-20:]) if text]
+    """The last line, or a telling one among the last few; what a logger calls information says nothing about an end."""
+    cleaned = (line for line in map(clean, lines[-20:]) if line.level != "I")
+    texts: List[str] = [text for text in (line.text.strip() for line in cleaned) if text]
     telling = [text for text in texts[-8:] if _TELLING.search(text)]
     return tuple(Evidence(text[:500]) for text in (telling or texts)[-1:])
 

@@ -25,6 +25,9 @@ class Log:
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
     survived: Tuple[Survived, ...] = ()  # tracebacks that did not end their process
+    begins: Mapping[str, int] = field(
+        default_factory=dict
+    )  # file -> first line of its last run, where it holds several
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

@@ -31,12 +31,16 @@ def with_record(failure: Failure, log: Log) -> Failure:
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
     if failure.answer == NO_FAILURE:
-        seen = tuple(f"{file}:1-{last}" for file, last in list(log.ends.items())[:64])
+        seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
         seen = ()
     else:
         places = log.places.get(failure.finding.code)
         seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
+    unseen += [
+        f"lines 1-{first - 1} of {file}: earlier runs in the same file; only the last one is judged"
+        for file, first in list(log.begins.items())[:8]
+    ]
     if log.several_runs:
         unseen.append("where one run ends and the next begins: these logs hold several")
     sure = seen and not log.several_runs

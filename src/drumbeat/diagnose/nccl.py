@@ -187,12 +187,6 @@ def find_version(text: str) -> List[Version]:
     return [version_of(match) for match in _VERSION.finditer(text)]
 
 
-def result_code(message: str) -> Optional[int]:
-    """The return code of a trail line such as `init.cc:1263 -> 2`."""
-    match = _RESULT.match(message)
-    return int(match[1]) if match else None
-
-
 _STAGES: Dict[str, str] = {
     "Init START": "start",
     "Init COMPLETE": "complete",
@@ -292,7 +286,7 @@ def _network(message: str) -> Optional[Observation]:
         names = tuple(dict.fromkeys(_BOOTSTRAP.findall(message))) if "Using " in message else ()
         return Interface(names) if names else None
     if message.startswith("P2P plugin "):
-        return Plugin(message[4:].strip())
+        return Plugin(message[len("P2P plugin ") :].strip())
     if "shared memory segment" in message or "failed to extend /dev/shm" in message:
         return Used("SHM")
     if message.startswith("Call to ibv_modify_qp failed"):

@@ -30,6 +30,12 @@ class Places:
             ranges.append((first, last))
             self._ranges += 1
 
+    def drop(self, file: str, below: int) -> None:
+        """Forget the lines of that file before number `below`."""
+        kept = [(max(first, below), last) for first, last in self._files.pop(file, ()) if last >= below]
+        if kept:
+            self._files[file] = kept
+
     def texts(self) -> Tuple[str, ...]:
         """`slurm-7.out:12,40-44`, one for each file."""
         return tuple(f"{file}:{_numbers(ranges)}" for file, ranges in list(self._files.items())[:MAX_TEXTS])

@@ -1,12 +1,13 @@
 """Which literals a line holds: cheap for the lines that hold none, which are nearly all.
 
 A line is split into words, and one set operation says whether any of them belongs to a literal. Only then are the
-literals themselves looked for, and what was found is remembered by the line's shape (every digit made 0), because
-lines of a training log mostly differ in their numbers only.
+literals themselves looked for: all that have no inner word, and those whose inner word is there. What was found is
+remembered by the line's shape (every digit made 0), because lines of a training log mostly differ in their numbers only.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -19,9 +20,31 @@ _WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code
 
 def word_of(literal: str) -> str:
     """The word that is looked for first: an inner one if possible, because an outer one may be cut off or glued."""
+    return max(_inner_words(literal) or _words_of(literal) or [""], key=len)
+
+
+def _words_of(literal: str) -> List[str]:
     words: List[str] = re.findall(r"[A-Za-z]+", literal)
-    inner = [word for word in words[1:-1] if len(word) >= SHORTEST]
-    return max(inner or words or [""], key=len)
+    return words
+
+
+def _inner_words(literal: str) -> List[str]:
+    return [word for word in _words_of(literal)[1:-1] if len(word) >= SHORTEST]
+
+
+_Keys = List[Tuple[bytes, int]]  # shapes of literals, with the literals' numbers
+
+
+@functools.lru_cache(maxsize=4)
+def _index(literals: Tuple[str, ...]) -> Tuple[Dict[bytes, _Keys], _Keys]:
+    """Word to look for first -> its literals with inner words; and the literals without. The same for every reader."""
+    index: Dict[bytes, _Keys] = {}
+    loose: _Keys = []
+    for number, literal in enumerate(literals):
+        key = (literal.encode().translate(SHAPE), number)
+        of_word = index.setdefault(word_of(literal).encode(), [])
+        (of_word if _inner_words(literal) else loose).append(key)
+    return index, loose
 
 
 class Prefilter:
@@ -29,22 +52,21 @@ class Prefilter:
 
     def __init__(self, literals: Sequence[str], max_repeats: Optional[int] = None) -> None:
         self._max_repeats = max_repeats
-        keys: Dict[bytes, List[int]] = {}
-        for index, literal in enumerate(literals):
-            keys.setdefault(literal.encode().translate(SHAPE), []).append(index)
-        self._keys = [(key, tuple(indices)) for key, indices in keys.items()]
-        self._triggers = frozenset(word_of(literal).encode() for literal in literals)
+        self._index, self._loose = _index(tuple(literals))
+        self._words = self._index.keys()
         self._known: Dict[bytes, Tuple[int, ...]] = {}
         self._repeats: Dict[bytes, int] = {}
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
         """The numbers of the literals that stand in this line (digits count as any digit)."""
-        if self._triggers.isdisjoint(line.translate(_WORDS).split()):
+        words = line.translate(_WORDS).split()
+        if self._words.isdisjoint(words):
             return ()
         shape = line.translate(SHAPE)
         found = self._known.get(shape)
         if found is None:
-            found = tuple(index for key, indices in self._keys if key in shape for index in indices)
+            keys = [*self._loose, *(key for word in self._words & set(words) for key in self._index[word])]
+            found = tuple(sorted(number for key, number in keys if key in shape))
             self._remember(shape, found)
         elif found and self._max_repeats:
             repeats = self._repeats[shape] = self._repeats.get(shape, 0) + 1

@@ -23,6 +23,8 @@ from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Pre
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import Rulebook, rulebook
+from drumbeat.diagnose.runs import WORDS as RUN_WORDS
+from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.tracebacks import BARE, CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
@@ -36,7 +38,7 @@ _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
-    rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
+    rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
     rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
@@ -52,12 +54,13 @@ class Reader:
         self.events = Events()
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
+        self.runs = Runs()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
-        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS)
+        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
@@ -136,6 +139,7 @@ class Reader:
         self.communicators.finish()
         self.elastic.finish()
         self._finish_tracebacks()
+        begins = self._last_runs() if self.recorded is None else {}
         extra = tuple(compare(self.dumps))
         return make_report(
             self.rules,
@@ -150,7 +154,22 @@ class Reader:
             tuple(self.pasted),
             self.of_a_run,
             self.recorded,
+            begins,
         )
+
+    def _last_runs(self) -> Dict[str, int]:
+        """Where the last run of a file begins, if it holds several; what was found in the earlier ones is forgotten."""
+        self.runs.finish(self._ends)
+        begins = dict(self.runs.begins)
+        for file, first in self.elastic.begins.items():
+            begins[file] = max(first, begins.get(file, 0))
+        for file, first in begins.items():
+            self.events.drop(file, first)
+            if self._good_ends.get(file, first) < first:
+                del self._good_ends[file]
+        if begins:
+            self.elastic.drop(begins)
+        return begins
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
@@ -212,15 +231,24 @@ class Reader:
                 self._good_ends[file] = number
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
+        was_open = self.elastic.open
         self.elastic.feed(text, file, number)
+        if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
+            self._end_of_run(file, number)
         self._traceback(file, line, evidence, matched)
+
+    def _end_of_run(self, file: str, number: int) -> None:
+        """One run has ended before this line, or with it."""
+        self.events.ends_of_run(file)
+        if self.runs.begins.get(file) == number and len(self._ends) == 1:
+            self.communicators = Communicators()  # the transport, too, is that of the last run
 
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
         tracebacks = self._tracebacks.get(file)
         if tracebacks is None and len(self._tracebacks) < MAX_FILES:
             tracebacks = self._tracebacks[file] = Tracebacks()
         raised = tracebacks.feed(line) if tracebacks is not None else None
-        if raised is not None and raised.ignored:
+        if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
             self.events.add_traceback(raised, line, file, evidence.line or 0)

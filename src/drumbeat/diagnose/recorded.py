@@ -39,6 +39,8 @@ class Recorded:
 
 def with_record(failure: Failure, recorded: Recorded) -> Failure:
     """The answer of the logs, corrected by what the run itself recorded."""
+    if recorded.outcome == "finished":
+        recorded = _without_hang(recorded)
     known = {finding.code for finding in (failure.finding, recorded.cause) if finding}
     notes = failure.notes + tuple(note for note in recorded.notes if note.code not in known)
     failure = replace(failure, notes=notes)
@@ -51,6 +53,16 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
         return failure
     answer = _answer(failure, own, recorded)
     return answer if end is None else replace(answer, consequences=(*answer.consequences, end))
+
+
+def _without_hang(recorded: Recorded) -> Recorded:
+    """A run that finished did not hang: it was only quiet for a while."""
+    cause = None if recorded.cause and _is_hang(recorded.cause) else recorded.cause
+    return replace(recorded, cause=cause, notes=tuple(note for note in recorded.notes if not _is_hang(note)))
+
+
+def _is_hang(finding: Finding) -> bool:
+    return finding.code.startswith("hang-")
 
 
 def _end(recorded: Recorded) -> Optional[Finding]:

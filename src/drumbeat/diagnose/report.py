@@ -48,6 +48,7 @@ def make_report(
     pasted: Tuple[Dump, ...] = (),
     of_a_run: bool = True,
     recorded: Optional[Recorded] = None,
+    begins: Optional[Mapping[str, int]] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -61,6 +62,7 @@ def make_report(
         transport.missing_ranks(state),
         elastic.several_runs and recorded is None,
         survived(events.tracebacks, ends or {}, AT_THE_END),
+        begins or {},
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

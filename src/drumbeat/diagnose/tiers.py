@@ -22,6 +22,7 @@ CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
+_STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 
 
@@ -30,6 +31,10 @@ class Tiers:
 
     def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
         self.first, self.extra, self.log = first, extra, log
+        self._step_ends: Dict[Optional[str], int] = {}  # file -> first line by which srun or slurmstepd ends a step
+        for event in live:
+            if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
+                self._step_ends.setdefault(event.evidence.file, event.number)
         self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
@@ -54,7 +59,14 @@ class Tiers:
             return NOISE if rule.role == CONSEQUENCE else NOTE
         if rule.role == CONSEQUENCE and self._done_before(event):
             return NOISE
+        if event.code == "killed" and self._killed_by_srun(event):
+            return CONSEQUENCE
         return rule.role
+
+    def _killed_by_srun(self, event: Event) -> bool:
+        """srun says that a task was killed after it has itself begun to end the step."""
+        ended = self._step_ends.get(event.evidence.file)
+        return ended is not None and ended < event.number and "srun: " in event.evidence.text
 
     def survived(self, event: Event) -> Optional[Survived]:
         """The traceback in which it stands, if its process printed that and went on to fail otherwise."""
@@ -110,6 +122,8 @@ class Tiers:
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
         tiers[CAUSE] = _without_survived(tiers[CAUSE])
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
+        if any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
+            tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not event.of_launcher]
         loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]

@@ -30,6 +30,8 @@ _TOP = re.compile(
     r"in <module>|in (?:_bootstrap|_bootstrap_inner|_wrap|_run_module_as_main|_main|spawn_main|_worker_loop|main|wrapper)\b"
     r"|multiprocessing|threading\.py|runpy|/launch|ray|line \d+$|\u2502"
 )
+# A launcher's own traceback says that a rank failed, not why.
+_LAUNCHER = re.compile(r"/bin/(?:torchrun|accelerate|deepspeed)$|/torch/distributed/(?:run|launch|launcher/api)\.py$")
 # Words before a traceback that did not end the process.
 IGNORED = (
     "Exception ignored in",
@@ -73,6 +75,7 @@ class Raised:
     chained: bool = False  # Python shows it as one failure with the traceback before it
     of_main: bool = False  # the user's program, from its first frame on
     of_helper: bool = False  # of a thread or a worker process
+    of_launcher: bool = False
 
     @property
     def where(self) -> str:
@@ -94,6 +97,7 @@ class _Open:
     source_next: bool = False  # the next line is the frame's source text
     ignored: bool = False
     chained: bool = False
+    of_launcher: bool = False
 
 
 class Tracebacks:
@@ -103,6 +107,7 @@ class Tracebacks:
         self._open: Dict[Optional[int], _Open] = {}
         self._ignored: Dict[Optional[int], bool] = {}
         self._chained: Set[Optional[int]] = set()
+        self._last_ignored: Set[Optional[int]] = set()  # ranks whose last traceback Python called ignored
 
     def __bool__(self) -> bool:
         return bool(self._open or self._ignored)
@@ -117,7 +122,13 @@ class Tracebacks:
         return [
             (
                 rank,
-                Raised("a traceback that is cut off before its exception", state.frame, state.own_frame, state.lines),
+                Raised(
+                    "a traceback that is cut off before its exception",
+                    state.frame,
+                    state.own_frame,
+                    state.lines,
+                    of_launcher=state.of_launcher and not state.own_frame,
+                ),  # fmt: skip
             )
             for rank, state in self._open.items()
             if (state.frame or state.headed) and not state.ignored
@@ -132,6 +143,8 @@ class Tracebacks:
         if any(words in text for words in CHAINED):
             if len(self._chained) < MAX_OPEN:
                 self._chained.add(line.rank)
+            if line.rank in self._last_ignored and len(self._ignored) < MAX_OPEN:
+                self._ignored[line.rank] = True  # what is raised while an ignored exception is handled is ignored too
             return None
         if any(words in text for words in IGNORED):
             self._open.pop(line.rank, None)
@@ -141,6 +154,8 @@ class Tracebacks:
         frame = _FRAME.match(text)
         state = self._open.get(line.rank)
         if state is None:
+            if not text.strip():
+                return None
             ignored = self._ignored.pop(line.rank, False)
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
@@ -165,6 +180,7 @@ class Tracebacks:
             state.outermost = state.outermost or text
             if not _LIBRARY.search(frame[1] or frame[3]):
                 state.own_frame = state.frame
+            state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
             state.length, state.source_next = state.length + 1, True
             self._give_up(rank, state)
             return None
@@ -177,6 +193,7 @@ class Tracebacks:
         match = EXCEPTION.match(bare)
         if match and state.frame and ("." in match["name"] or match["name"][0].isupper()):
             del self._open[rank]
+            (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
             caught = state.headed and not _TOP.search(state.outermost)
             of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))
             return Raised(

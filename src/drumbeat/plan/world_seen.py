@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 from drumbeat.ranges import ranges
@@ -30,6 +30,7 @@ class Row:
     starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
     alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
     joined: bool = False  # one of its connections is to its own meeting point
+    links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
 
     @property
     def world(self) -> Tuple[str, Optional[int]]:
@@ -65,7 +66,7 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         everywhere = len({row.node for row in members}) == planned.nodes
         if size != total and ((size == len(members) and everywhere) or final):
             return _verdict(OTHER_SIZE, _other_size(size, planned), seen)
-        if size == total and len(members) == total and (total == 1 or not any(row.alone for row in members)):
+        if size == total and len(members) == total and (total == 1 or _together(members)):
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
             )
@@ -74,9 +75,9 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
 
 
 def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
-    """Ranks that train and have no connection to anybody are not one training, but several."""
+    """Ranks that train and have no connection to each other are not one training, but several."""
     ranks = _ranks(rows, planned)
-    if len(ranks) < 2 or not all(row.alone for row in ranks):
+    if len(ranks) < 2 or any(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) < len(ranks):
         return None
     smaller = (("--nodes 1", planned.nodes > 1), ("--ranks-per-node 1", planned.world_size > planned.nodes))
     alone = " ".join(flag for flag, differs in smaller if differs)
@@ -84,15 +85,35 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
         "ranks-never-joined",
         WARNING,
         f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
-        "steps are reported, but no rank has a TCP connection: no process group was made",
-        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+        "steps are reported, but no rank has a TCP connection to another, or to MASTER_ADDR:PORT: no process group was made",
+        "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); Lightning: "
+        f"Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})"
         + (f"; for one training alone: {alone}" if alone else ""),
         tuple(
-            Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} has no TCP connection") for row in ranks
+            Evidence(f"rank {row.rank}: process {row.pid} on node {row.node} is connected to no other rank")
+            for row in ranks
         )[:_SHOWN],
         confidence=LIKELY,
         seen=(f"the sockets of {_count(len(ranks), 'process', 'processes')}",),
     )
+
+
+def _together(ranks: Sequence[Row]) -> bool:
+    """Whether connections make one world of them. MPI has other ways: there nothing is looked at, and its numbers count."""
+    return all(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) == 1
+
+
+def _groups(ranks: Sequence[Row]) -> List[Set[int]]:
+    """Pids of the ranks that are connected: by their meeting point, or by a TCP connection of which each has one end."""
+    ends = {link: row.pid for row in ranks for link in row.links}
+    groups: List[Set[int]] = []
+    met = {row.pid for row in ranks if row.joined}
+    for row in ranks:
+        own = {row.pid, *(ends[there, here] for here, there in row.links if (there, here) in ends)}
+        own |= met if own & met else set()
+        touched = [group for group in groups if group & own]
+        groups = [group for group in groups if not group & own] + [own.union(*touched)]
+    return groups
 
 
 def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
@@ -171,7 +192,8 @@ def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, see
         return Verdict("world", AS_PLANNED, LIKELY, words, seen=(f"TCP connections to {place}",))
     words = f"{len(ranks)} of {planned.world_size} ranks were seen"
     if len(ranks) == planned.world_size:
-        words = f"{sum(1 for row in ranks if row.alone)} of {planned.world_size} ranks have no TCP connection"
+        groups = len(_groups(ranks))
+        words = f"{planned.world_size} ranks in {groups} groups that have no TCP connection to each other"
     if not ranks:
         words = "no process shows a RANK or a connection to MASTER_ADDR:PORT"
     return Verdict("world", UNKNOWN, UNKNOWN, words, seen=seen)

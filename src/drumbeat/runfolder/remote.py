@@ -22,6 +22,7 @@ LIMIT = 4 << 20  # bytes of files in one answer
 LARGEST = 64 << 20  # bytes: a larger file that does not only grow stays where it is
 _REQUEST = 8 << 20
 _GROWING = (".jsonl", ".out", ".err", ".log")
+_RUN_AS_CODE = (".pkl",)  # the other side unpickles it, and there it belongs to whoever fetched it
 
 
 def grows(path: str) -> bool:
@@ -55,7 +56,9 @@ def answer(root: str, request: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any],
         had, when = have.get(path, (-1, 0))
         if had == size and (when == changed or grows(path)):
             continue
-        if size > LARGEST and not grows(path):
+        if (size > LARGEST and not grows(path)) or (
+            path.endswith(_RUN_AS_CODE) and _of_others(os.path.join(root, path))
+        ):
             left.append(path)
             continue
         if room <= 0:
@@ -82,6 +85,15 @@ def _files(root: str, under: str) -> Iterator[Tuple[str, int, int]]:
                 continue
             if stat.S_ISREG(status.st_mode) and not name.endswith(".tmp"):
                 yield os.path.relpath(full, root), status.st_size, status.st_mtime_ns
+
+
+def _of_others(path: str) -> bool:
+    """Whether another user owns this file, or may write to it."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
 
 
 def _read(path: str, offset: int, limit: int) -> bytes:

@@ -15,7 +15,6 @@ from typing import List, Tuple
 # node's agent has ended before all nodes had come, so the lead waits in vain.
 WORDS = ("TERM", "INT", "USR2", "CANCEL", "LOST")
 _LIMIT = 1 << 16
-_LOOK_EVERY = 1.0  # seconds
 
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
@@ -35,14 +34,6 @@ class StopFile:
 
     path: str
     position: int = 0
-    looked: float = 0.0  # when, on the caller's clock
-
-    def look_now_and_then(self, now: float) -> List[Tuple[str, str]]:
-        """As `look`, but at most once per second: the file is on shared storage."""
-        if now - self.looked < _LOOK_EVERY:
-            return []
-        self.looked = now
-        return self.look()
 
     def look(self) -> List[Tuple[str, str]]:
         """Pairs of a word of WORDS and the reason."""
@@ -61,6 +52,7 @@ class StopFile:
                 asked.append((name, reason or f"asked to stop by {name}"))
         return asked
 
-    def skip(self) -> None:
-        """What was asked of an earlier start of this run is no longer meant."""
+    def skip(self) -> int:
+        """What was asked of an earlier start of this run is no longer meant. The position after it."""
         self.look()
+        return self.position

@@ -27,7 +27,7 @@ from drumbeat.spec.job import Job
 from drumbeat.spec.meeting import find_hosts, port_seed, run_identity
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
-from drumbeat.spec.resources import container, flag_of, resources
+from drumbeat.spec.resources import container, flag_of, image_of, resources
 from drumbeat.spec.shell_syntax import refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.sweep import combinations, with_array
@@ -219,8 +219,8 @@ def _run_id(name: str, here: Here) -> str:
 
 def _python(job: Job, site: Site) -> str:
     """The job's own, else the site's; an image has an interpreter of its own."""
-    text = job.python or ("" if job.container not in (None, "none") else site.python or "")
-    if text and not re.fullmatch(r"[\w./*?+-]{1,300}", text):
+    text = job.python or ("" if image_of(job, site)[0] else site.python or "")
+    if text and not re.fullmatch(r"[\w./*?+][\w./*?+-]{0,299}", text):
         raise Problem(f"{job.where('python')}: {shown(text)} is not the name or path of a program")
     return text
 

@@ -86,26 +86,36 @@ def flag_of(option: str) -> str:
     return option.partition("=")[0]
 
 
+def image_of(job: Job, site: Site) -> Tuple[str, str]:
+    """The image as it is written, and where: the job's, else the site's. Empty: the job runs without a container."""
+    if job.container is not None:
+        return ("" if job.container == "none" else job.container), job.where("container")
+    image = site.container.image if site.container else None
+    return image or "", site.where("container.image")
+
+
 def container(job: Job, site: Site, here: Any) -> Optional[Container]:
-    if job.container in (None, "none"):
+    written, where = image_of(job, site)
+    if not written:
         return None
     of_site = site.container
     runtime = job.container_runtime or (of_site.runtime if of_site else None)
     if runtime is None:
         raise Problem(
-            f"{job.where('container')}: nothing says what runs containers on {site.name}",
+            f"{where}: nothing says what runs containers on {site.name}",
             f"add container-runtime: one of {', '.join(RUNTIMES)}",
         )
-    image = expand(job.container or "", here.environ, job.where("container"))
+    image = expand(written, here.environ, where)
     if image.startswith("-") or not image.isprintable():
         raise Problem(
-            f"{job.where('container')}: {shown(image)} is no image: {runtime} would read it as an option",
+            f"{where}: {shown(image)} is no image: {runtime} would read it as an option",
             "name a file (./-name.sif) or an image as its registry calls it",
         )
     binds = [expand(bind, here.environ, job.where("binds")) for bind in job.binds]
     binds += [expand(bind, here.environ, site.where("container.binds")) for bind in (of_site.binds if of_site else ())]
     for bind in binds:
-        if not bind.startswith("/") or re.search(r"[\s,'\"]", bind):
+        places = bind.split(":")[:2]
+        if not all(place.startswith("/") for place in places) or re.search(r"[\s,'\"]", bind):
             raise Problem(f"{job.where('binds')}: {shown(bind)} is not HOST or HOST:INSIDE with absolute paths")
     vendor = of_site.vendor if of_site else ""
     return Container(runtime, image, tuple(binds), vendor, options=of_site.options if of_site else ())

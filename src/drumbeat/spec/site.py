@@ -83,6 +83,13 @@ class SiteContainer:
     vendor: str = key(
         "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
     )
+    image: Optional[str] = key(
+        "text",
+        "The image of a job that names none; `container: none` in a job runs it without.",
+        "registry.example.org/team/train:1",
+        None,
+        default_text="none: only jobs that name an image run in one",
+    )
     binds: Tuple[str, ...] = key(
         "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
     )

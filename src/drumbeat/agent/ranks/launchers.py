@@ -71,6 +71,10 @@ class Direct:
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
 
+    def met(self) -> bool:
+        """Whether a launcher inside a script would be ours by now; False where ranks run and no stand-in was called."""
+        return self._stages is None or bool(self._stages.read())
+
     @property
     def may_hide_failures(self) -> bool:
         """Whether the exit code may be another program's than the one that trains: a shell stands before it."""

@@ -1,10 +1,11 @@
 """Stand-ins for the launchers that a script starts itself.
 
 A private folder with small programs of the launchers' names stands first on the script's PATH, and bash gets functions of
-the same names, which also hold after `source activate` or `bash -l`; those that it calls by an absolute path are functions
-in a file that bash reads first (BASH_ENV). Each of them starts the launcher as drumbeat would have
-started it: with the run's own nodes and rendezvous, a log for every rank, and true exit codes. One launcher after another is
-a stage each; two at once are refused. What none of them meets (a path that the script puts together, `exec`), the census sees.
+the same names, which also hold after `source activate` or `bash -l`. A file that bash reads first (BASH_ENV) has functions
+for those that it calls by an absolute path, and keeps the folder first on PATH for `exec`, `timeout` and whatever else
+looks there. Each of them starts the launcher as drumbeat would have started it: with the run's own nodes and rendezvous, a
+log for every rank, and true exit codes. One launcher after another is a stage each; two at once are refused. What none of
+them meets (a path that a command puts together, an `sh` script that changes PATH), the census names.
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
     # Red Hat's `which` prints the text of a function; a script that asks it for a program must get a path.
     if "BASH_FUNC_which%%" not in environ:
         variables.update({f"BASH_FUNC_{name}%%": _function(name) for name in names if name.isidentifier()})
-    launchers, pythons = script.paths(environ)
-    if script.shell == "bash" and (launchers or pythons):
-        variables["BASH_ENV"] = _bash_env(settings.folder, launchers, pythons, call)
+    if script.shell:
+        variables["BASH_ENV"] = _bash_env(settings.folder, *script.paths(environ), call)
         if environ.get("BASH_ENV"):
             variables[USERS_BASH_ENV] = environ["BASH_ENV"]
     return [EnvVar(name, value, why, "default") for name, value in variables.items()]
@@ -98,8 +98,13 @@ def _function(name: str) -> str:
 
 
 def _bash_env(folder: str, launchers: Sequence[str], pythons: Sequence[str], call: str) -> str:
-    """A file for bash with functions of the names of these paths; the user's own such file is read first."""
-    lines = [f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"']
+    """A file for bash: functions of the names of these paths, and before each command a look whether the stand-ins still
+    stand first on PATH. The user's own such file is read first, and a DEBUG trap of theirs stays."""
+    first = f'case ":$PATH" in ":${{{STAND_INS}-}}:"*) ;; *) [ ! -d "${{{STAND_INS}-}}" ] || PATH=${STAND_INS}:$PATH ;; esac'
+    lines = [
+        f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"',
+        f"[ -n \"$(trap -p DEBUG)\" ] || {{ trap '{{ {first}; }} 2>/dev/null' DEBUG; set -o functrace; }}",
+    ]
     lines += [f'{path}() {{ {call} {path} "$@"; }}' for path in launchers]
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
     lines += [

@@ -34,6 +34,7 @@ class Scene:
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
+    met: Callable[[], bool]  # False where stand-ins for launchers wait, and none was called yet
     beat: Callable[[], None]  # tells the guard that the agent is alive
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
 
@@ -65,9 +66,9 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         watchers.append(seats)
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
-        watchers.append(Census())
+        watchers.append(Census(scene.node))
         sensors.append(
-            CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat)
+            CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat, scene.met)
         )
     if scene.kernel_log:
         watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))

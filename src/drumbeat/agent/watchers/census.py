@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.watchers.contract import Action, Emit, Saw
+from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
+from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.forked import in_child
 from drumbeat.plan.world_seen import Row
 from drumbeat.record import from_plain, to_plain
@@ -16,6 +17,7 @@ _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look makes the next one wait so many times longer
 _LONGEST = 5.0
 _LOOK_WITHIN = 5.0
+_LINKS = 64  # connections of one rank that are told to the lead
 _GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
 _NAMES = (b"RANK=", b"WORLD_SIZE=", b"MASTER_ADDR=", b"MASTER_PORT=")
 _MPI = (b"PMIX_RANK=", b"PMI_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -45,9 +47,10 @@ class CensusLooks:
         port: int,
         shared_loopback: bool,
         beat: Callable[[], None],
+        met: Callable[[], bool] = lambda: True,
     ) -> None:
         self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
-        self.beat = beat
+        self.beat, self.met = beat, met
         self._begin: Optional[float] = None
         self._next = 0.0
         self._wait = _FIRST
@@ -63,9 +66,11 @@ class CensusLooks:
         rows = self._look()
         if rows is None:
             return []
-        whole = len(rows) == self.ranks and not any(row.alone or row.starts_others for row in rows)
+        together = all(row.joined or row.alone is None for row in rows)
+        whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
         self._complete = self._complete + 1 if whole else 0
-        return [Saw("census", {"rows": rows, "complete": whole})]
+        others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
+        return [Saw("census", {"rows": rows, "complete": whole, "unmet": bool(others) and not self.met()})]
 
     def _look(self) -> Optional[List[Row]]:
         """In a child: a process that hangs in the kernel can block whoever reads about it."""
@@ -81,19 +86,39 @@ class CensusLooks:
 class Census:
     """A watcher: tells the lead what two looks in a row have shown alike, and says it again as long as it is not all."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: int = 0) -> None:
+        self.node = node
         self._last: Optional[Tuple[Row, ...]] = None
         self._told: Optional[Tuple[Row, ...]] = None
+        self._unmet_told = self.node != 0  # the script is the same everywhere
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if saw.kind != "census":
             return []
         rows = tuple(saw.data["rows"])
-        alike, self._last = rows == self._last, rows
-        if not alike or (rows == self._told and saw.data["complete"]):
+        plain = tuple(replace(row, links=()) for row in rows)  # connections come and go
+        alike, self._last = plain == self._last, plain
+        if not alike:
             return []
-        self._told = rows
-        return [Emit("census", {"rows": rows})]
+        actions: List[Action] = []
+        if saw.data.get("unmet") and not self._unmet_told:
+            self._unmet_told = True
+            actions.append(Warn(unmet_finding(rows)))
+        if rows != self._told or not saw.data["complete"]:
+            self._told = rows
+            actions.append(Emit("census", {"rows": rows}))
+        return actions
+
+
+def unmet_finding(rows: Sequence[Row]) -> Finding:
+    """The script has started a launcher past its stand-in."""
+    return Finding(
+        "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
+        "by a path that a command puts together, by its path behind exec or timeout, or from an sh script that changes PATH",
+        "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
+        tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
+        seen=("RANK of the processes below the script",),
+    )  # fmt: skip
 
 
 def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool) -> List[Row]:
@@ -239,6 +264,7 @@ def _with_sockets(
     if identity is None or identity.by_mpi:
         return row
     found = [_sockets(one) for one in tree if _same_branch(row.pid, one, parents, identities)]
-    joined = any(pair[1] and identity.port in pair for sockets in found for pair in sockets or ())
+    links = [pair for sockets in found for pair in sockets or () if pair[1]]
+    joined = any(identity.port in pair for pair in links)
     alone = False if any(found) else None if None in found else True
-    return replace(row, alone=alone, joined=joined)
+    return replace(row, alone=alone, joined=joined, links=() if joined else tuple(links[:_LINKS]))

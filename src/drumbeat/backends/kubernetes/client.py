@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from urllib.parse import quote, unquote
 
 from drumbeat.backends.contract import Handle, parse_handle
+from drumbeat.backends.kubernetes.options import check_namespace
+from drumbeat.backends.kubernetes.states import printable
 from drumbeat.problem import Problem
 
 _SECONDS = 30.0
@@ -66,11 +68,14 @@ class Cluster:
     def settled(self) -> Cluster:
         """With the names that kubectl takes by itself filled in, so that a handle means the same cluster tomorrow."""
         context = self.context or self.call("config", "current-context").decode().strip()
-        namespace = self.namespace
-        if not namespace:
-            path = "{.contexts[?(@.name==" + json.dumps(context) + ")].context.namespace}"
-            namespace = self.call("config", "view", "-o", f"jsonpath={path}").decode().strip() or "default"
+        namespace = self.namespace or check_namespace(self._default_namespace(context)) or "default"
         return Cluster(self.environ, context, namespace)
+
+    def _default_namespace(self, context: str) -> str:
+        for entry in decoded(self.call("config", "view", "-o", "json")).get("contexts") or ():
+            if isinstance(entry, dict) and entry.get("name") == context:
+                return str((entry.get("context") or {}).get("namespace") or "")
+        return ""
 
 
 def decoded(data: bytes) -> Dict[str, Any]:
@@ -160,7 +165,7 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
 
 def _plain(stderr: str) -> str:
     lines: List[str] = []
-    for line in stderr.splitlines():
+    for line in map(printable, stderr.splitlines()):
         line = re.sub(r"^(error: |Error from server( \(\w+\))?: |E\d{4} .*?\] )", "", line.strip()).strip()
         line = re.sub(r"^error when creating \"[^\"]*\": ", "", line)
         if line and line not in lines and not line.startswith(("Warning:", "W1", "I1")):

@@ -21,6 +21,10 @@ GPU_RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")  # of a label
+_LARGEST_ID = 2**31 - 1
+_OWN = ("drumbeat/", "app.kubernetes.io/managed-by")  # names by which a run's objects are found again
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?([kMGTPE]|[KMGTPE]i|m)?")
 _MEMORY = re.compile(r"(\d+)\s*([KMGTkmgt]?)(i?)([bB]?)")
@@ -102,11 +106,15 @@ def settings_of(order: Order) -> Settings:
     request = order.resources
     once, several = _sorted(request.options)
     values: Dict[str, object] = {}
-    plain = {"context", "runtime", "service-account", "scheduler", "runtime-class"}
+    names = {"runtime", "service-account", "scheduler", "runtime-class"}
     for name, (text, whole) in once.items():
         key = name.replace("-", "_")
-        if name in plain:
-            values[key] = _checked(text, whole, r"\S{1,250}")
+        if name in names:
+            values[key] = _checked(text, whole, _NAME.pattern, f"--{name}=NAME: small letters, digits, - and .")
+        elif name == "context":
+            values[key] = _checked(
+                text, whole, r"[^\x00-\x1f\x7f]{1,250}", "--context=NAME, as kubectl config get-contexts says"
+            )
         elif name == "kind":
             if text not in KINDS:
                 raise _wrong(whole, f"one of {', '.join(KINDS)}")
@@ -115,7 +123,7 @@ def settings_of(order: Order) -> Settings:
             values[key] = quantity(text, whole)
         elif name == "user":
             user, _, group = text.partition(":")
-            if not user.isdigit() or (group and not group.isdigit()):
+            if not re.fullmatch(r"[0-9]{1,10}(:[0-9]{1,10})?", text) or max(map(int, text.split(":"))) > _LARGEST_ID:
                 raise _wrong(whole, "--user=1000 or --user=1000:100")
             values["user"], values["group"] = int(user), int(group) if group else None
         elif name == "run-folder":
@@ -125,18 +133,20 @@ def settings_of(order: Order) -> Settings:
                 values[key] = parse_duration(text)
             except ValueError as error:
                 raise Problem(f"{whole[:120]!r}: {error}") from None
+            if name == "muster" and not values[key]:
+                raise _wrong(whole, "a time above zero: pods need some to find each other")
     return Settings(
         **{name: value for name, value in values.items() if name in _FIELDS},  # type: ignore[arg-type]
-        namespace=request.account,
-        priority=request.specific.get("qos", ""),
+        namespace=check_namespace(request.account),
+        priority=_priority(request.specific.get("qos", "")),
         annotations=_pairs(several["annotation"]),
         labels=_labels(several["label"], request.partition),
-        node_selector=_pairs(several["node-selector"]),
+        node_selector=_with_values(_pairs(several["node-selector"]), "node selector"),
         tolerations=tuple(_toleration(*each) for each in several["toleration"]),
         resources={name: _count(count, name) for name, count in _pairs(several["resource"]).items()},
         claims=tuple(_claim(*each) for each in several["pvc"]),
-        capabilities=tuple(_checked(*each, r"[A-Z_]{1,40}") for each in several["capability"]),
-        pull_secrets=tuple(_checked(*each, _NAME.pattern) for each in several["pull-secret"]),
+        capabilities=tuple(_checked(*each, r"[A-Z_]{1,40}", "--capability IPC_LOCK") for each in several["capability"]),
+        pull_secrets=tuple(_checked(*each, _NAME.pattern, "--pull-secret NAME") for each in several["pull-secret"]),
     )
 
 
@@ -148,6 +158,8 @@ def _sorted(options: Sequence[Option]) -> Tuple[Dict[str, Tuple[str, str]], Mapp
     once: Dict[str, Tuple[str, str]] = {}
     several: Dict[str, _Words] = {name: [] for name in SEVERAL}
     for option in options:
+        if not option.text.isprintable():
+            raise Problem(f"{option.text[:80]!r} has control characters", "one option per entry, on one line")
         match = re.fullmatch(r"--([a-z-]+)(?:[ =]+(.*))?", option.text.strip())
         name, text = (match.group(1), (match.group(2) or "").strip()) if match else ("", "")
         if name not in ONCE and name not in SEVERAL:
@@ -170,10 +182,33 @@ def _labels(given: _Words, queue: str) -> Dict[str, str]:
     labels = _pairs(given)
     if queue:
         labels.setdefault(QUEUE_LABEL, queue)
-    for name, value in labels.items():
-        if not re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", value):
-            raise Problem(f"{value[:80]!r} cannot be the value of the label {name}", "letters, digits, . _ and -")
-    return labels
+    return _with_values(labels, "label")
+
+
+def _with_values(pairs: Dict[str, str], what: str) -> Dict[str, str]:
+    for name, value in pairs.items():
+        if not _VALUE.fullmatch(value):
+            raise Problem(
+                f"{value[:80]!r} cannot be the value of the {what} {name}", "letters, digits, . _ and -; at most 63"
+            )
+    return pairs
+
+
+def check_namespace(name: str) -> str:
+    """A handle and kubectl's options are made of it."""
+    if name and not _NAMESPACE.fullmatch(name):
+        raise Problem(
+            f"account: {name[:80]!r} cannot be the name of a namespace", "small letters, digits and -; at most 63"
+        )
+    return name
+
+
+def _priority(name: str) -> str:
+    if name and not _NAME.fullmatch(name):
+        raise Problem(
+            f"qos: {name[:80]!r} cannot be the name of a priority class", "kubectl get priorityclasses lists them"
+        )
+    return name
 
 
 def _pairs(given: _Words) -> Dict[str, str]:
@@ -182,6 +217,8 @@ def _pairs(given: _Words) -> Dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not _KEY.fullmatch(name):
             raise _wrong(whole, f"{whole.split('=')[0].split(' ')[0]} NAME=VALUE")
+        if name.startswith(_OWN):
+            raise Problem(f"{whole[:120]!r}: {name} is drumbeat's own", "a run is found by it: take another name")
         found.setdefault(name, value)
     return found
 
@@ -189,7 +226,7 @@ def _pairs(given: _Words) -> Dict[str, str]:
 def _toleration(text: str, whole: str) -> Toleration:
     rest, _, effect = text.partition(":")
     key, equals, value = rest.partition("=")
-    if not _KEY.fullmatch(key) or (effect and effect not in _EFFECTS):
+    if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value) or (effect and effect not in _EFFECTS):
         raise _wrong(whole, f"--toleration KEY[=VALUE][:EFFECT], EFFECT one of {', '.join(_EFFECTS)}")
     return Toleration(key, value if equals else None, effect)
 
@@ -224,11 +261,11 @@ def quantity(text: str, whole: str) -> str:
     return f"{number}{'k' if unit == 'K' and not binary else unit}{binary if unit else ''}"
 
 
-def _checked(text: str, whole: str, pattern: str) -> str:
+def _checked(text: str, whole: str, pattern: str, right: str) -> str:
     if not re.fullmatch(pattern, text):
-        raise _wrong(whole, "")
+        raise _wrong(whole, right)
     return text
 
 
 def _wrong(whole: str, right: str) -> Problem:
-    return Problem(f"{whole[:120]!r} cannot be understood", f"write {right}" if right else "")
+    return Problem(f"{whole[:120]!r} cannot be understood", f"write {right}")

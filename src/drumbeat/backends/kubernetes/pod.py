@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from drumbeat.backends.kubernetes.code import pieces_of, secret_name
 from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
@@ -14,6 +14,7 @@ RUN_LABEL = "drumbeat/run"
 NODE_LABEL = "drumbeat/node"
 CONTAINER = "drumbeat"
 TOKEN = "DRUMBEAT_TOKEN"  # noqa: S105 - the name of a variable
+_OWN_VOLUMES = ("drumbeat", "run", "shm")
 _GOING = 10  # seconds: a pod that is told to go does so at once
 _MARGIN = 60  # seconds after all limits of the run's own
 
@@ -169,9 +170,23 @@ def mounts(order: Order, settings: Settings) -> List[Plain]:
         made.append(
             {"name": f"claim-{number}", "mountPath": claim.path, **({"readOnly": True} if claim.read_only else {})}
         )
-    for number, (_, inside) in enumerate(binds(order)):
-        made.append({"name": f"host-{number}", "mountPath": inside})
+    for number, bind in enumerate(binds(order)):
+        made.append(
+            {"name": f"host-{number}", "mountPath": bind.inside, **({"readOnly": True} if bind.read_only else {})}
+        )
+    _check_places(made)
     return made
+
+
+def _check_places(mounts: Sequence[Plain]) -> None:
+    """Two volumes at one place are refused by Kubernetes, and one at / would hide the image."""
+    taken: Dict[str, str] = {}
+    for mount in mounts:
+        path = mount["mountPath"].rstrip("/") or "/"
+        if path in ("/", *taken):
+            why = "would hide the whole image" if path == "/" else f"is taken by {taken[path]}"
+            raise Problem(f"a volume cannot be mounted at {path}: it {why}", "mount it at another path in the pod")
+        taken[path] = "drumbeat itself" if mount["name"] in _OWN_VOLUMES else "another volume of this job"
 
 
 def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
@@ -187,8 +202,8 @@ def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
     ]
     for number, claim in enumerate(settings.claims):
         made.append({"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim.name}})
-    for number, (host, _) in enumerate(binds(order)):
-        made.append({"name": f"host-{number}", "hostPath": {"path": host}})
+    for number, bind in enumerate(binds(order)):
+        made.append({"name": f"host-{number}", "hostPath": {"path": bind.host}})
     return made
 
 
@@ -197,7 +212,22 @@ def program_name(name: str) -> str:
     return f"{name}-program"
 
 
-def binds(order: Order) -> List[tuple[str, str]]:
+class Bind(NamedTuple):
+    host: str
+    inside: str
+    read_only: bool
+
+
+def binds(order: Order) -> List[Bind]:
+    """HOST, HOST:INSIDE or HOST:INSIDE:ro."""
     assert order.container is not None
-    pairs = [bind.partition(":") for bind in order.container.binds]
-    return [(host, inside or host) for host, _, inside in pairs]
+    made = []
+    for bind in order.container.binds:
+        host, _, rest = bind.partition(":")
+        inside, _, mode = rest.partition(":")
+        if mode not in ("", "ro", "rw") or ".." in (*host.split("/"), *inside.split("/")):
+            raise Problem(
+                f"binds: {bind[:120]!r} cannot be mounted into a pod", "write HOST, HOST:INSIDE or HOST:INSIDE:ro"
+            )
+        made.append(Bind(host, inside or host, mode == "ro"))
+    return made

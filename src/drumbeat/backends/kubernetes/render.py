@@ -55,6 +55,11 @@ def check(order: Order) -> None:
             "a pod is made from an image, and the job names none",
             "write container: registry.example.org/team/image:tag in the job file, or --container",
         )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,499}", order.container.image):
+        raise Problem(
+            f"container: {order.container.image[:80]!r} is not the name of an image",
+            "write it as its registry calls it: registry.example.org/team/image:tag",
+        )
     if order.launcher == "tasks":
         raise Problem(
             "launcher: tasks needs a scheduler that starts one task per rank, and a pod is a node", "leave it out"
@@ -118,8 +123,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_OTHER_BREAKS = {"\x85", "\u2028", "\u2029", "\ufeff"}  # YAML changes these in a block, and escapes them in quotes
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text and not _OTHER_BREAKS & set(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

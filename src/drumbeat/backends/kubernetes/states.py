@@ -297,6 +297,11 @@ def _at(item: Plain, key: str) -> Plain:
     return value if isinstance(value, Mapping) else {}
 
 
+def printable(text: str) -> str:
+    """Without control characters: what a cluster says is shown on a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def _short(text: Any) -> str:
-    words = " ".join(str(text or "").split())
+    words = " ".join(printable(str(text or "")).split())
     return words if len(words) <= 240 else words[:237] + "..."

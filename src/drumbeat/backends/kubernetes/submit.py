@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from typing import List, Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence
 
 from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
@@ -50,12 +50,21 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
 
 def _secret(order: Order, name: str, environ: Mapping[str, str]) -> Plain:
     """By the token the agents of this run know each other. It goes through a pipe, never through an argument."""
-    missing = [variable for variable in order.passed if variable not in environ]
-    if missing:
-        raise Problem(f"{missing[0]} is to be passed on, but it is not exported here", f"export {missing[0]}=...")
-    values = {TOKEN: secrets.token_hex(32), **{variable: environ[variable] for variable in order.passed}}
+    values = {TOKEN: secrets.token_hex(32), **passed_values(order, environ)}
     meta = {"name": name, "labels": labels_of(name)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": values}
+
+
+def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
+    """The variables that are handed on by name. A secret holds text alone."""
+    for variable in order.passed:
+        if variable not in environ:
+            raise Problem(f"{variable} is to be passed on, but it is not exported here", f"export {variable}=...")
+        try:
+            environ[variable].encode("utf-8")
+        except UnicodeEncodeError:
+            raise Problem(f"{variable} is to be passed on, but its value is not UTF-8 text", "hand on text") from None
+    return {variable: environ[variable] for variable in order.passed}
 
 
 def _program(order: Order, name: str) -> Plain:

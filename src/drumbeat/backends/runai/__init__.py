@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -15,6 +16,7 @@ from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.render import check as check_pod
 from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
+from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai import client, grammar, script
 from drumbeat.order import Option, Order, dump_order, load_order
 from drumbeat.problem import Problem
@@ -29,6 +31,7 @@ SCRIPT = "runai.sh"
 _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of `runai`
 _LINGER = 600  # seconds
 _MUSTER = 900.0
+_PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?")  # its namespace is runai-PROJECT, at most 63 characters
 _FILES = 60.0  # seconds for one answer out of a pod
 
 
@@ -54,9 +57,16 @@ class RunAi(Backend):
                 f"{where('binds')}: Run:ai mounts claims, not folders of a machine",
                 "submit-options: ['--existing-pvc claimname=NAME,path=/PATH']",
             )
+        if not _PROJECT.fullmatch(order.resources.account):
+            raise Problem(
+                f"{where('account')}: {order.resources.account[:80]!r} cannot be the name of a project",
+                "runai project list shows yours",
+            )
+        if not order.resources.partition.isprintable():
+            raise Problem(f"{where('partition')}: {order.resources.partition[:80]!r} cannot be the name of a node pool")
         for option in order.resources.options:
-            if not option.text.startswith("-"):
-                raise Problem(f"{where('submit-options')}: {option.text!r} is not an option of runai")
+            if not option.text.startswith("-") or not option.text.isprintable():
+                raise Problem(f"{where('submit-options')}: {option.text[:80]!r} is not an option of runai")
 
     def notes(self, order: Order) -> List[str]:
         said = [*_part_of_a_node(order)]
@@ -80,7 +90,7 @@ class RunAi(Backend):
                 "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
             )
         cli, why = client.find_cli(os.environ)
-        return render(order, cli, why)
+        return render(order, client.with_flags(cli, os.environ), why)
 
     def handle(self, order: Order, environ: Mapping[str, str]) -> str:
         return f"runai://{order.resources.account}/{object_name(order.run_id)}"
@@ -152,13 +162,16 @@ def render(order: Order, cli: grammar.Cli, why: str) -> Request:
     secret = {variable: variable for variable in script.secret_names(order)}
     groups = grammar.submit_lines(cli, asked, name, plain, secret, script.COMMAND)
     reasons = {grammar.words_of(option.text): option.why for option in options}
+    about = [
+        f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` runs exactly this file.",
+        f"{why}; {order.nodes} pods: one master and {order.nodes - 1} workers, each of them a node.",
+        f"Made at submit and not shown: the Secret {name} in {_namespace(order.resources.account)}, with drumbeat, the order,",
+        "the run's token and the values of variables that are passed on.",
+        *(f"{' '.join(words)}: {reason}" for words, reason in reasons.items()),
+    ]
     lines = [
         "#!/bin/sh",
-        f"# Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` runs exactly this file.",
-        f"# {why}; {order.nodes} pods: one master and {order.nodes - 1} workers, each of them a node.",
-        f"# Made at submit and not shown: the Secret {name} in {_namespace(order.resources.account)}, with drumbeat, the order,",
-        "# the run's token and the values of variables that are passed on.",
-        *(f"# {' '.join(words)}: {' '.join(reason.split())}" for words, reason in reasons.items()),
+        *(f"# {' '.join(printable(line).split())}" for line in about),  # a comment ends with its line
         "runai " + " \\\n  ".join(shlex.join(group) for group in groups),
     ]
     return Request("runai", order, "\n".join(lines) + "\n")
@@ -188,9 +201,11 @@ class SubmittedJob:
         return client.call(self.argv(command, *words), self.environ, stdin, _FILES)
 
     def remove(self) -> None:
+        """The job and its secret; of a submit that was killed there may be the secret alone."""
         done = self.run(self.cli.delete)
-        _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
-        if done.returncode != 0:
+        words = ("delete", "secret", self.name, "--ignore-not-found", "-o", "name")
+        secret = _cluster(self.project, self.environ).try_call(*words).stdout.strip()
+        if done.returncode != 0 and not (secret and client.is_gone(done)):
             raise client.refusal(done, "does not delete the job")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
+from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai.grammar import CLI_1, CLI_2, Cli
 from drumbeat.problem import Problem
 
@@ -58,14 +60,22 @@ def find_cli(environ: Mapping[str, str]) -> Tuple[Cli, str]:
     )
 
 
+def with_flags(cli: Cli, environ: Mapping[str, str]) -> Cli:
+    """The same, with the options that the help of its `submit` lists."""
+    shown = call(["runai", *cli.submit, "--help"], environ).stdout.decode("utf-8", "replace")
+    return dataclasses.replace(
+        cli, flags=frozenset(re.findall(r"^\s+(?:-\w, )?(--[a-z][a-z0-9-]+)", shown, re.MULTILINE))
+    )
+
+
 def _first_number(text: str) -> str:
     found = re.search(r"\d+\.\d+[\w.+-]*", text)
     return found.group() if found else "of an unknown version"
 
 
 def complaint(done: subprocess.CompletedProcess[bytes]) -> str:
-    text = (done.stderr or done.stdout).decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("Usage", "Flags"))]
+    text = (done.stderr or done.stdout).decode("utf-8", "replace").partition("\nUsage")[0]
+    lines = [line.strip() for line in map(printable, text.splitlines()) if line.strip()]
     return "; ".join(dict.fromkeys(lines))[:400] or "it does not say why"
 
 
@@ -84,12 +94,16 @@ def refusal(done: subprocess.CompletedProcess[bytes], what: str) -> Problem:
     return Problem(f"Run:ai {what}: {text}", "drumbeat plan --render JOB.yaml shows the command")
 
 
+def is_gone(done: subprocess.CompletedProcess[bytes]) -> bool:
+    """Whether it says that there is no such job."""
+    return bool(re.search(r"not found|does not exist|no such", complaint(done), re.IGNORECASE))
+
+
 def read_status(handle: str, done: subprocess.CompletedProcess[bytes]) -> Status:
     """From `describe -o json`; its layout is not documented, so the first word that is a state counts."""
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        gone = re.search(r"not found|does not exist|no such", complaint(done), re.IGNORECASE)
-        return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if gone else complaint(done))
+        return Status(handle, UNKNOWN, "Run:ai no longer knows this job" if is_gone(done) else complaint(done))
     try:
         words = list(_words(json.loads(text)))
     except ValueError:

@@ -9,6 +9,7 @@ from typing import Dict, List, Mapping, Tuple
 
 from drumbeat.backends.kubernetes.payload import as_text, packed
 from drumbeat.backends.kubernetes.script import node_script, python_of
+from drumbeat.backends.kubernetes.submit import passed_values
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 
@@ -33,9 +34,6 @@ def secret_values(
     order: Order, sent: str, folder: str, linger: int, bundle: str, environ: Mapping[str, str]
 ) -> Dict[str, str]:
     """`sent` is the order as pods read it."""
-    missing = [variable for variable in order.passed if variable not in environ]
-    if missing:
-        raise Problem(f"{missing[0]} is to be passed on, but it is not exported here", f"export {missing[0]}=...")
     text = as_text(packed(bundle))
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
     if len(pieces) > PIECES:
@@ -43,7 +41,7 @@ def secret_values(
     pieces += [""] * (PIECES - len(pieces))
     values = {TOKEN: secrets.token_hex(32), ORDER: sent, SCRIPT: pod_script(order, folder, linger)}
     values.update({f"{PROGRAM}_{number}": piece for number, piece in enumerate(pieces)})
-    values.update({variable: environ[variable] for variable in order.passed})
+    values.update(passed_values(order, environ))
     if sum(map(len, values.values())) > LARGEST:
         raise Problem(f"what the pods need is more than a secret holds ({LARGEST} bytes)")
     return values

@@ -43,7 +43,12 @@ _LAUNCHER_PATH = re.compile(
 )
 _PYTHON_PATH = re.compile(_BEFORE + _FOLDER + r"python[\d.]{0,6})(?=\s[^\n]{0,200}?-\w{0,3}m\s*" + _MODULE + ")", re.M)
 _RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
-_NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_NAME = re.compile(r"\$(?:(\w{1,100})|\{(\w{1,100})(?::?-([^{}$`]{0,200}))?\})")  # ${NAME:-DEFAULT} too
+_ASSIGNMENT = re.compile(
+    r"^[ \t]{0,40}(?:(?:export|readonly|local)[ \t]+)?([A-Za-z_]\w{0,99})="
+    r"(?:\"([^\"`\n]{0,400})\"|'([^'\n]{0,400})'|([^\s;&|()`\"'<>]{0,400}))[ \t]*(?:[;&#].*)?$",
+    re.M,
+)
 
 _SPAWN = re.compile(r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(")
 _READS_RANK = re.compile(
@@ -88,9 +93,17 @@ class Script:
         return found.pop() if len(found) == 1 else None
 
     def expanded(self, environ: Mapping[str, str]) -> str:
-        """Its commands, with variables that are exported already filled in; without comments and what it only prints."""
+        """Its commands, with variables filled in that are exported already or that it sets to one plain value; without
+        comments and what it only prints."""
         text = _SILENT.sub("", self.text.replace("\\\n", " "))
-        return _NAME.sub(lambda name: environ.get(name[1] or name[2], name[0]), text)
+        known = dict(environ)
+        for name, value in _assigned(text):
+            value = _filled(value, known)
+            if "$" in value or known.get(name, value) != value:
+                known[name] = f"${name}"  # not known, or not the same everywhere
+            else:
+                known[name] = value
+        return _filled(text, known)
 
     @property
     def spawns(self) -> str:
@@ -109,6 +122,15 @@ class Script:
         if not _MPI4PY.search(self.python):
             return ""
         return "; it imports mpi4py: MPI sees one world only with mpirun -n N before drumbeat"
+
+
+def _assigned(text: str) -> List[Tuple[str, str]]:
+    """Names and values of the script's own assignments, in their order; '$' for what a command puts together."""
+    return [(found[1], found[2] or found[3] or found[4] or "") for found in _ASSIGNMENT.finditer(text)]
+
+
+def _filled(text: str, known: Mapping[str, str]) -> str:
+    return _NAME.sub(lambda name: known.get(name[1] or name[2], name[0] if name[3] is None else name[3]), text)
 
 
 def read_script(command: Sequence[str], read: Read) -> Script:
