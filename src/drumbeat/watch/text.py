@@ -130,10 +130,12 @@ def slowest_words(head: Head) -> str:
 
 
 def finding_words(finding: Finding) -> str:
-    who = f"rank {finding.rank}: " if finding.rank is not None else ""
-    if not who and finding.node is not None:
-        who = f"node {finding.node}: "
-    return who + finding.title
+    """Who it is about, unless its title begins with that."""
+    if finding.rank is not None:
+        who = f"rank {finding.rank}"
+    else:
+        who = f"node {finding.node}" if finding.node is not None else ""
+    return f"{who}: {finding.title}" if who and not finding.title.startswith(who) else finding.title
 
 
 def node_cells(node: NodeView) -> Tuple[str, ...]:

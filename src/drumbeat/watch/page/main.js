@@ -83,7 +83,7 @@ function showHead(head) {
   const failure = head.failure;
   $("failure").hidden = !failure;
   if (failure) {
-    const where = failure.rank !== null ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
+    const where = failure.rank !== null && !failure.title.startsWith(`rank ${failure.rank}`) ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
     $("failure").querySelector("h2").textContent = where + failure.title;
     $("failure").querySelector(".cause").textContent = failure.cause;
     $("failure").querySelector(".fix").textContent = failure.fix;
