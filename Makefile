@@ -86,11 +86,13 @@ everywhere: $(VENV)/.dev
 	@sh tests/system-packages.sh
 	KUBE_BIN=$(KUBE_BIN) DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q -rs --timeout 1500 tests/everywhere tests/ssh/test_containers.py
 
-# The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own.
-versions:
+# The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own. It sees
+# the packages of .venv, and its torch is the one there: no other is downloaded.
+versions: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]' pytest pytest-timeout hypothesis
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade transformers accelerate deepspeed lightning
+	$(BIN)/python tests/versions/environment.py .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-newest/constraints \
+		--upgrade transformers accelerate deepspeed lightning
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
 		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
 

@@ -37,6 +37,14 @@ def explain(code=1, sig=None, lines=(), command=("python", "train.py"), by_us=Fa
         ("rendezvous-timeout", {"lines": ["torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"]}),
         ("store-connect-timeout", {"lines": ["DistNetworkError: The client socket has timed out after 60000ms"]}),
         ("command-not-found", {"code": 127, "command": ("trian",)}),
+        (
+            "command-not-found",
+            {
+                "code": 127,
+                "lines": ["drumbeat: cannot start: numactl: No such file or directory"],
+                "command": ("numactl",),
+            },
+        ),
         ("not-executable", {"code": 126, "command": ("./train.sh",)}),
         ("interrupted", {"code": None, "sig": signal.SIGINT}),
         ("interrupted", {"code": 130}),

@@ -1,5 +1,7 @@
 """Nodes emulated on one machine."""
 
+import pytest
+
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import binding
 from drumbeat.plan.environment import environment
@@ -13,6 +15,14 @@ def test_emulated_nodes_share_out_the_machine():
     env = named(environment(order(), facts, peers(facts), 1))
     assert env["OMP_NUM_THREADS"].value == "2"
     assert env["GLOO_SOCKET_IFNAME"].value == "lo" and "loopback" in env["GLOO_SOCKET_IFNAME"].why
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "once"])
+def test_threads_are_shared_out_whoever_starts_the_ranks(launcher):
+    facts = machine(8)
+    asked = order(launcher=launcher)
+    assert named(environment(asked, facts, peers(facts), 0))["OMP_NUM_THREADS"].value == "2"
+    assert [slot.cpus for slot in binding(asked, facts, 1).slots] == [(4, 5), (6, 7)]  # a rank's shim binds it
 
 
 def test_more_ranks_than_cores_share_them_and_it_is_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import hashlib
 import json
 import subprocess
@@ -29,22 +30,21 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(TOP), *words], capture_output=True, text=True, check=False).stdout
 
 
+def kept_source(path: Path) -> str:
+    """Of which source the results in this file are."""
+    return str(json.loads(path.read_text())["source"])
+
+
 class Results:
     """In one file. Rows of another source are forgotten: a page is about one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.source, self.began = path, source(), datetime.date.today().isoformat()
+    def __init__(self, path: Path, of: str = "") -> None:
+        self.path, self.source, self.began = path, of or source(), datetime.date.today().isoformat()
         self.rows: Dict[str, Row] = {}
         self.lines: Dict[str, LineRow] = {}
         self._lock = threading.Lock()
-        try:
-            kept = json.loads(path.read_text())
-        except (OSError, ValueError):
-            return
-        if kept.get("source") == self.source:
-            self.began = kept["began"]
-            self.rows = {name: Row(**values).again() for name, values in kept["rows"].items()}
-            self.lines = {name: LineRow(**values) for name, values in kept["lines"].items()}
+        self._read()
+        self.rows = {name: row.again() for name, row in self.rows.items()}
 
     def row(self, name: str) -> Row:
         return self.rows.get(name) or Row(name)
@@ -53,7 +53,10 @@ class Results:
         return self.lines.get(name) or LineRow(name)
 
     def keep(self, row: Union[Row, LineRow]) -> None:
-        with self._lock:
+        """Beside what other processes with the same source have written meanwhile."""
+        with self._lock, open(self.path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
             if isinstance(row, Row):
                 self.rows[row.name] = row
             else:
@@ -64,3 +67,13 @@ class Results:
             kept = {"source": self.source, "began": self.began, "rows": rows, "lines": lines}
             new.write_text(json.dumps(kept, indent=1))
             new.replace(self.path)
+
+    def _read(self) -> None:
+        try:
+            kept = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return
+        if kept.get("source") == self.source:
+            self.began = kept["began"]
+            self.rows.update((name, Row(**values)) for name, values in kept["rows"].items())
+            self.lines.update((name, LineRow(**values)) for name, values in kept["lines"].items())

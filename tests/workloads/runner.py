@@ -22,6 +22,7 @@ SECONDS = float(os.environ.get("WORKLOADS_SECONDS", "1500"))  # for one command,
 FAULTS = ("exception", "kill", "oom")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe")
 LATE = "no: not ended within"
+NOT_YET = "not finished"
 _NOT_NUMBERS = ("t", "node", "rank", "kind", "printed", "rate", "rate_per", "unit", "loss_per")
 
 
@@ -64,6 +65,24 @@ class Row:
     @property
     def bad(self) -> List[str]:
         return [name for name, value in asdict(self).items() if str(value).startswith("no:")]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ran, and every cell was seen."""
+        return not self.skipped and NOT_YET not in (
+            self.hand,
+            self.front,
+            self.square,
+            self.exception,
+            self.kill,
+            self.oom,
+        )
+
+    def finish(self, processes: str) -> None:
+        """Say which cells were not seen; a program of one process has none for 2 x 2."""
+        for name in ("hand", "front", "square", *FAULTS):
+            if not getattr(self, name) and not (name == "square" and processes == "one"):
+                setattr(self, name, NOT_YET)
 
     def again(self) -> Row:
         """To go on with: what was seen stays, but for what had no time to end."""

@@ -1,6 +1,7 @@
 """Runs the programs of programs.yaml and writes docs/workloads.md: `make workloads`.
 
-Words choose programs by name; then nothing is written to docs. A run that was interrupted goes on where it was.
+Words choose programs by name; then nothing is written to docs. A run that was interrupted goes on where it was. `--page` runs
+nothing: it writes the page of what was seen so far, and lists what is not finished.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import List
+from typing import List, Union
 
 from drumbeat.packaged import parse_yaml
 from tests.workloads import data
-from tests.workloads.lines import LINES, Lines
-from tests.workloads.results import TOP, Results
+from tests.workloads.lines import LINES, LineRow, Lines
+from tests.workloads.results import TOP, Results, kept_source
 from tests.workloads.runner import HERE, Place, Program, Row, Runner
 
 PAGE = TOP / "docs" / "workloads.md"
@@ -26,8 +27,8 @@ ENOUGH = 14  # programs that must have run
 
 HEAD = """# Real programs under drumbeat
 
-Reference, written by one run of `make workloads`: drumbeat at {source}, begun {began}, {machine}. {ran} programs ran;
-{good} of them as they should in every cell.
+Reference, written by `make workloads`: every cell was seen with drumbeat at {source}, since {began}, on {machine}.
+{count}
 
 The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
 
@@ -64,51 +65,74 @@ def main() -> int:
         return 2
     programs = [Program(**entry) for entry in parse_yaml((HERE / "programs.yaml").read_bytes())]
     words = sys.argv[1:]
+    kept = root / "results.json"
+    if words == ["--page"]:
+        return write_page(Results(kept, kept_source(kept)), programs)
     chosen = [program for program in programs if not words or any(word in program.name for word in words)]
-    results = Results(root / "results.json")
+    results = Results(kept)
     folder = tempfile.mkdtemp(prefix="drumbeat-workloads-")
     try:
         place = Place(root, Path(folder), Path(folder) / "data")
         data.make(place.data)
         with ThreadPoolExecutor(TOGETHER) as pool:
-            for row in pool.map(lambda each: Runner(place, each).row(results.row(each.name), results.keep), chosen):
-                print(f"{'skipped' if row.skipped else 'FAILED' if row.bad else 'ok':<8}{row}", flush=True)
             wrapped = Lines(os.path.dirname(place.python(programs[0])), place.work)
             names = [name for name in LINES if not words or any(word in name for word in words)]
-            for line in pool.map(lambda each: wrapped.row(results.line(each), results.keep), names):
-                print(f"{'FAILED' if line.bad else 'ok':<8}{line}", flush=True)
+            work: List[Future[Union[Row, LineRow]]] = []
+            work += [pool.submit(Runner(place, each).row, results.row(each.name), results.keep) for each in chosen]
+            work += [pool.submit(wrapped.row, results.line(name), results.keep) for name in names]
+            for done in as_completed(work):
+                row = done.result()
+                skipped = isinstance(row, Row) and row.skipped
+                print(f"{'skipped' if skipped else 'FAILED' if row.bad else 'ok':<8}{row}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = [results.rows[program.name] for program in chosen]
-    ran = [row for row in rows if not row.skipped]
-    good = [row for row in ran if not row.bad]
     if not words:
-        PAGE.write_text(page(results, rows))
-    print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} skipped; {ENOUGH} must run")
-    whole = len(good) == len(ran) and not any(results.lines[name].bad for name in names)
-    return 0 if whole and (words or len(ran) >= ENOUGH) else 1
+        return write_page(results, programs)
+    seen = [results.rows[program.name] for program in chosen]
+    return 1 if any(row.bad for row in seen if not row.skipped) or any(results.lines[name].bad for name in names) else 0
+
+
+def write_page(results: Results, programs: List[Program]) -> int:
+    """The exit code says whether enough of them ran, and all of them as they should."""
+    rows = [results.row(program.name) for program in programs]
+    for row, program in zip(rows, programs):
+        if not row.skipped and not row.front:
+            row.skipped = "not reached"
+        elif not row.skipped:
+            row.finish(program.processes)
+    ran = [row for row in rows if row.is_whole]
+    good = [row for row in ran if not row.bad]
+    PAGE.write_text(page(results, rows))
+    print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} did not; {ENOUGH} must run")
+    lines = [results.line(name) for name in LINES]
+    whole = len(good) == len(ran) and not any(line.bad or not line.killed for line in lines)
+    return 0 if whole and len(ran) >= ENOUGH else 1
 
 
 def page(results: Results, rows: List[Row]) -> str:
-    ran = [row for row in rows if not row.skipped]
+    shown, whole = [row for row in rows if not row.skipped], [row for row in rows if row.is_whole]
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    good = sum(1 for row in ran if not row.bad)
-    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, ran=len(ran), good=good)]
+    good = sum(1 for row in whole if not row.bad)
+    count = f"{len(whole)} programs ran in every cell, {good} of them as they should."
+    if len(shown) > len(whole):
+        count += f" {len(shown) - len(whole)} more are not finished."
+    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, count=count)]
     lines += [
         "| program | version | date | by hand | in front | 2 x 2 | exception | kill -9 | out of memory | numbers read |",
         "|---" * 10 + "|",
     ]
-    for row in ran:
+    for row in shown:
         cells = (row.name, row.version, row.date, row.hand, row.front, row.square or "one process", row.exception, row.kill,
                  row.oom, row.numbers)  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     skipped = [row for row in rows if row.skipped]
     if skipped:
         lines += ["", "Not run:", ""]
-        lines += [f"- {row.name}: {row.skipped} ({row.date})" for row in skipped]
+        lines += [f"- {row.name}: {row.skipped}" + (f" ({row.date})" if row.date else "") for row in skipped]
     lines += ["", "## Ten command lines, on 2 nodes of 2 ranks", "", LINES_HEAD]
-    for line in (results.lines[name] for name in LINES):
-        lines.append(f"| {line.name} | `{line.command}` | {line.world} | {line.killed} |")
+    for line in map(results.line, LINES):
+        seen, killed = line.world or "not finished", line.killed or "not finished"
+        lines.append(f"| {line.name} | `{LINES[line.name]}` | {seen} | {killed} |")
     return "\n".join(lines) + "\n"
 
 
