@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import gzip
 import json
+import logging
 import os
 import secrets
 import socket
@@ -155,6 +156,8 @@ def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = Non
         build_app(session, token), log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False,
         http="h11",  # it bounds the size of a request's head
     )  # fmt: skip
+    # Open pages are cut off when it ends: nothing to report.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful shutdown" not in record.getMessage())
     Server(settings).run(sockets=[bound])
     return 0
 
