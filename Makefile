@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
+.PHONY: demo test busy check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ test: $(VENV)/.dev
 
 packages:
 	@sh tests/system-packages.sh
+
+# The whole suite twice in a row beside a load of 8: a test that needs luck shows here.
+busy: $(VENV)/.dev
+	sh tests/beside-load.sh 8 2 $(MAKE) test
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -84,7 +88,8 @@ faults: $(VENV)/.dev
 # cores. Kubernetes is left out, with the reason, where `make cluster` has not built it and KUBE_BIN=FOLDER names no programs.
 everywhere: $(VENV)/.dev
 	@sh tests/system-packages.sh
-	KUBE_BIN=$(KUBE_BIN) DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q -rs --timeout 1500 tests/everywhere tests/ssh/test_containers.py
+	KUBE_BIN=$(KUBE_BIN) DRUMBEAT_EVERYWHERE=1 $(BIN)/python -m pytest -q -rs --timeout 1500 tests/everywhere \
+		tests/ssh/test_containers.py tests/ssh/test_lost_host.py
 
 # The launchers' option tables and the formats of their lines against the newest releases, in an environment of its own. It sees
 # the packages of .venv, and its torch is the one there: no other is downloaded.

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from drumbeat.cli import main
 
@@ -17,6 +18,15 @@ ROOT = Path(__file__).parent.parent
 
 # Tests start drumbeat many hundreds of times; without byte code each start would compile all that it imports (0.2 s).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# The same examples each time, and no word about a machine that is slow to make them; `make fuzz` draws anew.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize="DRUMBEAT_FUZZ_CASES" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
 
 # Rooms whose tests share something that is expensive to set up: a Slurm, a world of torch processes.
 TOGETHER = ("slurm", "ssh", "train", "verify")
@@ -52,24 +62,37 @@ def pytest_collection_modifyitems(items):
 SOURCE = str(ROOT / "src")
 
 # Where everything can be installed (root on Debian), a skip hides a missing proof and counts as a failure. What may still
-# be missing there: data that is not ours to ship, another Python, what no package of Debian 12 brings, a second core, and
-# what only a target of its own runs.
+# be missing there: data that is not ours to ship, another Python, what no package of Debian 12 brings, a second core, what
+# the kernel has or has not, and what only a target of its own runs.
 CAN_INSTALL = (
     os.geteuid() == 0 and os.path.exists("/etc/debian_version") and "DRUMBEAT_OLDEST_PYTHON" not in os.environ
 )  # the oldest Python has only what the node side needs: tests/oldest-python.sh
-MAY_BE_MISSING = ("DRUMBEAT_CORPUS", "DRUMBEAT_CRDS", "DRUMBEAT_SEEDS", "Python 3.", "make ", "apptainer", "one core")
+MAY_BE_MISSING = (
+    *("DRUMBEAT_CORPUS", "DRUMBEAT_CRDS", "DRUMBEAT_SEEDS", "Python 3.", "apptainer", "one core"),
+    *("cgroup v1", "no IPv6", "make everywhere", "make fuzz"),
+)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
+def refuse_a_skip(report):
     if not (CAN_INSTALL and report.skipped and isinstance(report.longrepr, tuple)) or hasattr(report, "wasxfail"):
         return
     reason = report.longrepr[2]
     if not any(word in reason for word in MAY_BE_MISSING):
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be missing: {reason}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    refuse_a_skip(outcome.get_result())
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
+    """A whole file that skips itself while it is imported."""
+    outcome = yield
+    refuse_a_skip(outcome.get_result())
 
 
 @pytest.fixture(scope="session")

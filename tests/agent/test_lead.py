@@ -1,7 +1,10 @@
 """The lead's decisions, with a false clock: no process, no socket."""
 
 import dataclasses
+import json
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,7 @@ from drumbeat.agent.connections import Connection, Connections
 from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Finish, Record, Tell
+from drumbeat.agent.ranks_meeting import RanksMeeting
 from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import ERROR, Finding
@@ -469,3 +473,22 @@ def test_a_quiet_run_that_ends_well_was_no_hang():
     (resumed,) = [act for act in acts if isinstance(act, Record) and act.kind == "resumed"]
     assert resumed.data == {"seconds": 0.0, "ended": True}
     assert kinds(acts).index("resumed") < kinds(acts).index("attempt-ended")
+
+
+def test_what_the_lead_writes_of_each_member_is_small_and_constant():
+    """However much each node has: its facts stay in its own file, so that thousands of them hold nobody up."""
+    lead, _ = mustered(nodes=1250, hosts=tuple(f"nid{number:06}" for number in range(1250)))
+    few, _ = mustered(nodes=2, hosts=("nid000000", "nid000001"))
+    plain, small = RanksMeeting().peers(lead), RanksMeeting().peers(few)
+    assert len(plain["nodes"]) == 1250 and plain["nodes"][1249].keys() == small["nodes"][1].keys()
+    assert len(json.dumps(plain)) < 1250 * 150
+
+
+def test_a_command_beside_a_load_runs_as_often_as_asked_and_leaves_nothing(tmp_path):
+    """`make busy`, with a short command."""
+    script = str(Path(__file__).parent.parent / "beside-load.sh")
+    count = ["sh", "-c", "echo x >> runs; ps -o pid= --ppid $PPID | wc -l >> load"]
+    subprocess.run(["sh", script, "3", "2", *count], cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "runs").read_text() == "x\nx\n" and (tmp_path / "load").read_text() == "4\n4\n"  # itself too
+    failed = subprocess.run(["sh", script, "1", "2", "sh", "-c", "echo y >> runs; exit 3"], cwd=tmp_path, timeout=120)
+    assert failed.returncode == 3 and (tmp_path / "runs").read_text() == "x\nx\ny\n"

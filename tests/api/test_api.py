@@ -49,7 +49,7 @@ one = api.submit(work.add, 2, b=3, job={"nodes": 2, "ranks_per_node": 2})
 failed = api.submit(work.bad, 7, job={"ranks_per_node": 1})
 several = api.map_array(work.add, [1, 2], [10, 20], job={"ranks_per_node": 1})
 after = api.submit({"command": "true", "name": "second", "ranks-per-node": 1}, after=[one])
-said = {"result": one.result(240), "results": one.results(), "state": one.status().status.state,
+said = {"result": one.result(240), "results": one.results(), "state": one.state,
         "lines": [line.text for line in api.logs(one.handle, rank=1)],
         "error": repr(failed.exception(240)), "failed": failed.wait().status.exit_code,
         "mapped": [each.result(240) for each in several],
@@ -186,3 +186,7 @@ def test_what_cannot_be_sent(monkeypatch):
         functions.with_call(Job(command=("true",)), os.getcwd, [((), {})])
     with pytest.raises(Problem, match="arguments are for a function"):
         api.submit({"command": "true"}, 3)
+    with pytest.raises(Problem, match="values of different lengths .2 and 1.: some would be left out"):
+        api.map_array(os.path.join, ["a", "b"], ["c"], job={})
+    with pytest.raises(Problem, match="a command goes into a mapping"):
+        api.submit("python train.py")

@@ -129,6 +129,8 @@ def test_submit_status_logs_shell_and_cancel(toys):
 def test_cancel_in_the_queue_and_refusals(toys):
     handle, _ = toys.submit(toys.job("held", WHO, submit_options='["--hold"]'))
     assert toys.state(handle)["state"] == "queued"
+    logs = toys("logs", handle)
+    assert logs.returncode == 0 and "is queued: its ranks have not started" in logs.stderr, logs.stderr
     assert toys("cancel", handle).returncode == 0 and toys.state(handle)["state"] == "cancelled"
     for keys, words in (
         ({"account": "broke"}, "Toy refuses this job: no credit"),

@@ -64,9 +64,9 @@ def test_errors(words, home):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_refuses_an_unknown_option_with_2(name, home):
-    done = subprocess.run([sys.executable, "-m", "drumbeat", name, "--no-such-option"], capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+def test_every_command_refuses_an_unknown_option_with_2(name, drumbeat):
+    done = drumbeat.here(name, "--no-such-option")
+    assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_closed_pipe_is_no_error(home):

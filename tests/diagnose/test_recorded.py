@@ -104,6 +104,8 @@ def test_attempts_before_the_last_one_are_told(tmp_path, monkeypatch, capsys):
     events = [
         {"kind": "attempt-started", "attempt": 0, **world}, {"kind": "failed", "attempt": 0, "finding": lost},
         {"kind": "attempt-started", "attempt": 1, **world},
+        {"kind": "verdict", "attempt": 1, "peer": 0,
+         "verdict": {"check": "transport", "answer": "as planned", "summary": "tcp (NET/Socket)"}},
         {"kind": "run-ended", "attempt": 1, "outcome": "finished", "exit_code": 0},
     ]  # fmt: skip
     lines = [json.dumps({**head, "seq": number, **event}) for number, event in enumerate(events)]
@@ -112,6 +114,7 @@ def test_attempts_before_the_last_one_are_told(tmp_path, monkeypatch, capsys):
     assert main(["diagnose", "r1"]) == 0
     said = capsys.readouterr().out
     assert "none in the last attempt [certain]" in said and "attempt 1 of 2 ended: node 1 (b) was lost" in said, said
+    assert "the run's own transport check: as planned: tcp (NET/Socket)" in said
 
 
 @pytest.mark.parametrize("with_summary", [True, False])

@@ -163,7 +163,7 @@ def _watch(row: Row, folder: Path, process: subprocess.Popen[str]) -> Seen:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            seen.output = process.communicate(timeout=30)[0]
+            seen.output = process.communicate(timeout=120)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             seen.output = process.communicate()[0]

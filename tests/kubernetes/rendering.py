@@ -1,5 +1,7 @@
 """Manifests of every kind, for the tests that look at them."""
 
+import json
+
 from drumbeat.backends.kubernetes.render import render
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import Here, resolve
@@ -40,6 +42,17 @@ qos: high
 time: 1h
 env: {HF_HOME: /scratch/hf, HF_TOKEN: pass}
 """
+# Every option of pods that the site above does not use, and binds of both kinds.
+OPTIONS = (
+    "--label team=a", "--service-account=trainer", "--scheduler=volcano", "--runtime-class=nvidia", "--linger=5m", "--keep=2d",
+    "--muster=30m", "--context=bench", "--runtime=torch-distributed", "--toleration dedicated=training:NoExecute",
+    "--toleration spot", "--resource ephemeral-storage=40Gi", "--resource memory=900Gi",
+)  # fmt: skip
+EVERYTHING = (
+    JOB
+    + f"submit-options: {json.dumps(OPTIONS)}\nbinds: [/opt/data:/in:ro, /opt/tools]\ncpus: 12\nmemory: 800G\nrequeues: 3\n"
+)
+_RUNTIMES_OWN = ("--scheduler", "--runtime-class")  # what a TrainJob leaves to its runtime
 
 
 def order_of(job=JOB, site=SITE):
@@ -51,4 +64,7 @@ def order_of(job=JOB, site=SITE):
 def manifest(kind, version=(1, 31), job=JOB, site=SITE):
     if kind == "trainjob":
         job = job.replace("qos: high\n", "")  # the runtime's own counts
+        for option in OPTIONS:
+            if option.startswith(_RUNTIMES_OWN):
+                job = job.replace(f'"{option}", ', "")
     return render(order_of(job, site), kind, "as the test says", version).text

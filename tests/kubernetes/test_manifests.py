@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from drumbeat.backends.kubernetes.kinds import hosts_of
+from drumbeat.backends.kubernetes.options import ONCE, SEVERAL
 from drumbeat.backends.kubernetes.payload import LARGEST, packed
 from drumbeat.backends.kubernetes.render import documents_of, object_name
 from drumbeat.bundle.build import bundle_bytes
 from drumbeat.problem import Problem
-from tests.kubernetes.rendering import JOB, KINDS, SITE, manifest
+from tests.kubernetes.rendering import EVERYTHING, JOB, KINDS, OPTIONS, SITE, manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ("1.25", "1.31", "1.37")
@@ -46,13 +47,18 @@ def test_core_objects_are_valid(kind, version):
     validate = pytest.importorskip("kubernetes_validate", reason="needs pip install kubernetes-validate")
     server = tuple(map(int, version.split(".")))
     checked = []
-    for document in documents_of(manifest(kind, server)):
+    for document in documents_of(manifest(kind, server, job=EVERYTHING)):
         if "." in document["apiVersion"].split("/")[0]:
             # a definition of an operator's own: its pods are pods all the same
             document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod_of(document)}
         validate.validate(document, version, strict=True)
         checked.append(document["kind"])
     assert len(checked) >= 2
+
+
+def test_everything_is_everything():
+    used = {option.partition("=")[0].split()[0][2:] for option in OPTIONS}
+    assert used | set(re.findall(r"--([a-z-]+)", SITE)) >= {*ONCE, *SEVERAL} - {"kind"}
 
 
 def pod_of(document):
@@ -72,7 +78,7 @@ def pod_of(document):
 @pytest.mark.parametrize("kind", ("jobset", "trainjob", "pytorchjob"))
 def test_operators_objects_are_valid(kind):
     jsonschema = pytest.importorskip("jsonschema", reason="needs pip install jsonschema")
-    for document in documents_of(manifest(kind)):
+    for document in documents_of(manifest(kind, job=EVERYTHING)):
         if document["kind"] in DEFINED_IN:
             definition = yaml.safe_load((Path(CRDS) / DEFINED_IN[document["kind"]]).read_text())
             group, _, version = document["apiVersion"].partition("/")

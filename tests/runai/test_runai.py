@@ -1,11 +1,14 @@
 """Run:ai through its own command, with a stand-in that knows the documented grammar of both generations."""
 
+import atexit
 import json
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,10 @@ workdir: /mloscratch/homes/ada
 """
 
 
+BUNDLES = tempfile.mkdtemp(prefix="drumbeat-runai-")  # drumbeat.pyz is built once for all tests
+atexit.register(shutil.rmtree, BUNDLES, ignore_errors=True)
+
+
 class Desk:
     def __init__(self, base, generation):
         self.base, self.kept, self.generation = base, base / "kept", generation
@@ -39,14 +46,14 @@ class Desk:
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         self.environ = {
             "PATH": f"{programs}:/usr/bin:/bin", "HOME": str(base / "home"), "PYTHONPATH": str(SRC), "LANG": "C.UTF-8",
-            "STAND_IN": str(self.kept), "RUNAI_GENERATION": str(generation),
+            "STAND_IN": str(self.kept), "RUNAI_GENERATION": str(generation), "XDG_CACHE_HOME": str(BUNDLES),
         }  # fmt: skip
 
     def __call__(self, *words, **more):
         argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
         environ = {**self.environ, **more}
         return subprocess.run(
-            argv, env=environ, cwd=self.base / "home", capture_output=True, text=True, timeout=120, check=False
+            argv, env=environ, cwd=self.base / "home", capture_output=True, text=True, timeout=500, check=False
         )
 
     def job(self, text=JOB, **more):
@@ -94,6 +101,7 @@ def test_submit_status_shell_and_cancel(desk):
     assert "2 pods with 4 of a node's 8 GPUs each" in sent.stderr, "part of a node"
     assert json.loads(desk("status", "--json").stdout)["status"]["state"] == "cancelled"
     assert not (desk.kept / "secret.json").exists() and not (desk.kept / "state").exists(), "nothing is left"
+    assert not [call for call in desk.calls() if "exec" in call], "no pod is asked of a job that is queued or gone"
 
 
 def test_the_documents_command_and_ours_side_by_side(tmp_path):
@@ -192,7 +200,7 @@ def test_what_travels_runs(tmp_path):
         "PET_NNODES": "1",
     }
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **plain, **values}
-    done = subprocess.run(["sh", "-c", 'exec sh -c "$DRUMBEAT_SCRIPT"'], env=environ, capture_output=True, text=True, timeout=120,
+    done = subprocess.run(["sh", "-c", 'exec sh -c "$DRUMBEAT_SCRIPT"'], env=environ, capture_output=True, text=True, timeout=500,
                           check=False)  # fmt: skip
     run_id = json.loads(sent.stdout)["run_id"]
     assert done.returncode == 3, done.stdout + done.stderr

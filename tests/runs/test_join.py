@@ -65,7 +65,7 @@ def on_both(drumbeat, hosts, *command, flags=(), second=None, master="10.91.0.9"
     for node, prefix in enumerate(hosts):
         words = ("run", "--nodes", 2, "--node-rank", node, "--master", master, *flags, "--", *command)
         started.append(drumbeat.start(*(second or words if node else words), prefix=prefix))
-    outputs = [process.communicate(timeout=150)[0] for process in started]
+    outputs = [process.communicate(timeout=330)[0] for process in started]
     return [process.returncode for process in started], outputs
 
 
@@ -95,7 +95,7 @@ def test_exported_names_win(drumbeat, hosts):
         drumbeat.start("run", "--", PY, "-c", "print('up')", env={**env, "NODE_RANK": str(node)}, prefix=prefix)
         for node, prefix in enumerate(hosts)
     ]
-    outputs = [process.communicate(timeout=150)[0] for process in started]
+    outputs = [process.communicate(timeout=330)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
 
 

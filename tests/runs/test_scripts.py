@@ -36,7 +36,7 @@ def environ(home, tmp_path, cache):
 def run(drumbeat, environ, script, *flags, command=("bash", "x.sh")):
     (drumbeat.folder / "who.py").write_text(WHO)
     (drumbeat.folder / "x.sh").write_text("#!/bin/bash\n" + script)
-    return drumbeat("run", "--nodes", 2, *flags, "--", *command, env=environ, timeout=120)
+    return drumbeat("run", "--nodes", 2, *flags, "--", *command, env=environ, timeout=330)
 
 
 def worlds(done):
@@ -79,7 +79,7 @@ def test_launchers_behind_other_programs_after_an_activate(drumbeat, environ, tm
     script = f"""set -eu
 OWN={own}
 PATH=$OWN/bin:$PATH
-timeout 60 torchrun {flags} timeout
+timeout 300 torchrun {flags} timeout
 nice -n 1 stdbuf -oL torchrun {flags} nice
 sh -c 'torchrun {flags} sh'
 "$OWN/bin/torchrun" {flags} path

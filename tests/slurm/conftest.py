@@ -53,7 +53,7 @@ class Oar:
         self.pyz = self.home / "drumbeat.pyz"
         shutil.copyfile(bundle, self.pyz)
 
-    def __call__(self, *words, timeout=180, env=None):
+    def __call__(self, *words, timeout=330, env=None):
         argv = [sys.executable, str(self.pyz), *map(str, words)]
         return self.cluster.run(HEAD, argv, env=env, timeout=timeout)
 
@@ -78,7 +78,7 @@ class Oar:
         number = int(done.stdout.split("slurm://bench/")[1].split()[0])
         return number, Path(done.stdout.split("folder")[1].split()[0])
 
-    def srun(self, *words, timeout=180):
+    def srun(self, *words, timeout=330):
         return self.cluster.run(HEAD, ["srun", *map(str, words)], timeout=timeout)
 
 

@@ -62,3 +62,10 @@ def test_requeued_by_hand_saves_and_comes_back(cluster, oar):
     said(folder, "attempt 1 rank 1")
     job = cluster.wait(number, ["COMPLETED"])
     assert saved(oar, "requeued") == ["1", "1"] and job["Restarts"] == "1", output(folder)
+    # Slurm's restart count is our attempt, and nothing is overwritten.
+    assert output(folder).count("attempt 0 rank 1") == output(folder).count("attempt 1 rank 1") == 1
+    assert "start 1, on" in output(folder)
+    assert (folder / "nodes/1/attempt-0/rank-1.out").read_text() == "attempt 0 rank 1\nsaved\n"
+    assert (folder / "nodes/1/attempt-1/rank-1.out").read_text() == "attempt 1 rank 1\n"
+    ended = json.loads((folder / "summary.json").read_text())
+    assert ended["outcome"] == "finished" and len(ended["attempts"]) == 2

@@ -24,20 +24,26 @@ def nothing_left(oar, *nodes):
 
 
 def test_a_training_from_the_job_file(oar):
-    """2 nodes x 2 ranks of the demo's script, over gloo, between two network namespaces."""
-    command = f"python3 {ROOT}/examples/train_bytes.py --steps 25"
+    """2 nodes of the demo's script, over gloo, between two network namespaces."""
+    command = f"python3 {ROOT}/examples/train_bytes.py --steps 15"
     job = oar.job(
-        "bytes", command=command, gpus=2, cpus=2, checks="{preflight: off}", env=f"{{PYTHONPATH: {ROOT}/src}}"
+        "bytes",
+        command=command,
+        ranks_per_node=1,
+        gpus=1,
+        cpus=2,
+        checks="{preflight: off}",
+        env=f"{{PYTHONPATH: {ROOT}/src}}",
     )
     shown = oar("plan", "--render", "--save", "order.json", job)
     assert shown.returncode == 0, shown.stderr
     number, folder = oar.submit(oar.home / "order.json")
     assert (folder / "job.sh").read_text() == shown.stdout  # what was shown is what was sent
-    followed = oar("logs", "--follow", "--rank", "0", number, timeout=120)
-    assert "step   25  validation loss" in followed.stdout
+    followed = oar("logs", "--follow", "--rank", "0", number, timeout=330)
+    assert "step   15  validation loss" in followed.stdout
     oar.cluster.wait(number, ["COMPLETED"])
     text = output(folder)
-    assert text.index("2 nodes x 2 ranks") < text.index("validation loss") < text.index("end        finished")
+    assert text.index("2 nodes x 1 rank") < text.index("validation loss") < text.index("end        finished")
     assert summary(folder)["progress"]["last_validation"] < summary(folder)["progress"]["first_validation"]
     state = json.loads(oar("status", "--json", f"slurm://bench/{number}").stdout)["status"]
     assert state["state"] == "finished" and state["handle"] == f"slurm://bench/{number}"
@@ -111,25 +117,6 @@ def test_killed_worker_restarts_and_finishes(oar):
     assert [attempt["outcome"] for attempt in found["attempts"]] == ["failed", "finished"]
     assert found["attempts"][0]["finding"]["rank"] == 3
     assert sorted(path.name for path in folder.glob("nodes/1/attempt-*")) == ["attempt-0", "attempt-1"]
-
-
-def test_scontrol_requeue(oar):
-    """Slurm ends the job and starts it again: its restart count is our attempt, and nothing is overwritten."""
-    script = oar.ranks(
-        "again",
-        "import os, time\n"
-        "print('attempt', os.environ['DRUMBEAT_ATTEMPT'], flush=True)\n"
-        "time.sleep(60 if os.environ['DRUMBEAT_ATTEMPT'] == '0' else 0.2)\n",
-    )
-    number, folder = oar.submit(oar.job("again", nodes=1, ranks_per_node=1, command=f"python3 {script}"))
-    said(folder, "attempt 0")
-    oar.cluster.out("scontrol", "requeue", str(number))
-    oar.cluster.wait(number, ["COMPLETED"])
-    text = output(folder)
-    assert text.count("attempt 0") == text.count("attempt 1") == 1 and "start 1, on" in text
-    assert (folder / "nodes/0/attempt-0/rank-0.out").read_text() == "attempt 0\n"
-    assert (folder / "nodes/0/attempt-1/rank-0.out").read_text() == "attempt 1\n"
-    assert summary(folder)["outcome"] == "finished" and len(summary(folder)["attempts"]) == 2
 
 
 def test_array(oar):

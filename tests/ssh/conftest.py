@@ -24,7 +24,7 @@ class Desk:
     def argv(self, *words):
         return [sys.executable, str(self.pyz), *map(str, words)]
 
-    def __call__(self, *words, timeout=240, env={}):  # noqa: B006
+    def __call__(self, *words, timeout=400, env={}):  # noqa: B006
         return self.machines.run(self.argv(*words), env=env, timeout=timeout)
 
     def start(self, *words):

@@ -1,4 +1,4 @@
-"""Runs on ssh hosts whose ranks live in real podman containers."""
+"""Runs on ssh hosts whose ranks live in real containers: podman, and with `make everywhere` apptainer and docker."""
 
 import json
 import os
@@ -133,3 +133,26 @@ def test_two_hosts_in_docker(dockers):
         assert f"in ['/.dockerenv'] rank {rank} of 2 on {host}" in done.stdout, done.stdout + done.stderr
     for host in ("oar1", "oar2"):
         assert dockers.machines.run(["docker", "ps", "-aq"], on=host).stdout.strip() == ""
+
+
+@pytest.mark.skipif(not os.environ.get("DRUMBEAT_EVERYWHERE"), reason="make everywhere")
+def test_two_hosts_in_apptainer(desk):
+    program, reason = apptainer.get(Path("/var/tmp/drumbeat-test-apptainer"))
+    if program is None:
+        pytest.skip(reason)
+    base = Path(desk.machines.base)
+    wrapper = base / "bin" / "apptainer"  # found on the hosts' PATH
+    wrapper.write_text(f'#!/bin/sh\nexec {program}/apptainer "$@"\n')
+    wrapper.chmod(0o755)
+    image = desk.shared / "hull.sif"
+    apptainer.build(program, apptainer.tree(base / "plain-hull"), image)
+    script = "import os, socket; print('in', os.environ.get('APPTAINER_CONTAINER'), socket.gethostname(), flush=True)"
+    keys = {"container": image, "container-runtime": "apptainer"}
+    try:
+        done = desk("run", job(desk, "inside", script, **keys))
+        assert done.returncode == 0, done.stderr
+        for host in ("oar1", "oar2"):
+            assert f"in {image} {host}" in done.stdout, done.stdout + done.stderr
+        wait_for(lambda: not desk.left(), 60, "all processes on the hosts to end")
+    finally:
+        wrapper.unlink()

@@ -128,10 +128,10 @@ def waits(desk, runs):
     return process
 
 
-def desk_pid(desk):
+def desk_pid(desk, command="run"):
     """The desk itself, behind nsenter."""
     out = desk.machines.run(["ps", "-eo", "pid=,args="]).stdout
-    return next(int(line.split()[0]) for line in out.splitlines() if f"{desk.pyz} run" in line)
+    return next(int(line.split()[0]) for line in out.splitlines() if f"{desk.pyz} {command}" in line)
 
 
 def test_ctrl_c_lets_the_ranks_save_and_leaves_nobody(desk):
@@ -171,6 +171,40 @@ def test_submit_survives_its_desk_and_is_reached_by_its_handle(desk):
     assert json.loads(desk("status", handle, "--json").stdout)["status"]["state"] == "cancelled"
     assert desk("logs", handle).stdout.count("saved") == 4
     assert json.loads(desk.read(f"{folder}/summary.json"))["outcome"] == "cancelled"
+
+
+def test_a_submit_that_was_killed_can_be_told_and_cleared(desk):
+    """kill -9 while one host is still missing: nothing was started, and status and cancel say so."""
+    desk.machines.also("slow", "HostName oar2;HostKeyAlias oar2;Port 2222")
+    runs = desk.shared / "killed"
+    process = desk.start("submit", "--hosts", "oar1,slow", "--runs", runs, "--name", "killed", "--", "sleep", "300")
+    wait_for(lambda: any("_host" in line for line in desk.machines.processes("oar1")), 60)
+    desk.machines.run(["kill", "-KILL", str(desk_pid(desk, "submit"))])
+    process.communicate(timeout=180)
+    (run,) = [path.name for path in runs.iterdir()]
+    told = desk("status", run).stdout
+    assert "its desk was killed while it submitted" in told and f"drumbeat cancel {run}" in told, told
+    done = desk("cancel", run, timeout=180)
+    assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
+    assert "cancelled" in desk("status", run).stdout
+    nobody(desk)
+
+
+def test_a_home_without_room_is_named(desk):
+    """drumbeat.pyz and the record of what runs go to the host's home: without room for them nothing is started."""
+    for name in ("cache", "state"):
+        place = f"{desk.machines.base}/own/{name}"
+        small = f"mkdir -p {place} && mount -t tmpfs -o size=4k,mode=700 small {place} && mkdir {place}/drumbeat && "
+        desk.machines.run(["sh", "-c", f"{small} head -c 4096 /dev/zero > {place}/full"], on="oar2")
+        try:
+            done = desk("submit", "--hosts", "oar1,oar2", "--runs", desk.own / "full", "--", "sleep", "300")
+        finally:
+            desk.machines.run(["umount", place], on="oar2")
+        assert done.returncode == 2 and "oar2: " in done.stderr and "No space left on device" in done.stderr, (
+            done.stderr
+        )
+        assert "nothing was started" in done.stderr and "Traceback" not in done.stderr
+    nobody(desk)
 
 
 def test_an_interrupt_before_anything_started(desk):

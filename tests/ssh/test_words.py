@@ -45,9 +45,44 @@ def test_host_files_of_others():
     assert read_hostfile("a slots=8\nb slots=8 max_slots=8\n", "f") == {"a": 8, "b": 8}  # Open MPI, DeepSpeed
     assert read_hostfile("# mine\na:4\n\nb:4  # MPICH\n", "f") == {"a": 4, "b": 4}
     assert read_hostfile("n[1-2]\n", "f") == {"n1": 0, "n2": 0}
-    for text in ("", "# nothing\n", "a\na\n"):
-        with pytest.raises(Problem):
-            read_hostfile(text, "f")
+    assert read_hostfile("a\tslots=4\r\nb\tslots=4 # x\r\n", "f") == {"a": 4, "b": 4}
+    assert read_hostfile("a max_slots=8\n", "f") == {"a": 0}
+    assert read_hostfile("fe80::1%eth0\n[fd00::2] slots=2\n", "f") == {"fe80::1%eth0": 0, "fd00::2": 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "a\na\n",
+        "a slots=abc\n",
+        "a slots=0\n",
+        "a slots=-3\n",
+        "a slots=99999\n",
+        "a:x\n",
+        "a:0\n",
+        "a b c\n",
+        "gpu1 ansible_host=10.0.0.1\n",
+        "[gpu]\na\n",
+        "\0\1binary",
+        "a\0b\n",
+        "-oProxyCommand=x\n",
+        "a;reboot\n",
+        "$(x)\n",
+        "x" * 5000,
+        "n[1-\n",
+        "n[1-99999999]\n",
+        "user@\n",
+        "\x1b[2J\n",
+    ],
+)
+def test_junk_in_a_host_file_is_one_clear_error(text):
+    """A word that is skipped would be a host or a number of ranks that nobody meant."""
+    with pytest.raises(Problem) as caught:
+        read_hostfile(text, "f")
+    assert str(caught.value).startswith("f:") and len(str(caught.value)) < 400
+    assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_reasons():

@@ -20,7 +20,7 @@ def with_fault(drumbeat, tmp_path):
     def run(fault):
         out = tmp_path / "out.json"
         command = (sys.executable, FAULTY, fault, "--quick", "--out", out)
-        done = drumbeat("run", "--ranks-per-node", 3, "--", *command, timeout=120)
+        done = drumbeat("run", "--ranks-per-node", 3, "--", *command)
         assert done.returncode == 0, done.stderr
         results = json.loads(out.read_text())
         judgement = judge(results, peers_of(Run.open(drumbeat.run_folder())), {}, False)

@@ -1,4 +1,4 @@
-"""Across machines (network namespaces): traffic over the wrong interface is caught. More in tests/slurm/test_verify.py."""
+"""Across machines (network namespaces): traffic over the wrong interface is caught. A slow link: tests/slurm/test_verify.py."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def on_both(drumbeat, machines, *words, after=()):
     for node in range(2):
         place = ("--nodes", 2, "--node-rank", node, "--master", "10.92.1.1", "--ranks-per-node", 1)
         started.append(drumbeat.start("run", *words, *place, *after, prefix=machines.prefix(node)))
-    outputs = [process.communicate(timeout=150)[0] for process in started]
+    outputs = [process.communicate(timeout=330)[0] for process in started]
     return [process.returncode for process in started], outputs
 
 

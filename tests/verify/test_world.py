@@ -25,7 +25,7 @@ def done(tmp_path_factory):
     env = {**os.environ, "HOME": str(work), "PYTHONPATH": SOURCE, "PYTHONWARNINGS": "error"}
     words = ["verify", "--quick", "--json", "--nodes", "2", "--ranks-per-node", "2", "--site", "./tower.yaml"]
     done = subprocess.run(
-        [sys.executable, "-m", "drumbeat", *words], cwd=work, env=env, capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "drumbeat", *words], cwd=work, env=env, capture_output=True, text=True, timeout=360
     )
     assert done.stdout, done.stderr
     return done

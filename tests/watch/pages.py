@@ -56,7 +56,7 @@ def served(run, home, *options):
         yield Page(process)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 @contextlib.contextmanager

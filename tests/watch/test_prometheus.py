@@ -43,7 +43,7 @@ def test_a_real_prometheus(tmp_path):
         assert until(lambda: "drumbeat_step 40.0" in page.ask("/metrics")[2])
         text = page.ask("/metrics")[2]
         checked = subprocess.run(
-            ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=60
+            ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=180
         )
         assert checked.returncode == 0 and checked.stderr == "", checked.stderr
         kind = page.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
@@ -73,7 +73,7 @@ def test_a_real_prometheus(tmp_path):
             assert len(ask("drumbeat_gpu_energy_joules_total")) == 4
         finally:
             prometheus.terminate()
-            prometheus.wait(30)
+            prometheus.wait(120)
 
 
 def test_every_name_on_the_grafana_board_exists():
@@ -101,7 +101,7 @@ def test_the_text_file_for_node_exporter(tmp_path):
     text = written.read_text()
     assert 'drumbeat_step{run="r"} 40.0' in text and 'drumbeat_tokens_per_second{run="r",over="run"} 4000.0' in text
     assert 'drumbeat_gpu_energy_joules_total{run="r",node="0",host="n000",gpu="0"}' in text
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=60)
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=180)
     assert checked.returncode == 0 and checked.stderr == "", checked.stderr
     file.remove()
     assert list((tmp_path / "collector").iterdir()) == []

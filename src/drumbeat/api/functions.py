@@ -82,11 +82,18 @@ def _search_path() -> List[str]:
 
 
 def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike, at_once: int = 0) -> List[Submitted]:
-    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time."""
+    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time. All the
+    iterables must have the same length."""
     from drumbeat.api.runs import Submitted
     from drumbeat.desk import submit as desk
 
-    calls: List[Call] = [(args, {}) for args in zip(*values)]
+    columns = [list(each) for each in values]
+    if len({len(column) for column in columns}) > 1:
+        lengths = " and ".join(str(len(column)) for column in columns)
+        raise Problem(
+            f"values of different lengths ({lengths}): some would be left out", "give each call all its values"
+        )
+    calls: List[Call] = [(args, {}) for args in zip(*columns)]
     if not calls:
         raise Problem("no values to map over")
     asked, files = with_call(as_job(job), function, calls)

@@ -38,7 +38,12 @@ def as_job(job: JobLike) -> Job:
             raise Problem(f"a job's keys hold text, numbers, lists and mappings: {error}") from None
         made = job_from_text(text, "job")  # JSON is YAML, and the same checks hold
     else:
-        made = job_from_file(os.fspath(job))
+        path = os.fspath(job)
+        if not os.path.exists(path) and " " in path:
+            raise Problem(
+                f"there is no job file {path!r}", "a command goes into a mapping: {'command': ..., 'nodes': 2}"
+            )
+        made = job_from_file(path)
     return with_hostfile(with_preset(made), os.environ)
 
 

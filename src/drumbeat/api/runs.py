@@ -50,6 +50,11 @@ class Submitted:
             return state_of(self.run) if not own else _with_status(whole, own[0])
         return state_of(self.run)
 
+    @property
+    def state(self) -> str:
+        """One word: queued, running, finished, failed, cancelled or unknown."""
+        return self.status().status.state
+
     def wait(self, timeout: Optional[float] = None) -> State:
         """Until it has ended. TimeoutError after `timeout` seconds; the run goes on."""
         return wait_for_end(self.run, timeout, self.status)

@@ -44,7 +44,17 @@ def run(args: Any) -> int:
         nobody = f"no rank of {found.run_id}" if args.rank is None else f"rank {args.rank} of {found.run_id}"
         print(f"{nobody} has printed {'anything' if args.rank is None else 'nothing'}", file=sys.stderr)
         return 0
+    if _is_queued(found):
+        print(f"{found.run_id} is queued: its ranks have not started", file=sys.stderr)
+        return 0
     raise Problem(f"{found.run_id} has no log{who}", f"look into {found.path}/nodes")
+
+
+def _is_queued(found: Run) -> bool:
+    from drumbeat.backends.contract import QUEUED
+    from drumbeat.desk.state import status
+
+    return status(found).state == QUEUED
 
 
 def _print_all(found: Run, args: Any) -> bool:

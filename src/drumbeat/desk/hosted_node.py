@@ -84,9 +84,15 @@ def _node(request: Mapping[str, Any]) -> int:
             replace(os.path.join(order.folder, ENDED), "")  # for the desk's mirror: nothing is written any more
         return code
 
+    about = {"folder": order.folder, "run_id": order.run_id}
+    _keep_record(request["key"], about)  # a home without room for it is noticed before anything is started
     pid = _daemon(work, os.path.join(order.folder, f"ssh-{node}.out")) if request["detach"] else os.getpid()
-    about = {"pid": pid, "started": start_time(pid), "folder": order.folder, "run_id": order.run_id}
-    _keep_record(request["key"], about)
+    try:
+        _keep_record(request["key"], {**about, "pid": pid, "started": start_time(pid)})
+    except OSError:
+        if request["detach"]:
+            _send(pid, signal.SIGTERM)  # nobody could find it again
+        raise
     reply(started=pid)
     if request["detach"]:
         return 0
@@ -261,7 +267,7 @@ def _alive(record: Mapping[str, Any]) -> bool:
 
 def _status(request: Mapping[str, Any]) -> Dict[str, Any]:
     record = _record(request["key"])
-    if not record:
+    if "pid" not in record:  # also where it was prepared, and never started
         return {"known": False}
     answer: Dict[str, Any] = {"known": True, "alive": _alive(record), "folder": record["folder"]}
     try:

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, Optional, Tuple
 from drumbeat.desk.closing import near
 from drumbeat.diagnose.failure import EARLIER
 from drumbeat.diagnose.recorded import Recorded
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -24,7 +24,7 @@ _MOST_EARLIER = 3
 def recorded_end(run: Run) -> Recorded:
     """Evidence names files relative to the run folder."""
     events = run.run_events()
-    notes, summary = (*_earlier(run), *_warnings(events)), _summary(run)
+    notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes)
@@ -88,3 +88,16 @@ def _warnings(events: Iterable[Event]) -> Tuple[Finding, ...]:
         elif isinstance(event, kinds.Resumed):
             found = {code: finding for code, finding in found.items() if not code.startswith("hang-")}
     return tuple(found.values())[:_MOST_NOTES]
+
+
+def _transport(events: Iterable[Event]) -> Tuple[Finding, ...]:
+    """What the last attempt's own check saw of the network: it reads NCCL's log and counters that are gone afterwards."""
+    seen: Optional[Verdict] = None
+    for event in events:
+        if isinstance(event, kinds.AttemptStarted):
+            seen = None
+        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "transport":
+            seen = event.verdict if event.verdict.answer != UNKNOWN else seen
+    if seen is None:
+        return ()
+    return (Finding("transport-seen", INFO, f"the run's own transport check: {seen.answer}: {seen.summary}"),)

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import (
@@ -141,7 +141,7 @@ def status(run: Run) -> Status:
         if asked and asked.state == UNKNOWN and _record_now(run).last_state:
             last = _record_now(run)
             return Status(handle, last.last_state, last.last_detail)
-        if asked and asked.state == UNKNOWN and run.record.submitting:
+        if asked and asked.state == UNKNOWN and run.record.submitting and handle not in _silent:
             fix = f"drumbeat cancel {run.run_id} removes what it may have left"
             return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
         if asked:
@@ -212,6 +212,7 @@ def _array_status(run: Run, numbers: List[int]) -> Status:
 
 
 _asked: Dict[str, Tuple[float, Status]] = {}
+_silent: Set[str] = set()  # handles whose scheduler did not answer: nothing follows from that
 
 
 def ask_scheduler(handle: str) -> Optional[Status]:
@@ -223,8 +224,10 @@ def ask_scheduler(handle: str) -> Optional[Status]:
     if last is None or time.monotonic() - last[0] > _ASK_EVERY:
         try:
             answer = backend.status(handle, os.environ)
+            _silent.discard(handle)
         except Problem as problem:
             answer = Status(handle, UNKNOWN, str(problem))
+            _silent.add(handle)
         last = _asked[handle] = (time.monotonic(), answer)
     return last[1]
 

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.progress import Progress, merged
-from drumbeat.runfolder.read import decode
+from drumbeat.runfolder.read import Files, decode
 from drumbeat.runfolder.records import Metric, parse_metric, parse_so_far
 from drumbeat.runfolder.summary import AttemptEnd
-
-if TYPE_CHECKING:
-    from drumbeat.runfolder.run import Run
 
 _RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
 _HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
 _AT = RunFolder("")  # names relative to the run folder
+
+
+class Records(Protocol):
+    """As much of a `Run` as is needed here."""
+
+    @property
+    def files(self) -> Files: ...
+
+    def nodes(self) -> List[int]: ...
+
+    def run_events(self) -> List[Event]: ...
+
+    def node_events(self, node: int) -> Iterator[Event]: ...
+
+    def clock_offsets(self) -> Dict[int, float]: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ def spares_left(events: Iterable[Event]) -> int:
     return next((len(each.spares) for each in reversed(list(events)) if isinstance(each, kinds.AttemptStarted)), 0)
 
 
-def attempt_ends(run: Run) -> List[AttemptEnd]:
+def attempt_ends(run: Records) -> List[AttemptEnd]:
     """Attempts that the run's events tell of. One without an end was cut off: its node, or the whole job, was killed."""
     found: List[AttemptEnd] = []
     for event in run.run_events():
@@ -77,7 +89,7 @@ def attempt_ends(run: Run) -> List[AttemptEnd]:
     return found
 
 
-def ranks(run: Run) -> Ranks:
+def ranks(run: Records) -> Ranks:
     """Those of the last attempt, by the nodes' own events."""
     offsets = run.clock_offsets()
     attempt, started = -1, 0
@@ -96,7 +108,7 @@ def ranks(run: Run) -> Ranks:
     return Ranks(started, tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank))))
 
 
-def progress(run: Run) -> Progress:
+def progress(run: Records) -> Progress:
     """How far it is, and how fast it has been in this attempt. Of long files only the ends are read: there the agent says what
     everything before adds up to."""
     nodes = run.nodes()
@@ -159,7 +171,7 @@ def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) 
     return total
 
 
-def _ends(run: Run, name: str, size: int) -> Tuple[List[str], List[str], bool]:
+def _ends(run: Records, name: str, size: int) -> Tuple[List[str], List[str], bool]:
     """The first and the last lines of a file: the first `_HEAD` bytes, the last `size`; and whether those are all of it."""
     found = run.files.chunk(name, 0, _HEAD)
     if found is None:

@@ -1,6 +1,6 @@
 """`Run`: typed access to one run folder. Every reader goes through it; what is damaged or missing is None or left out.
 
-`Run.open(path)` checks that there is a run of a schema that we know. `Run.follow()` gives a Follower for what is still written.
+`Run.open(path)` checks that there is a run of a schema that we know. A `Follower` of it gives what is still written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
 if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
-    from drumbeat.runfolder.follow import Follower
 
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
@@ -245,11 +244,6 @@ class Run:
             if sample:
                 return sample
         return None
-
-    def follow(self, **options: Any) -> Follower:
-        from drumbeat.runfolder.follow import Follower
-
-        return Follower(self, **options)
 
     # -- what the records say ----------------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import __version__
-from drumbeat.backends.contract import Backend, Request, Status, parse_handle
+from drumbeat.backends.contract import QUEUED, Backend, Request, Status, parse_handle
 from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.render import check as check_pod
 from drumbeat.backends.kubernetes.render import object_name
@@ -32,6 +33,7 @@ _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of 
 _LINGER = 600  # seconds
 _MUSTER = 900.0
 _PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?")  # its namespace is runai-PROJECT, at most 63 characters
+_LOOK_EVERY = 5.0  # seconds between two looks at whether there are pods
 _FILES = 60.0  # seconds for one answer out of a pod
 
 
@@ -164,7 +166,7 @@ def render(order: Order, cli: grammar.Cli, why: str) -> Request:
     reasons = {grammar.words_of(option.text): option.why for option in options}
     about = [
         f"Written by drumbeat {__version__} for run {order.run_id}: `drumbeat submit` runs exactly this file.",
-        f"{why}; {order.nodes} pods: one master and {order.nodes - 1} workers, each of them a node.",
+        f"{why}; one pod per node: one master and {order.nodes - 1} worker{'s' * (order.nodes != 2)}.",
         f"Made at submit and not shown: the Secret {name} in {_namespace(order.resources.account)}, with drumbeat, the order,",
         "the run's token and the values of variables that are passed on.",
         *(f"{' '.join(words)}: {reason}" for words, reason in reasons.items()),
@@ -216,13 +218,26 @@ class PodFiles:
         self.folder, self.order, self.job = folder, order, job
         self.inside = script.run_folder(order, _split(order)[1])
         self.kept: Dict[str, bool] = {}
+        self.looked, self.there = float("-inf"), False
 
     def mirror(self) -> Mirror:
         return Mirror(self.folder, self.sources, self._all_here, every=2.0)
 
     def sources(self) -> List[Source]:
+        """None while the job is queued, and none when it is gone: then no pod can be asked."""
+        if time.monotonic() - self.looked > _LOOK_EVERY:
+            self.looked, self.there = time.monotonic(), self._has_pods()
+        if not self.there:
+            return []
         pods = grammar.pods_of(self.job.name, self.order.nodes)
         return [Source(self._exchange(pod, node), f"nodes/{node}" if node else "") for node, pod in enumerate(pods)]
+
+    def _has_pods(self) -> bool:
+        try:
+            done = self.job.run(self.job.cli.describe, "-o", "json")
+        except Problem:
+            return False  # `status` says why Run:ai does not answer
+        return done.returncode == 0 and client.read_status("", done).state != QUEUED
 
     def _exchange(self, pod: str, node: int) -> Callable[[bytes], Optional[bytes]]:
         def exchange(request: bytes) -> Optional[bytes]:
@@ -248,8 +263,8 @@ class PodFiles:
 
     def _all_here(self) -> None:
         """The run has ended and all its files are here: nothing stays at Run:ai."""
-        lead = self.sources()[0]
-        lead.exchange(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
+        lead = self._exchange(grammar.pods_of(self.job.name, self.order.nodes)[0], 0)
+        lead(b'{"append": {"' + FETCHED.encode() + b'": "yes"}, "under": "none"}')
         try:
             self.job.remove()
         except Problem:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 import shlex
 from typing import Dict, List, Mapping, Tuple
 
-from drumbeat.backends.kubernetes.payload import as_text, packed
+from drumbeat.backends.kubernetes.payload import packed
 from drumbeat.backends.kubernetes.script import node_script, python_of
 from drumbeat.backends.kubernetes.submit import passed_values
 from drumbeat.order import Order
@@ -16,8 +17,8 @@ from drumbeat.problem import Problem
 LOCAL = "/tmp/drumbeat-run"  # noqa: S108 - in the pod, which nobody else is in
 TOKEN, SCRIPT, ORDER, PROGRAM = "DRUMBEAT_TOKEN", "DRUMBEAT_SCRIPT", "DRUMBEAT_ORDER", "DRUMBEAT_PROGRAM"  # noqa: S105
 PIECE = 120_000  # characters: the kernel takes no longer variable than 128 KiB
-PIECES = 8  # so many are asked for, whatever the size: the command line must not depend on it
-LARGEST = 1_000_000  # bytes: a secret holds 1 MiB
+PIECES = 9  # so many are asked for, whatever the size: the command line must not depend on it
+LARGEST = 1_040_000  # bytes: a secret holds 1 MiB
 
 COMMAND = ["sh", "-c", f'exec sh -c "${SCRIPT}"']
 
@@ -34,7 +35,7 @@ def secret_values(
     order: Order, sent: str, folder: str, linger: int, bundle: str, environ: Mapping[str, str]
 ) -> Dict[str, str]:
     """`sent` is the order as pods read it."""
-    text = as_text(packed(bundle))
+    text = base64.b85encode(packed(bundle)).decode()
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
     if len(pieces) > PIECES:
         raise Problem(f"drumbeat.pyz has {len(text)} characters, more than {PIECES} variables of a pod can hold")
@@ -52,7 +53,7 @@ def pod_script(order: Order, folder: str, linger: int) -> str:
     unpack = (
         "import base64, gzip, os, sys; "
         f"text = ''.join(os.environ['{PROGRAM}_%d' % number] for number in range({PIECES})); "
-        "open(sys.argv[1], 'wb').write(gzip.decompress(base64.b64decode(text))); "
+        "open(sys.argv[1], 'wb').write(gzip.decompress(base64.b85decode(text))); "
         f"open(sys.argv[2], 'w').write(os.environ['{ORDER}'])"
     )
     program, order_file = f"{LOCAL}/drumbeat.pyz", f"{LOCAL}/order.json"

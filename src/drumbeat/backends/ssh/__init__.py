@@ -117,9 +117,23 @@ class Ssh(Backend):
         return Status(handle, FAILED, "its agent is gone, and it left no summary")
 
     def cancel(self, handle: str, environ: Mapping[str, str]) -> None:
-        said = self._ask(handle, {"do": "stop", "word": "CANCEL", "why": "drumbeat cancel"}, environ)[0]
-        if not said.get("alive"):
-            raise Problem(f"it is not running any more on {_host(handle)}")
+        """The lead ends its run. Where no lead runs, as after a submit that was killed half way, every host is asked: one
+        that was started alone would wait for the others until the muster's limit."""
+        stop = {"do": "stop", "word": "CANCEL", "why": "drumbeat cancel"}
+        if self._ask(handle, stop, environ)[0].get("alive"):
+            return
+        others = [str(host) for host in _remembered(handle, environ).get("order", ()) if host != _host(handle)]
+        silent: List[str] = []
+        for host in others:
+            try:
+                self._ask(handle, stop, environ, host)
+            except Problem as problem:
+                silent.append(problem.what)
+        if silent:
+            raise Problem(
+                f"nothing of it runs on {_host(handle)}, where its lead would be; not every host answered: {'; '.join(silent)}",
+                "an agent that waits there for its lead ends by itself at the muster's limit",
+            )
 
     def shell(self, handle: str, host: str, environ: Mapping[str, str], command: Sequence[str] = ()) -> List[str]:
         """By the name under which the host was reached, not by what it calls itself."""

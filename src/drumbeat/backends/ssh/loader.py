@@ -74,13 +74,15 @@ def intact(path: str, digest: str) -> bool:
 
 
 def keep(path: str, data: bytes) -> None:
-    descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
+    partial = ""
     try:
+        descriptor, partial = tempfile.mkstemp(dir=os.path.dirname(path), prefix="partial-")
         with open(descriptor, "wb") as file:
             file.write(data)
         os.replace(partial, path)
     except OSError as error:
-        os.unlink(partial)
+        if partial:
+            os.unlink(partial)
         refuse(f"cannot keep {path}: {error.strerror}")
 
 
