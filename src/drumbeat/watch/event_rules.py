@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from drumbeat.finding import INFO
 from drumbeat.runfolder import events as kinds
@@ -12,16 +11,14 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.summary import shortened
 from drumbeat.watch.node_view import MOST_RANKS, RankView
-
-if TYPE_CHECKING:
-    from drumbeat.watch.model import RunView
+from drumbeat.watch.state import RunState
 
 _MOST_REPLACED = 100
 _MOST_CHECKS = 30
 _LONGEST = 300  # characters of a reason or a name
 
 
-def apply_event(view: RunView, event: Event, t: float) -> None:
+def apply_event(view: RunState, event: Event, t: float) -> None:
     """`t`: when it happened, by the lead's clock."""
     if isinstance(event, kinds.RunStarted):
         _run_started(view, event, t)
@@ -46,7 +43,7 @@ def apply_event(view: RunView, event: Event, t: float) -> None:
         _trouble(view, event, t)
 
 
-def _trouble(view: RunView, event: Event, t: float) -> None:
+def _trouble(view: RunState, event: Event, t: float) -> None:
     if isinstance(event, kinds.Failed):
         view.failure = shortened(event.finding)
         view.findings.append(view.failure)
@@ -71,7 +68,7 @@ def _trouble(view: RunView, event: Event, t: float) -> None:
         view.mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
 
 
-def _run_started(view: RunView, event: kinds.RunStarted, t: float) -> None:
+def _run_started(view: RunState, event: kinds.RunStarted, t: float) -> None:
     _failure_is_past(view, view.attempt + 1)
     view.started, view.summary = t, None
     view.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
@@ -81,13 +78,13 @@ def _run_started(view: RunView, event: kinds.RunStarted, t: float) -> None:
         node.joined, node.lost, node.idle = False, "", ""
 
 
-def _joined(view: RunView, event: kinds.NodeJoined) -> None:
+def _joined(view: RunState, event: kinds.NodeJoined) -> None:
     node = view.node(event.peer)
     node.host, node.joined = event.peer_host[:_LONGEST], True
     view.offsets[event.peer] = event.clock_offset
 
 
-def _attempt_started(view: RunView, event: kinds.AttemptStarted, t: float) -> None:
+def _attempt_started(view: RunState, event: kinds.AttemptStarted, t: float) -> None:
     view.go_to(event.attempt)
     _failure_is_past(view, event.attempt)
     view.world, view.hangs = event.world_size, False
@@ -99,7 +96,7 @@ def _attempt_started(view: RunView, event: kinds.AttemptStarted, t: float) -> No
         view.mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
 
 
-def _failure_is_past(view: RunView, attempt: int) -> None:
+def _failure_is_past(view: RunState, attempt: int) -> None:
     """That attempt, counted from 1, failed; the run goes on all the same."""
     if view.failure:
         past = replace(view.failure, severity=INFO, title=f"attempt {attempt} ended: {view.failure.title}")
@@ -107,14 +104,14 @@ def _failure_is_past(view: RunView, attempt: int) -> None:
         view.failure = None
 
 
-def _verdict(view: RunView, event: kinds.VerdictGiven) -> None:
+def _verdict(view: RunState, event: kinds.VerdictGiven) -> None:
     verdict = event.verdict
     known = verdict.check in view.verdicts or (len(view.verdicts) < _MOST_CHECKS and len(verdict.check) <= _LONGEST)
     if event.peer is not None and known:
         view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
 
 
-def _rank(view: RunView, event: Event) -> None:
+def _rank(view: RunState, event: Event) -> None:
     assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
     if event.attempt < view.attempt or event.rank >= MOST_RANKS:
         return
