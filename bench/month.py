@@ -7,8 +7,9 @@ Each interruption has a cause by its published count, a node, and a moment. *dru
 what it says: restart in place, a spare for the bad node, or the queue without it. *Plain requeue* is what a batch script with
 `--requeue` does: every interruption goes through the queue, and a node with a bad GPU comes back until an operator drains it.
 
-How long it takes to notice a fault and to restart in place was measured (make faults). Everything that belongs to a large model
-or to a site is an assumption, is the same for both policies, and can be changed by an option.
+How long it takes to notice a fault and to restart in place is read from what make faults measured (docs/comeback.md and
+docs/reliability.md). Everything that belongs to a large model or to a site is an assumption, is the same for both policies, and
+can be changed by an option.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import argparse
 import random
 import statistics
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
 from drumbeat.agent.decide import FAILED, Member, Outcome, Requeue, Restart, decide
 from drumbeat.finding import ERROR, Finding
 
 HOUR, DAY = 3600.0, 86400.0
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ("comeback.md", "reliability.md")
 
 
 @dataclass(frozen=True)
@@ -236,18 +240,38 @@ def main() -> None:
     )
 
 
+def measured(docs: Path = DOCS) -> Dict[str, float]:
+    """Seconds, from the tables that `make faults` writes: until a rank's death, a silent node and a hang have ended the attempt,
+    and from there to the start of the ranks."""
+    rows = [line.strip("| ").split(" | ") for name in PAGES for line in (docs / name).read_text().splitlines()]
+    cells = {row[0]: row[1:] for row in rows if len(row) > 2}
+    ended, started = (_seconds(text) for text in cells["a rank is killed: all ranks start again in place"][:2])
+    hangs = [_seconds(row[1]) for row in rows if len(row) > 4 and row[3].startswith("no step for") and row[1]]
+    return {
+        "crash": ended,
+        "lost": _seconds(cells["link to node 1 half open: no word, no end"][0]) + ended,
+        "hang": statistics.median(hangs) + ended,
+        "restart": started - ended,
+    }
+
+
+def _seconds(cell: str) -> float:
+    return float(cell.split()[0])
+
+
 def _arguments() -> argparse.Namespace:
+    found = measured()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", choices=SYSTEMS, default="llama3")
     parser.add_argument("--spares", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5)
     for name, value, words in (
-        ("notice-crash", 4.0, "measured: from a rank's death to the end of the attempt"),
-        ("notice-lost", 20.0, "measured: the same for a node that is gone"),
-        ("notice-hang", 12.0, "measured: the same for a hang, with checks: {hang: stop}"),
+        ("notice-crash", found["crash"], "measured: from a rank's death to the end of the attempt"),
+        ("notice-lost", found["lost"], "measured: the same for a node that falls silent"),
+        ("notice-hang", found["hang"], "measured: the same for a hang, with checks: {hang: stop}"),
         ("notice-lost-requeue", 60.0, "until the scheduler ends a job that lost a node (SlurmdTimeout is often 300 s)"),
         ("timeout", 600.0, "NCCL's own time-out, after which a hang ends the job without drumbeat"),
-        ("restart", 2.0, "measured: in place, from the end of an attempt to the start of its ranks"),
+        ("restart", found["restart"], "measured: in place, from the end of an attempt to the start of its ranks"),
         ("init", 180.0, "from the start of the ranks to the first step, at that size; the same for both"),
         ("queue", 300.0, "from a requeue to the start of the job"),
         ("every", 600.0, "between two checkpoints; the same for both"),

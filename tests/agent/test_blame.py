@@ -1,5 +1,7 @@
 """Whose fault it was, where the failures themselves are only consequences."""
 
+from dataclasses import replace
+
 from drumbeat.agent.blame import blame
 from drumbeat.agent.rank_end import RankEnd
 from drumbeat.finding import ERROR, WARNING, Finding
@@ -24,6 +26,15 @@ def test_a_rank_that_left_early_is_the_cause_of_lost_peers():
     left = end(2, 0, 5.0, None)
     assert cause(end(0), left, end(3)) == ("early-exit", 2, "h1")
     assert cause(end(0), end(2, 0, 20.0, None), end(3)) is None  # it ended well after the failure
+
+
+def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told():
+    left, lost = end(1, 0, 3.0, None), end(0, 1, 18.8)
+    cause = blame([left, lost], None, str).cause
+    assert cause == "rank 0 lost its connection to it; likely the ranks did not have the same number of steps"
+    scripts = [replace(left, of_command=True, node=1), lost]
+    found = blame(scripts, None, str)
+    assert found.title.startswith("the command on node 1 ended") and found.rank is None
 
 
 def test_a_time_out_blames_who_did_not_come():

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from drumbeat.agent.connections import Connections
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.door import Door, _origin, most_strangers
 from drumbeat.agent.wire.messages import StopAsked, WireError
 from drumbeat.agent.wire.ports import free_port, listen
+from tests.agent.test_lead import order
 
 TOKEN = "a" * 32
 
@@ -76,7 +78,7 @@ def test_members_come_in_while_2000_strangers_knock(lead):
             lead.turn()
         if number % 200 == 100:
             got_in += member(lead)
-        assert len(lead.door) <= 40
+        assert lead.door.strangers <= 40
     assert got_in == 10 and len(lead.admitted) == 10
     for sock in strangers:
         sock.close()
@@ -85,19 +87,19 @@ def test_members_come_in_while_2000_strangers_knock(lead):
 def test_who_proves_nothing_in_time_is_sent_away(lead):
     lead.door.tick(100.0)
     silent = [knock(lead.port) for _ in range(5)]
-    while len(lead.door) < 5:
+    while lead.door.strangers < 5:
         lead.turn()
     lead.door.tick(114.9)
-    assert len(lead.door) == 5
+    assert lead.door.strangers == 5
     lead.door.tick(115.1)
-    assert len(lead.door) == 0
+    assert lead.door.strangers == 0
     silent += [knock(lead.port) for _ in range(30)]  # of 40 places
-    while len(lead.door) < 30:
+    while lead.door.strangers < 30:
         lead.turn()
     lead.door.tick(118.0)
-    assert len(lead.door) == 30
+    assert lead.door.strangers == 30
     lead.door.tick(118.2)
-    assert len(lead.door) == 0
+    assert lead.door.strangers == 0
     for sock in silent:
         while sock.recv(4096):
             pass
@@ -113,7 +115,7 @@ def test_a_flood_from_one_address_costs_the_others_nothing():
             flood = [knock(lead.port) for _ in range(60)]
             for _ in range(100):
                 lead.turn()
-            assert len(lead.door) == 10
+            assert lead.door.strangers == 10
             early.setblocking(False)
             assert early.recv(4096).startswith(b'{"greeting"')
             with pytest.raises(BlockingIOError):  # it came first, and is still there
@@ -135,10 +137,22 @@ def test_after_the_muster_nobody_listens(lead):
     lead.turn()
     assert member(lead)
     lead.door.close()
-    assert len(lead.door) == 0
+    assert lead.door.strangers == 0
     with pytest.raises(ConnectionRefusedError):
         knock(lead.port)
     stranger.close()
+
+
+def test_the_lead_closes_its_door_when_no_stranger_is_there():
+    port = free_port("127.0.0.1", ())
+    with selectors.DefaultSelector() as selector:
+        asked = order(master="127.0.0.1", emulated=True, muster_ports=(port,))
+        connections = Connections(asked, selector, TOKEN, None)
+        connections.open()
+        knock(port).close()
+        connections.close_door()
+        with pytest.raises(ConnectionRefusedError):
+            knock(port)
 
 
 def test_open_files_must_suffice():
@@ -153,10 +167,10 @@ def test_a_stalled_lead_lets_no_stranger_stay(lead):
     """Its clock is given to it: however late it looks, each stranger's time counts from when it was accepted."""
     lead.door.tick(time.monotonic())
     with knock(lead.port):
-        while not len(lead.door):
+        while not lead.door.strangers:
             lead.turn()
         lead.door.tick(time.monotonic() + 3600)
-        assert len(lead.door) == 0
+        assert lead.door.strangers == 0
 
 
 def test_all_addresses_of_one_ipv6_network_are_one_source():

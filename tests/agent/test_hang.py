@@ -151,6 +151,22 @@ class World:
         return [(at, action) for at, action in self.actions if isinstance(action, (Warn, Stop))]
 
 
+def test_a_script_that_goes_on_after_its_ranks_is_no_hang_and_is_not_called_a_rank():
+    world = World()
+    world.train(20)
+    world.nodes[0].ended(None)
+    world.feed("exited", rank=0, exit_code=0, node=0, host="h0", of_command=True)  # node 0's script, not rank 0
+    archiving = look(2, call="nanosleep", command=True, had_ranks=True)
+    world.looks = lambda: [archiving]
+    world.run(200)
+    assert not world.said()
+    world.looks = lambda: [waits(2), waits(3)]  # its ranks are there, and wait for those of node 0
+    world.run(90)
+    found = world.said()[0][1].finding
+    assert (found.code, found.rank, found.node) == ("hang-early-exit", None, 0)
+    assert found.title.startswith("the command on node 0 ended with exit code 0 ") and "; ranks 2-3 are" in found.title
+
+
 def hung():
     return sorted(others(look(2, call="nanosleep", place="a.py:1 f", stack=("a.py:1 f",))), key=lambda each: each.rank)
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.agent.causes import CONFIGURATION, cause_of
 from drumbeat.agent.ranks.launcher_driver import program
 from drumbeat.agent.ranks.launchers import launcher_of
+from drumbeat.agent.ranks.stages import Stages
+from drumbeat.agent.ranks.stand_ins import run_stand_in
 from drumbeat.facts.model import Facts, Identity, Peer, Peers
+from drumbeat.plan.argv import Process
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
@@ -17,8 +21,8 @@ from tests.agent.test_lead import order
 BOUND = Binding((Slot(0), Slot(1)), 1, "")
 
 
-def prepared(tmp_path, node, **changes):
-    """The variables of one node of a joined run: each knows only its own facts, and has a run id of its own."""
+def launcher_and_variables(tmp_path, node, **changes):
+    """One node of a joined run: each knows only its own facts, and has a run id of its own."""
     folder = NodeFolder(str(tmp_path / "nodes" / str(node)), node)
     os.makedirs(folder.attempt(0))
     local = tmp_path / f"local-{node}"
@@ -28,7 +32,11 @@ def prepared(tmp_path, node, **changes):
     facts = [Facts(f"h{each}", identity=Identity(job_id="77")) if each == node else Facts("") for each in range(2)]
     peers = Peers(tuple(Peer(each, f"h{each}", "", facts[each], 0.0, 2) for each in range(2)), "10.0.0.1", 61000)
     launcher = launcher_of(asked, folder, folder, "bundle.pyz", str(local))
-    return {variable.name: variable.value for variable in launcher.prepare(0, node, peers, BOUND)}
+    return launcher, {variable.name: variable.value for variable in launcher.prepare(0, node, peers, BOUND)}
+
+
+def prepared(tmp_path, node, **changes):
+    return launcher_and_variables(tmp_path, node, **changes)[1]
 
 
 def test_all_nodes_meet_at_the_same_ports_in_every_stage(tmp_path):
@@ -53,6 +61,39 @@ def test_bash_functions_find_the_stand_in_or_the_real_program(tmp_path):
     )
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
     assert done.stdout == "stand-in 1\nreal 2\n", done.stderr
+
+
+def test_a_launcher_that_is_not_there_starts_no_rank_whatever_the_script_ends_with(tmp_path, monkeypatch, capsys):
+    launcher, environ = launcher_and_variables(tmp_path, 0)
+    folder = environ["DRUMBEAT_LAUNCHERS"]
+    script = Process(0, 0, ("bash", "x.sh"))
+    monkeypatch.setenv("PATH", folder)
+    monkeypatch.setenv("DRUMBEAT_LAUNCHERS", folder)
+    settings = os.path.join(folder, ".settings.json")
+    assert run_stand_in([settings, "torchrun", "--version"]) == 127  # only asked whether it is there
+    assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
+    assert run_stand_in([settings, "torchrun", "train.py"]) == 127
+    assert capsys.readouterr().err.endswith("drumbeat: torchrun: command not found\n")
+    end = launcher.ends(0, script, 0, 5.0)[0]
+    assert (end.exit_code, end.of_command, end.finding.code) == (127, True, "command-not-found")
+    assert "no rank was started" in end.finding.cause and cause_of(end.finding, 127) is CONFIGURATION
+    Path(launcher.logs.log(0, 0, "out")).touch()  # an earlier launcher has started ranks: then it is a doubt
+    end = launcher.ends(0, script, 0, 5.0)[0]
+    assert (end.exit_code, end.finding.severity, end.finding.title) == (
+        0,
+        "warning",
+        "the script's torchrun was not found",
+    )
+
+
+def test_a_launcher_that_ended_before_its_first_rank_is_no_success(tmp_path):
+    launcher, environ = launcher_and_variables(tmp_path, 0)
+    Stages(environ["DRUMBEAT_LAUNCHERS"]).begin(["torchrun", "--no-such-flag", "train.py"])
+    script = Process(0, 0, ("bash", "x.sh"))
+    end = launcher.ends(0, script, 0, 5.0)[0]
+    assert (end.exit_code, end.finding.code) == (1, "no-rank-started")
+    Path(launcher.logs.log(0, 0, "out")).touch()
+    assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -269,3 +269,28 @@ def test_forms_that_people_paste(text, kind, words):
     assert dump.kind == kind
     assert words in " ".join([*dump.facts, *(f"{each.title} {each.fix}" for each in dump.findings)])
     assert "NCCL_IB_HCA=NIC" not in str(dump)
+
+
+def test_ibstatus():
+    text = (
+        "Infiniband device 'mlx5_11' port 1 status:\n\tbase lid:\t 0xffff\n\tstate:\t\t 1: DOWN\n\tphys state:\t 3: Disabled\n"
+        "\trate:\t\t 10 Gb/sec (4X SDR)\n\tlink_layer:\t InfiniBand\n\n"
+        "Infiniband device 'mlx5_0' port 1 status:\n\tstate:\t\t 4: ACTIVE\n\tphys state:\t 5: LinkUp\n"
+        "\trate:\t\t 100 Gb/sec (4X EDR)\n\tlink_layer:\t Ethernet\n"
+    )
+    (dump,) = read_dumps(text, "x")
+    assert dump.kind == "ibstatus"
+    assert dump.facts == ("mlx5_11 port 1: down, InfiniBand", "mlx5_0 port 1: active, Ethernet, 100 Gb/s")
+    assert [each.code for each in dump.findings][0] == "rdma-port-down" and "Disabled" in dump.findings[0].title
+
+
+def test_the_interface_of_an_infiniband_port_is_not_the_port():
+    text = (
+        "mlx5_0   port  1  ==>  ibp26s0        (Down)  # card 1\nmlx5_1   port  1  ==>  enp27s0f0np0   (Up)\n"
+        "mlx5_2   port  1  ==>  enp27s0f1np1   (Down)\n"
+    )
+    (dump,) = read_dumps(text, "x")
+    assert [(each.code, each.severity) for each in dump.findings] == [
+        ("rdma-port-not-shown", "info"), ("rdma-port-down", "warning"),
+    ]  # fmt: skip
+    assert "mlx5_2" in dump.findings[1].title and "state not shown" in dump.facts[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
-from tests.diagnose.reading import IB, read, read_files, start_up
+from tests.diagnose.reading import IB, read, read_files, run, start_up
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 FULL = "OSError: [Errno 28] No space left on device"
@@ -319,3 +319,22 @@ def test_what_is_raised_while_an_ignored_exception_is_handled_is_ignored_too():
     chain = f"{inner}OSError: closed\n\nDuring handling of the above exception, another exception occurred:\n\n{inner}"
     assert read(f"step 1 loss 2\n--- Logging error ---\n{chain}").failure.answer == NO_FAILURE
     assert read(f"step 1 loss 2\n{chain}").failure.answer == "exception"
+
+
+def test_what_the_documents_own_logs_mean():
+    """A management network on Slingshot, a device chosen by the global rank, an interface that torch no longer has."""
+    refused = (
+        "nid1:1:1 [0] NCCL INFO Bootstrap : Using [0]nmn0:10.252.1.26<0> [1]hsn0:10.253.1.1<0>\n"
+        "nid1:1:9 [0] include/socket.h:409 NCCL WARN Net : Connect to 10.252.1.27<41321> failed : Connection refused\n"
+    )
+    assert read(refused).failure.answer == "bootstrap-interface"
+    trace = 'Traceback (most recent call last):\n  File "/h/t.py", line 3, in <module>\n'
+    assert read(trace + "RuntimeError: CUDA error: invalid device ordinal").failure.answer == "invalid-device-ordinal"
+    gone = "ImportError: cannot import name 'default_auto_wrap_policy' from 'torch.distributed.fsdp.wrap'"
+    assert read(trace + gone).failure.answer == "removed-api"
+
+
+def test_the_only_rdma_device_is_never_advised_away():
+    bond = "NET/IB : Using [0]mlx5_bond_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"
+    report = read(run("NET/IB/0/GDRDMA", more=[bond]))
+    assert report.transport.path.answer == "rdma" and not [note for note in report.failure.notes if "^" in note.fix]

@@ -32,7 +32,7 @@ def diagnose(lines):
     at_once.feed_lines("log", 1, lines)
     report = reader.report()
     assert report == at_once.report()
-    assert render(report).isprintable() or "\n" in render(report)
+    assert all(line.isprintable() for line in render(report).split("\n"))
     return report
 
 

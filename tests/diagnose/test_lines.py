@@ -2,8 +2,10 @@
 
 import pytest
 
+from drumbeat.cli.log_sources import Source, lines
 from drumbeat.diagnose.lines import MAX_LINE, clean
 from drumbeat.diagnose.nccl import records
+from drumbeat.diagnose.reader import Reader
 from tests.diagnose.reading import IB, channels, read, start_up
 
 MESSAGE = "n1:7:9 [0] NCCL INFO Using network IB"
@@ -130,3 +132,14 @@ def test_function_names_and_lines_between_head_and_message():
 def test_host_is_cut_at_the_first_dot():
     (record,) = records("n1.cluster.org:7:9 [0] NCCL INFO hello")
     assert record.host == "n1"
+
+
+def test_what_stands_at_the_end_of_a_long_progress_bar_is_read(tmp_path):
+    path = tmp_path / "slurm.out"
+    bar = b"".join(b"\r%dit [00:01,  7.00s/it]" % step for step in range(20_000))
+    path.write_bytes(b"start\n" + bar + b"slurmstepd: error: *** JOB 8 ON n1 CANCELLED AT 2026-10-13T04:10:12 ***")
+    reader = Reader()
+    for number, some in lines(Source(str(path), "slurm.out")):
+        reader.feed_lines("slurm.out", number, some)
+    failure = reader.report().failure
+    assert failure.answer == "cancelled" and failure.finding.evidence[0].line == 2

@@ -51,9 +51,10 @@ def _delete(run: Path, desk: subprocess.Popen[str]) -> None:
 
 
 def _garbage(run: Path, desk: subprocess.Popen[str]) -> None:
-    """To every port on which an agent of the run listens now; there should be none."""
+    """To every port on which an agent of the run listens now; there should be none, and one is noted down."""
     pids = {pid for nodes in tree(run.name).values() for pid in nodes.values()}
     for port in _listening(pids):
+        (run.parent.parent / "listens").write_text(str(port))
         with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
             sock.sendall(b'{"proof":"\\u00e9"}\n' + os.urandom(4096))
 
@@ -61,13 +62,11 @@ def _garbage(run: Path, desk: subprocess.Popen[str]) -> None:
 def _listening(pids: set[int]) -> List[int]:
     inodes = set()
     for pid in pids:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+        try:
+            targets = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:  # it has just ended, or closed one
+            continue
+        inodes |= {target[8:-1] for target in targets if target.startswith("socket:[")}
     ports = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in Path(table).read_text().splitlines()[1:]:

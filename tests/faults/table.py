@@ -1,7 +1,7 @@
 """Runs every row of the fault table and writes docs/reliability.md once all have run. `make faults`.
 
 A call that was cut short goes on where it was, as long as the source is the same; words choose rows that are run again:
-`FAULTS="torch asleep"`.
+`FAULTS="torch asleep"`; `--page` only writes the page, from what is known so far.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from tests.faults.rows import ALL, BLAME, HANGS, HEALTHY, OUTSIDE, PROGRAMS, REPEATED, RETURNS, SLOW, STRANGERS, Row
 from tests.faults.runner import PATIENCE, Seen, run_row
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
-TOGETHER = 2  # rows at a time
+TOGETHER = int(os.environ.get("FAULTS_TOGETHER", "2"))  # rows at a time
 SLACK = 1.5  # times the bound that a row may take: the machine also runs the other rows
 
 HEAD = """# Reliability: faults and what drumbeat says about them
@@ -31,30 +31,35 @@ HEAD = """# Reliability: faults and what drumbeat says about them
 Reference, written by `make faults` on {machine}. Every row is a real run of 2 nodes x 2 ranks on one machine (plain
 Python ranks that meet over TCP, or torch with gloo), to which one thing is done. *Found after* counts from the fault to the first
 word of it in the run folder. *As it should be* includes that `diagnose RUN` and `status RUN` name the same cause and rank, with
-the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since rows run two
-at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
-Made on {day} in {calls}, source {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
-{middle:.0f} in the median.
+the same certainty, as the run's summary. *Bound* is for an idle machine; here 1.5 times as long is allowed, since {together} rows
+run at a time beside whatever else the machine does; a run that is not over after {patience:g} s is ended.
+Made on {day} in {calls}, src {revision}{again}. Load average while the rows ran: {low:.0f} to {high:.0f},
+{middle:.0f} in the median.{missing}
 How hangs are told: [hangs.md](hangs.md); what follows a failure: [comeback.md](comeback.md).
 
 """
 
 
 def main() -> int:
-    words = sys.argv[1:]
+    only_page = sys.argv[1:] == ["--page"]  # from what is known so far
+    words = [] if only_page else sys.argv[1:]
     numbered = [(row, 0) for row in (*HANGS, *BLAME, *PROGRAMS, *OUTSIDE, *STRANGERS, *RETURNS, *SLOW)]
     numbered += [(row, number) for row in HEALTHY for number in range(REPEATED)]
     kept = Kept()
     if words:  # these once more, whatever is known of them
         todo = [each for each in numbered if any(word in each[0].name for word in words)]
     else:
-        todo = [each for each in numbered if key(*each) not in kept.results]
+        todo = [each for each in numbered if key(*each) not in kept.results and not only_page]
     with tempfile.TemporaryDirectory(prefix="drumbeat-faults-") as place:
         os.environ["HOME"] = place
 
         def one(number: int) -> None:
             row = todo[number][0]
-            seen = run_row(row, Path(place) / str(number))
+            try:
+                seen = run_row(row, Path(place) / str(number))
+            except Exception as error:  # it is run again by the next call
+                print(f"BROKEN  {row.name}: {type(error).__name__}: {error}", flush=True)
+                return
             problems = seen.problems(SLACK)
             after = "" if seen.seconds is None else f" after {seen.seconds} s"
             print(f"{'FAILED' if problems else 'ok':<7} {row.name}{after} {'; '.join(problems)}", flush=True)
@@ -64,10 +69,10 @@ def main() -> int:
             list(pool.map(one, range(len(todo))))
     results = [kept.results[key(*each)] for each in numbered if key(*each) in kept.results]
     bad = [seen for seen in results if seen.problems(SLACK)]
-    if len(results) == len(numbered):
-        PAGE.write_text(page(results, kept))
+    if only_page or len(results) == len(numbered):
+        PAGE.write_text(page(results, kept, len(numbered)))
     print(f"{len(results) - len(bad)} of {len(results)} rows as they should be, on {kept.revision}")
-    return 1 if bad else 0
+    return 1 if bad or len(results) < len(numbered) else 0
 
 
 Key = Tuple[str, int]  # name of the row, which of its runs
@@ -84,7 +89,8 @@ class Kept:
         self.revision = _revision()
         self.path = ROOT / "build" / f"faults-{self.revision}.jsonl"
         self.results: Dict[Key, Seen] = {}
-        self.calls, self.again, self.loads = {os.getpid()}, 0, [os.getloadavg()[0]]
+        self.calls: Set[int] = set()
+        self.again, self.loads = 0, [os.getloadavg()[0]]
         by_name = {row.name: row for row in ALL}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             data = json.loads(line)
@@ -94,6 +100,7 @@ class Kept:
 
     def add(self, which: Key, seen: Seen) -> None:
         load = os.getloadavg()[0]
+        self.calls.add(os.getpid())
         self._put(which, seen, load)
         shown = {key: value for key, value in vars(seen).items() if key != "row"}
         data = {"name": which[0], "number": which[1], "call": os.getpid(), "load": load, "seen": shown}
@@ -108,20 +115,23 @@ class Kept:
 
 
 def _revision() -> str:
-    """Of what is tested: the commit, and what was changed since."""
+    """Of what is tested: git's name of the whole of src, and what was changed in it since."""
     git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True).stdout
-    changes = subprocess.run([*git, "diff", "HEAD", "--", "src", "tests"], capture_output=True, check=True).stdout
-    return commit.strip() + (f"-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
+    tree = subprocess.run(
+        [*git, "rev-parse", "--short=8", "HEAD:src"], capture_output=True, text=True, check=True
+    ).stdout
+    changes = subprocess.run([*git, "diff", "HEAD", "--", "src"], capture_output=True, check=True).stdout
+    return tree.strip() + (f"-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
 
 
-def page(results: List[Seen], kept: Kept) -> str:
+def page(results: List[Seen], kept: Kept, planned: int) -> str:
     machine = f"{os.cpu_count()} cores ({platform.machine()})"
     loads = sorted(kept.loads)
+    missing = f" **{planned - len(results)} of {planned} runs were not made.**" if len(results) < planned else ""
     again = f"; {kept.again} rows were run again, and the last run counts" if kept.again else ""
     head = HEAD.format(
-        machine=machine, patience=PATIENCE, day=time.strftime("%Y-%m-%d", time.gmtime()), revision=kept.revision,
-        low=loads[0], middle=loads[len(loads) // 2], high=loads[-1], again=again,
+        machine=machine, patience=PATIENCE, together=TOGETHER, day=time.strftime("%Y-%m-%d", time.gmtime()),
+        revision=kept.revision, low=loads[0], middle=loads[len(loads) // 2], high=loads[-1], again=again, missing=missing,
         calls="one call" if len(kept.calls) == 1 else f"{len(kept.calls)} calls on this one source",
     )  # fmt: skip
     lines = [head]

@@ -54,3 +54,41 @@ def test_every_check_has_a_rule_and_every_rule_its_check():
 def test_a_wrong_rule_file_says_where(text, says):
     with pytest.raises(RuleError, match=says):
         checked(parse_yaml(text.encode()), "mine")
+
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n"
+
+
+@pytest.mark.parametrize(
+    "text,found",
+    [
+        ("srun -n1 ray start --head --block &\npython train.py\n", False),  # a service beside the work
+        ("srun -n1 ray start --head --block &\nwhile true; do curl -s http://h:1; sleep 5; done\n", False),
+        ("srun -n1 ./a &\nsleep 5\necho started\n", True),
+    ],
+)
+def test_a_service_in_the_background_needs_no_wait(text, found):
+    assert ("not-waited-for" in codes(HEAD + text)) is found
+
+
+def test_a_value_put_into_a_script_in_quotes_is_not_set_to_itself():
+    nested = "OUT=/a\nsrun bash -c '\nOUT='\"${OUT}\"'\nls ${OUT}\n'\n"
+    assert "export-of-itself" not in codes(HEAD + nested)
+    assert "export-of-itself" in codes(HEAD + "export OUT=$OUT\n")
+
+
+def test_a_step_after_every_backward_pass_accumulates_nothing():
+    loop = "#!/usr/bin/env python\nfor i, x in enumerate(loader):\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
+    assert "accumulation-syncs" not in codes(f"{loop}gradient_accumulation_steps = 4\n", "t.py")
+    assert "accumulation-syncs" not in codes(loop.replace("    opt.step()", "    loss_accum += 1"), "t.py")
+    gathered = loop.replace("    opt.step()", "    if i % accumulation_steps == 0:\n        opt.step()")
+    assert "accumulation-syncs" in codes(gathered, "t.py")
+
+
+def test_ranks_that_share_a_model_may_be_given_the_same_rows():
+    text = (
+        "#!/usr/bin/env python\nimport torch\ntorch.distributed.init_process_group('nccl')\n{}"
+        "loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)\nif __name__ == '__main__':\n    main()\n"
+    )
+    assert "sampler-missing" in codes(text.format(""), "t.py")
+    assert "sampler-missing" not in codes(text.format("parallel_state.initialize_model_parallel(2, 1)\n"), "t.py")

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+from drumbeat.plan.computed_variables import COMPUTED
 from drumbeat.plan.document import environment_page
 from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD, SPELT
 from drumbeat.plan.scene import FABRICS
-from drumbeat.plan.variables import COMPUTED, SETTINGS
+from drumbeat.plan.variables import SETTINGS
 from drumbeat.plan.versions import fits, parse
 
 ROOT = Path(__file__).parent.parent.parent

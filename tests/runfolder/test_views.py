@@ -13,20 +13,25 @@ from drumbeat.agent.decide import FAILED, Member, Outcome
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.summary import summary_of
-from drumbeat.desk.closing import closing_lines
+from drumbeat.backends.contract import Status
+from drumbeat.cli.list import table
+from drumbeat.cli.status import as_plain
+from drumbeat.desk.closing import closing_lines, end_words, failure_lines
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
+from drumbeat.desk.state import State
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.hostlist import expand, fold
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
+from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, NodeJoined
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import Summary, Throughput, write_summary
+from drumbeat.runfolder.summary import Affected, Summary, Throughput, write_summary
 from tests.runfolder.folders import events, log, make_run, metrics, order
 
 
@@ -87,6 +92,22 @@ def test_a_failure_of_ten_thousand_ranks(tmp_path):
         then = dict(said)["then"]
         assert then.startswith("ranks 0,3,6,9,12,15,18,21,... (3,334 ranks): ended by drumbeat; ranks 2,4,8")
     assert len(attempt.affected(cause)) <= 8, "each group is one event"
+
+
+def test_equal_failures_are_one_failure_on_several_ranks(tmp_path):
+    failure = Finding("exception", ERROR, "no such file", rank=0, node=0, host="h")
+    others = (Affected("1-2,5", 3, "no such file"), Affected("3-4", 2, "ended by drumbeat"))
+    said = dict(failure_lines(make_run(tmp_path / "run"), failure, others))
+    assert said["failed"] == "ranks 0-2,5: no such file" and said["then"] == "ranks 3-4: ended by drumbeat"
+
+
+def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
+    limit, doubt = Summary("r", "time-limit", 124, 13.0, 1), Summary("r", "doubtful", 0, 13.0, 1)
+    assert end_words(limit) == "time limit reached after 13 s, exit code 124"
+    for summary, state in ((limit, "failed"), (doubt, "finished")):
+        shown = State("r", "f", Status("h", state), 0.0, None, Progress(), Ranks(), summary)
+        assert shown.word == as_plain(shown)["outcome"] == summary.outcome
+        assert table([shown], 80)[1].split()[1] == summary.outcome
 
 
 def test_the_desk_writes_the_leads_own_record_when_the_lead_was_killed(tmp_path):

@@ -97,7 +97,7 @@ class GlooWorld:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 170) -> List[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, size: int = 4, seconds: float = 600) -> List[Any]:
         """`function(*args)` on ranks 0 to size - 1; their results in order. An error on any rank is raised here."""
         if size != self.size:
             if self.size:  # torch keeps groups of an earlier world in caches: fresh processes are cheap and clean

@@ -65,7 +65,7 @@ def verified(cases: List[Case], folder: str) -> List[Tuple[str, bool]]:
 
 @pytest.mark.parametrize(("cases", "ranks"), [(ONE, 1), (TWO, 2), (FOUR, 4)], ids=["one", "two", "four"])
 def test_resume_is_exact(world: GlooWorld, tmp_path: Path, cases: List[Case], ranks: int) -> None:
-    for answers in world.run(verified, cases, str(tmp_path), size=ranks, seconds=380):
+    for answers in world.run(verified, cases, str(tmp_path), size=ranks, seconds=850):
         assert [case for case, exact in answers if not exact] == []
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
 

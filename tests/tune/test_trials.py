@@ -57,7 +57,7 @@ for step in range(1, 1000):
 def tune(drumbeat):
     (drumbeat.folder / "script.py").write_text(SCRIPT)
 
-    def call(*words, above="nothing", flags=(), what="batch", timeout=170):
+    def call(*words, above="nothing", flags=(), what="batch", timeout=330):
         flags = ("--ranks-per-node", 2, "--steps", 3, "--json", *flags)
         done = drumbeat("tune", what, *flags, "--", PY, "script.py", "{batch}", above, *words, timeout=timeout)
         answer = json.loads(done.stdout) if done.stdout.startswith("{") else None
@@ -134,7 +134,7 @@ def test_ended_half_way_it_keeps_what_it_knows(tune):
     process = drumbeat.start("tune", "batch", "--start", 2, *words)
     wait_for(lambda: len(list(drumbeat.folder.glob("runs/*/script-tune-batch-4-*/nodes/0/metrics.jsonl"))) == 1, 120)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=150)
+    said, _ = process.communicate(timeout=330)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert "batch 4: stopped" in said and "largest      batch 2: somebody ended it" in said
     (kept,) = drumbeat.folder.glob("runs/*/tune.json")

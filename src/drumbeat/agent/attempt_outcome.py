@@ -9,7 +9,7 @@ from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame, hardware_behind
 from drumbeat.agent.decide import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Member, Outcome
 from drumbeat.agent.lead_acts import Act, Record, record_finding
-from drumbeat.agent.rank_end import RankEnd, is_consequence
+from drumbeat.agent.rank_end import RankEnd, is_consequence, named
 from drumbeat.agent.stop_requests import LAUNCHER, StopRequests
 from drumbeat.finding import ERROR, STOPPED, Finding
 from drumbeat.record import to_plain
@@ -62,7 +62,8 @@ def attempt_outcome(attempt: Attempt, requests: StopRequests, members: Mapping[i
     cause = blame(attempt.ends, attempt.suspected, lambda number: members[number].host)
     if cause is not None:
         return Outcome(FAILED, first.code, cause)
-    unexplained = Finding("unknown", ERROR, f"rank {first.rank} ended with {first.code}", rank=first.rank)
+    rank = None if first.of_command else first.rank
+    unexplained = Finding("unknown", ERROR, f"{named([first])} ended with {first.code}", rank=rank)
     return Outcome(FAILED, first.code, first.finding or unexplained)
 
 
@@ -70,7 +71,8 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     codes = [end.exit_code for end in attempt.ends]
     if EXIT_REQUEUE in codes and not requests.cancelled:
         return Outcome(REQUEUE, EXIT_REQUEUE)
-    if requests.outcome == TIME_LIMIT and codes == [0] * attempt.ranks:
+    whole = len(attempt.assignment) if any(end.of_command for end in attempt.ends) else attempt.ranks
+    if requests.outcome == TIME_LIMIT and codes == [0] * whole:
         return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
     return Outcome(requests.outcome, requests.exit_code)
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.causes import NAN, NETWORK, PROGRAM, UNCLEAR, cause_of
-from drumbeat.agent.rank_end import RankEnd, is_consequence
+from drumbeat.agent.rank_end import RankEnd, is_consequence, named
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
-from drumbeat.ranges import named_ranks
 
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
@@ -55,26 +54,25 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
 
 
 def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
-    ranks, one = [end.rank for end in early], early[0]
-    seconds = max(0.0, first.at - one.at)
+    one = early[0]
     return Finding(
-        "early-exit", ERROR, f"{named_ranks(ranks, 8)} ended with exit code 0 while the others went on",
-        f"rank {first.rank} lost it {seconds:.1f} s later: the ranks did not have the same number of steps",
+        "early-exit", ERROR, f"{named(early)} ended with exit code 0 while the others went on",
+        f"{named([first])} lost its connection to it; likely the ranks did not have the same number of steps",
         "give every rank the same number of steps: drop_last, an even sampler, or torch's Join for uneven data",
-        _shown(first), node=one.node, host=host_of(one.member), rank=one.rank, confidence=LIKELY,
-        seen=("exit codes and times of all ranks",),
+        _shown(first), node=one.node, host=host_of(one.member), rank=None if one.of_command else one.rank,
+        confidence=LIKELY, seen=("exit codes and times of all ranks",),
     )  # fmt: skip
 
 
 def _absent(absent: List[RankEnd], failed: List[RankEnd], host_of: Callable[[int], str]) -> Finding:
-    ranks, others = [end.rank for end in absent], [end.rank for end in failed]
     one = absent[0]
     return Finding(
-        "rank-absent", ERROR, f"{named_ranks(others, 8)} gave up waiting; {named_ranks(ranks, 8)} had not come",
+        "rank-absent", ERROR, f"{named(failed)} gave up waiting; {named(absent)} had not come",
         "it was alive but did not reach the collective in time: stuck, asleep, in a loop, or much slower",
-        f"look at what {named_ranks(ranks, 8)} did last: checks: {{hang: stop}} keeps its stack",
-        _shown(failed[0]), node=one.node, host=host_of(one.member), rank=one.rank if len(ranks) == 1 else None,
-        confidence=LIKELY, seen=("exit codes, times and last lines of all ranks",),
+        f"look at what {named(absent)} did last: checks: {{hang: stop}} keeps its stack",
+        _shown(failed[0]), node=one.node, host=host_of(one.member),
+        rank=one.rank if len(absent) == 1 and not one.of_command else None, confidence=LIKELY,
+        seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ CONFIGURATION = Cause(
     "another start would run the same way",
     (
         "transport-mismatch", "wrong-interface", "rdma-not-used", "separate-worlds", "ranks-repeated",
-        "launcher-refused", "command-not-found", "not-executable",
+        "launcher-refused", "command-not-found", "not-executable", "no-rank-started",
     ),
     most=0,
 )  # fmt: skip

@@ -77,8 +77,8 @@ class Connections:
         self._door.tick(time.monotonic())
 
     def close_door(self) -> None:
-        """All have come."""
-        if self._door:
+        """Nobody else is expected. Harmless where it is closed already."""
+        if self._door is not None:
             self._door.close()
 
     def _admit(self, channel: Channel, messages: List[Message]) -> None:
@@ -165,7 +165,7 @@ class Connections:
         """What takes longer with every member. `late`: see `_check_silence`."""
         self._check_silence(now, late)
         self._beat_members()
-        if self._door and self._door.is_open:
+        if self._door is not None and self._door.is_open:
             self._door.tick(now)
 
     def _check_silence(self, now: float, late: float) -> None:

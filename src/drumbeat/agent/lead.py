@@ -117,7 +117,9 @@ class Lead:
             return []
         at = ended.t + self.members[member].clock_offset
         node = self.node_rank(member)
-        end = RankEnd(ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node)
+        end = RankEnd(
+            ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
+        )
         self.attempts[-1].rank_ended(end, now, self.phase == "running")
         return []
 

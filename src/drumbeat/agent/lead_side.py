@@ -118,6 +118,8 @@ class LeadSide:
         self._do(self.lead.tick(now))
         self.send_some()
         self.connections.send_rest()
+        if self.lead.phase != "muster":
+            self.connections.close_door()
         if now - self.last_look >= _LOOK_EVERY:
             self.connections.tick(now, now - self.last_look - _LOOK_EVERY)
             self._do(self.watching.tick(now))
@@ -193,8 +195,6 @@ class LeadSide:
         if not self.agent.order.emulated:
             self.meeting.address = self.connections.reached  # proved: a member has reached us by it
         self._do(self.lead.hello(hello, clock_offset, time.monotonic()))
-        if self.lead.phase != "muster":
-            self.connections.close_door()
 
     def from_member(self, member: int, message: Message) -> None:
         self.messages.handle(member, message)

@@ -24,7 +24,7 @@ class LeadWatching:
         known = self.lead.members.get(member)
         about = {
             "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
-            "node": self.lead.node_rank(member), "host": known.host if known else "",
+            "node": self.lead.node_rank(member), "host": known.host if known else "", "of_command": ended.of_command,
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
 

@@ -205,7 +205,9 @@ class Node:
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            self.looker.start(request.number, self.node_rank, self.ranks.rank_of)
+            attempt, launcher = self.attempt, self.launcher
+            mains, had_ranks = self.ranks.rank_of, lambda: launcher.has_started_ranks(attempt)
+            self.looker.start(request.number, self.node_rank, mains, not launcher.is_rank, had_ranks)
 
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []
@@ -278,9 +280,9 @@ class Node:
 
     def _rank_ended(self, ended: RankExit) -> None:
         end, finding = ended.end, ended.end.finding
-        about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal}
+        about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
-        self.metrics.ranks.ended(end.rank)
+        self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watching.feed("exited", about, time.monotonic())
         if finding is not None:
             finding = replace(
@@ -289,7 +291,8 @@ class Node:
         if end.exit_code != 0 and not ended.by_us:
             for gate in self.gates:
                 gate.failed = True
-        self.tell(RankEnded(self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding))
+        about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
+        self.tell(RankEnded(*about_end))
 
     def _sweep(self, now: float) -> None:
         """Kill what is left, turn by turn; the loop reaps. Only when nothing is left is this attempt over."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Sequence
 
 from drumbeat.finding import STOPPED, Finding
+from drumbeat.ranges import named_commands, named_ranks
 
 # Codes of failures that only say that another rank went away or did not come.
 CONSEQUENCES = frozenset((
@@ -23,6 +24,7 @@ class RankEnd:
     finding: Optional[Finding]
     by_us: bool
     node: int = 0  # node rank
+    of_command: bool = False  # not a rank, but the node's command; `rank` is the node's first
 
     @property
     def failed(self) -> bool:
@@ -43,6 +45,13 @@ class RankEnd:
             title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
             return f"{title}, then ended by drumbeat" if ended_by_us else title
         return "ended by drumbeat" if ended_by_us else self.finding.title
+
+
+def named(ends: Sequence[RankEnd]) -> str:
+    """`rank 3`, `ranks 0-1`, `the command on node 1`."""
+    if ends and all(end.of_command for end in ends):
+        return named_commands(end.node for end in ends)
+    return named_ranks((end.rank for end in ends), 8)
 
 
 def is_consequence(end: RankEnd) -> bool:

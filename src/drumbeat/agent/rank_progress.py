@@ -56,11 +56,12 @@ class RankProgress:
         if metric.seconds is not None:
             rank.own.append(metric.seconds)
 
-    def ended(self, number: int) -> None:
-        """Its silence means nothing any more."""
-        rank = self._ranks.pop(number, None)
-        if rank:
-            self._gone[number] = rank
+    def ended(self, number: Optional[int]) -> None:
+        """Its silence means nothing any more. None: all have ended."""
+        for each in [number] if number is not None else list(self._ranks):
+            rank = self._ranks.pop(each, None)
+            if rank:
+                self._gone[each] = rank
 
     def last(self, number: int, now: float) -> Tuple[Optional[int], Optional[float]]:
         """Last step of a rank, and seconds since its last report."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
-_WIDTHS = (9, 10, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
+_WIDTHS = (10, 10, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
 
 
 def add_arguments(parser: Any) -> None:
@@ -97,8 +97,7 @@ def _agreed(question: str) -> bool:
 def table(states: Sequence[State], columns: int) -> List[str]:
     """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own."""
     rows = [
-        (state.run_id, state.status.state, _step(state), _speed(state), _time(state.seconds), _left(state))
-        for state in states
+        (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
     ]
     count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1
     room = max(20, columns - sum(_WIDTHS[: count - 1]) - count + 1)

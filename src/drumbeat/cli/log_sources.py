@@ -127,6 +127,10 @@ def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
                 del parts[0]
             yield number, parts
             number += len(parts)
+        if len(rest) > MAX_LINE and not cut and b"\r" in rest:
+            # A progress bar writes over its line again and again; what comes last on it may be an error.
+            written, _, rest = rest.rpartition(b"\r")
+            yield number, [written]
         if len(rest) > MAX_LINE:
             if not cut:
                 yield number, [rest[:MAX_LINE]]

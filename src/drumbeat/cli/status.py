@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from drumbeat.cli.options import add_json, add_run
@@ -35,6 +36,7 @@ def run(args: Any) -> int:
         return 0
     state = state_of(found)
     if args.json:
+        state = state if state.goes_on else replace(state, ranks=found.ranks())
         print(json.dumps(as_plain(state), indent=2))
         return 0
     told = state.status
@@ -42,7 +44,7 @@ def run(args: Any) -> int:
         ("run", found.run_id),
         (
             "state",
-            told.state + (f": {told.detail}" if told.detail not in ("", told.state) else ""),
+            state.word + (f": {told.detail}" if told.detail not in ("", told.state, state.word) else ""),
         ),
     ]
     if state.summary:
@@ -104,6 +106,7 @@ def as_plain(state: State) -> dict[str, Any]:
 
     rate = state.rate
     plain: dict[str, Any] = to_plain(state)
+    plain["outcome"] = None if state.goes_on else state.word
     plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
     plain["seconds_left"] = state.progress.seconds_left() if state.goes_on and not state.hang else None
     return plain

@@ -8,6 +8,7 @@ from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.desk.gpu_use import gpu_use
 from drumbeat.finding import Finding
+from drumbeat.ranges import named_ranks, numbers
 from drumbeat.runfolder.derived import lost_spares
 from drumbeat.runfolder.logs import Log
 from drumbeat.runfolder.progress import Progress
@@ -90,8 +91,12 @@ def failure_lines(
     printed: Collection[int] = (),
 ) -> Lines:
     """What failed, why, the end of its log as far as there is room, the fix, and what became of the other ranks."""
+    same = [number for each in affected if each.what == failure.title for number in numbers(each.ranks)]
+    affected = tuple(each for each in affected if each.what != failure.title)  # they failed alike, not because of it
     where = f" on {failure.host} (node {failure.node})" if failure.host and failure.node is not None else ""
     who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
+    if same and failure.rank is not None:
+        who = f"{named_ranks([failure.rank, *same], 8)}: "
     lines = [("failed", f"{who}{failure.title}")]
     if failure.cause:
         lines.append(("cause", failure.cause))
@@ -123,6 +128,8 @@ def end_words(summary: Summary) -> str:
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
     if summary.outcome == "doubtful":
         return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
+    if summary.outcome == "time-limit":
+        return f"time limit reached after {took}, exit code {summary.exit_code}"
     return f"{summary.outcome} in {took}, exit code {summary.exit_code}"
 
 

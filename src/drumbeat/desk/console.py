@@ -74,6 +74,7 @@ class Console:
         self._last_progress = time.monotonic()
         self._said_progress = ""
         self._hangs = self._stops = False  # then nobody knows how long it will take
+        self._ends = False  # a rank of this attempt has ended, or all are asked to: no time is left
 
     def begin(self) -> None:
         order = self.order
@@ -196,7 +197,7 @@ class Console:
             self.say("connected", f"{nodes}; MASTER_ADDR:PORT = {size}")
             self._say_node_findings()
         elif isinstance(event, kinds.AttemptStarted):
-            self.started, self._between, self._hangs = True, False, False
+            self.started, self._between, self._hangs, self._ends = True, False, False, False
             self.progress = Progress()  # steps and speed are this attempt's
         elif isinstance(event, kinds.Decided) and event.action == "restart":
             self._between = event.wait > 0
@@ -207,6 +208,12 @@ class Console:
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
             self.say("failed", event.finding.title)
+        elif isinstance(event, kinds.RankExited):
+            self._ends = True
+        elif isinstance(event, kinds.Stopping):
+            self._ends = True
+            if event.why.startswith("the time limit"):  # nobody has typed anything
+                self.say("stop", f"{event.why}: the ranks have {event.grace:g} s to save")
         elif isinstance(event, kinds.NodeLost):
             self.say("lost", event.words)
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
@@ -234,10 +241,9 @@ class Console:
             return  # node 0 speaks for those that are as they should be
         if verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen):
             return  # it is in the events; a person learns nothing from it
-        self.say(
-            verdict.check,
-            verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}",
-        )
+        words = verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}"
+        ours = verdict.check == "affinity" and self.order.nodes > 1  # its numbers are one node's
+        self.say(verdict.check, f"node {event.peer}: {words}" if ours else words)
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
         """Every node looks at itself before it joins: the others may say the same."""
@@ -290,7 +296,7 @@ class Console:
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
-        line = progress_line(self.progress, left=not (self._hangs or self._stops or final))
+        line = progress_line(self.progress, left=not (self._hangs or self._stops or self._ends or final))
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:

@@ -41,6 +41,7 @@ from drumbeat.runfolder.verdict import REQUEUE, next_step
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
+_OUTCOMES = ("doubtful", "time-limit")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class State:
     @property
     def goes_on(self) -> bool:
         return self.status.state in GOING_ON
+
+    @property
+    def word(self) -> str:
+        """The state, and of an ended run its outcome: `doubtful` and `time-limit` are more than finished and failed."""
+        return self.summary.outcome if self.summary and self.summary.outcome in _OUTCOMES else self.status.state
 
     @property
     def rate(self) -> Optional[Tuple[float, str]]:

@@ -10,16 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional
 
+from drumbeat.diagnose.nccl_networks import network
 from drumbeat.diagnose.observations import (
     Channel,
-    Devices,
-    Gdr,
     Init,
-    Interface,
-    Network,
     Observation,
-    Plugin,
-    Provider,
     Ranks,
     Setting,
     Shape,
@@ -108,21 +103,12 @@ _CUDA_DEVICE = re.compile(r"cudaDev (\d+)")
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
 _NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")
 _COMM_SUFFIX = re.compile(r" comm (0x[0-9a-f]+) nRanks (\d+)\s*$")
-_DEVICE = re.compile(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
-_MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")
-_MADE = re.compile(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
-_SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
-_OOB = re.compile(r"OOB ([\w.@-]+?):")
-_BOOTSTRAP = re.compile(r"(?:\[\d+\]|Using )([\w.@-]+?):[0-9a-fA-F.:%]")
 _VERSION = re.compile(
     r"(?:\b|(?<=\d))(?P<library>[NR]CCL) version ?(?:: ?)?(?P<version>2\.\d+(?:\.\d+)*)"
     r"(?P<build>\+(?:cuda|hip)[\d.]*\d)?"
 )
-_PROVIDER = re.compile(r"Selected [Pp]rovider is ([\w;-]+)(?:, fabric is [^()]+?)?(?: \(found (\d+) nics\))?\s*$")
 _SETTING = re.compile(r"(N?R?CCL_[A-Z0-9_]+) set by environment to (.*)")
 _COLLECTIVE = re.compile(r"\bcomm (0x[0-9a-f]+) \[nranks=(\d+)\]")
-_ON_DEVICE = re.compile(r"on dev ([\w.+-]+?):\d+")
-_HCA = re.compile(r"\bhca ([\w.+-]+)")
 
 # First word of a message -> is it worth parsing? Everything else is passed over unread.
 # fmt: off
@@ -164,7 +150,7 @@ def observe(record: Record) -> Optional[Observation]:
         return _communicator(message)
     if " set by environment to " in message and (match := _SETTING.match(message)):
         return Setting(match[1], match[2].rstrip(". \t"))
-    return _network(message) or _failed_in(record)
+    return network(message) or _failed_in(record)
 
 
 def _failed_in(record: Record) -> Optional[Used]:
@@ -257,95 +243,3 @@ def _collnet(message: str, torn: bool) -> Optional[Channel]:
         return None
     gdr = _gdr(net["rest"], torn)
     return Channel(int(match[1]), -1, match[2], "COLLNET", net["name"], int(net["device"]), gdr)
-
-
-def _network(message: str) -> Optional[Observation]:
-    if message.startswith("Using network "):
-        return Network(message[14:].strip(), True)
-    if message.startswith("Assigned NET plugin "):
-        return Network(message[20:].split(" to comm")[0].strip(), True)
-    if message.startswith("NET/IB"):
-        return _ib(message)
-    if message.startswith("NET/Socket"):
-        found = (
-            tuple((int(index), name, "TCP") for index, name in _SOCKET.findall(message)) if "Using [" in message else ()
-        )
-        if found:
-            return Devices("Socket", found)
-        return Used("Socket") if "threads and" in message or "truncated" in message else None
-    if message.startswith("NET/OFI"):
-        return _ofi(message)
-    if "GPU Direct RDMA" in message:
-        return _gpu_direct(message)
-    if message.startswith("Connected all rings, use ring"):
-        # `GDR 1` is the value that nobody cleared, so it proves nothing; `GDR 0` does.
-        return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else None
-    if message.startswith("GDRDMA not enabled"):
-        return Gdr(False, "hca")
-    if message.startswith("Bootstrap"):
-        names = tuple(dict.fromkeys(_BOOTSTRAP.findall(message))) if "Using " in message else ()
-        return Interface(names) if names else None
-    if message.startswith("P2P plugin "):
-        return Plugin(message[len("P2P plugin ") :].strip())
-    if "shared memory segment" in message or "failed to extend /dev/shm" in message:
-        return Used("SHM")
-    if message.startswith("Call to ibv_modify_qp failed"):
-        device = _ON_DEVICE.search(message)
-        return Used("IB", device[1] if device else "", _link_of_gid(message))
-    return None
-
-
-def _ib(message: str) -> Optional[Observation]:
-    if ": Using " in message:
-        oob = _OOB.search(message)
-        found = [(int(index), name, link) for index, name, link in _DEVICE.findall(_MERGED.sub("", message))]
-        for index, inner in _MERGED.findall(message):
-            parts = _DEVICE.findall(inner)
-            if parts:
-                found.append((int(index), "+".join(name for _, name, _ in parts), parts[0][2]))
-        return Devices("IB", tuple(sorted(found)), oob[1] if oob else "")
-    made = _MADE.search(message)
-    if made:
-        return Devices("IB+", ((int(made[1] or made[2]), made[3], ""),))
-    if "GPU Direct RDMA" in message:
-        return _gpu_direct(message)
-    if "No device found" in message:
-        return Devices("IB", ())
-    if "Got completion" in message:
-        hca = _HCA.search(message)
-        return Used("IB", hca[1] if hca else "", _link_of_gid(message))
-    return None
-
-
-def _link_of_gid(message: str) -> str:
-    """A GID with an IPv4 address in it belongs to RoCE; so does one with an index."""
-    return (
-        "RoCE"
-        if re.search(
-            r"[Gg][Ii][Dd]s? ?(?:index \d+, local GID )? ?(?:::ffff:|f[cd][0-9a-f]{2}:|2[0-9a-f]{3}:)|GID index \d",
-            message,
-        )
-        else ""
-    )
-
-
-def _gpu_direct(message: str) -> Optional[Gdr]:
-    low = message.lower()
-    if "enabled for" not in low and "disabled for" not in low:
-        return None
-    scope = "gpu" if " for gpu" in low else "hca"
-    return Gdr("enabled for" in low, scope)
-
-
-def _ofi(message: str) -> Optional[Observation]:
-    match = _PROVIDER.search(message)
-    if match:
-        return Provider(match[1].lower(), int(match[2]) if match[2] else None)
-    if "aws-ofi-nccl" in message and ("Initializing" in message or "Using aws" in message):
-        return Plugin(message.split(" ", 2)[-1].strip())
-    if "disabling GDR" in message or "GDR not supported" in message:
-        return Gdr(False, "plugin")
-    if "completed with error" in message:
-        provider = re.search(r"\b(efa|cxi)\b", message, re.IGNORECASE)
-        return Used("OFI", provider[1].lower() if provider else "")
-    return None

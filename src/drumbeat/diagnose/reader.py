@@ -107,13 +107,8 @@ class Reader:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         self.lines += 1
         self._end(file, number)
-        if len(raw) > MAX_LINE:
-            raw = raw[:MAX_LINE]
-        if b"\r" in raw:
-            for part in split_carriage_returns(raw):
-                self._feed(file, number, part)
-        else:
-            self._feed(file, number, raw)
+        for part in split_carriage_returns(raw):
+            self._feed(file, number, part[:MAX_LINE])
 
     def _end(self, file: str, number: int) -> None:
         if file in self._ends or len(self._ends) < MAX_FILES:

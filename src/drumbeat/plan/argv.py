@@ -91,7 +91,7 @@ def processes(order: Order, peers: Peers, node: int, tools: Tools) -> List[Proce
     if has_driver(order) and found:
         return [Process(first, 0, _after_setup(order, launcher_argv(found, peers, node, tools)))]
     command = launcher_argv(found, peers, node, tools) if found else order.command
-    return [Process(node, 0, _after_setup(order, wrapped(order.wrap, command, node, node)))]
+    return [Process(first, 0, _after_setup(order, wrapped(order.wrap, command, node, node)))]
 
 
 def wrapped(wrap: Optional[Wrap], command: Sequence[str], rank: int, node: int) -> Tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Dict, List, Mapping, Tuple
 
+from drumbeat.plan.computed_variables import COMPUTED
 from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD
-from drumbeat.plan.variables import COMPUTED, SETTINGS
+from drumbeat.plan.variables import SETTINGS
 
 _INTRO = """\
 <!-- Made by: python -m drumbeat.plan.document. The words stand in src/drumbeat/plan/variables.py and known_variables.py. -->

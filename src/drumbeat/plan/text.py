@@ -9,10 +9,10 @@ from typing import List, Optional, Sequence, Tuple
 from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
+from drumbeat.plan.computed_variables import COMPUTED, Computed
 from drumbeat.plan.environment import EXPORTED
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.node_plan import Difference, NodePlan
-from drumbeat.plan.variables import COMPUTED, Computed
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:

@@ -177,6 +177,7 @@ class RankStarted(Event):
     local_rank: int
     pid: int
     cpus: Tuple[int, ...]
+    of_command: bool = False  # no rank, but the node's command, which starts its ranks; `rank` is the node's first
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class RankExited(Event):
     signal: Optional[int]
     seconds: float
     core_dumped: bool
+    of_command: bool = False
 
     @property
     def failed(self) -> bool:

@@ -6,6 +6,7 @@ Whatever hangs (a driver, a process in the kernel, a file system) holds only the
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.looks.proc import read_ranks
@@ -29,11 +30,16 @@ class Looker:
         self._child: Optional[Forked] = None
         self._numbers: List[int] = []  # of the requests that the look under way answers
 
-    def start(self, number: int, node: int, mains: Mapping[int, int]) -> None:
-        """`mains`: the processes that were started for the ranks, pid -> rank. One look answers all who ask meanwhile."""
+    def start(
+        self, number: int, node: int, mains: Mapping[int, int], commands: bool, had_ranks: Callable[[], bool]
+    ) -> None:
+        """`mains`: the processes that were started for the ranks, pid -> rank; `commands`: each of them is a command that starts
+        ranks; `had_ranks`: whether it has done so. One look answers all who ask meanwhile."""
 
         def work() -> bytes:
-            looks, notes = read_ranks(self.run_id, node, mains, self.folder, self.gpus)
+            looks, notes = read_ranks(self.run_id, node, mains, commands, self.folder, self.gpus)
+            if commands and had_ranks():
+                looks = [replace(look, had_ranks=look.command) for look in looks]
             return json.dumps({"looks": to_plain(looks), "ras": to_plain(notes)}).encode()
 
         self._numbers.append(number)

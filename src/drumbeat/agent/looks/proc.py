@@ -59,14 +59,16 @@ class _Rank:
     sock: str = ""  # where it answers
     answers: List[Dict[str, Any]] = field(default_factory=list)
     silent: bool = False  # it did not answer
+    command: bool = False
 
 
 def read_ranks(
-    run_id: str, node: int, mains: Mapping[int, int], folder: str, gpus: Sequence[Gpu]
+    run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu]
 ) -> Tuple[List[RankLook], List[RasNote]]:
-    """`mains`: processes that were started for the ranks, pid -> rank; `folder`: where ranks answer questions."""
+    """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
+    `folder`: where ranks answer questions."""
     table = read_processes(signal.SIGTERM)
-    ranks = _find(table, run_id, node, mains, folder)
+    ranks = _find(table, run_id, node, mains, commands, folder)
     asked = _AskRas(ranks) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
@@ -112,20 +114,30 @@ def _carried() -> int:
     return sum(sum(pair) for kind in counters.values() for name, pair in kind.items() if name != "lo")
 
 
-def _find(table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int], folder: str) -> List[_Rank]:
-    """Processes by rank: as their environment says, else as whoever started them."""
+def _find(
+    table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str
+) -> List[_Rank]:
+    """Processes by rank: as their environment says, else as whoever started them. A command counts only while it has no ranks."""
     found: Dict[int, List[int]] = {}
     for process in table.values():
         rank = _rank_of(process, table, run_id, node, mains)
         if rank is not None:
             found.setdefault(rank, []).append(process.pid)
+    with_rank = {
+        number: own
+        for number, pids in found.items()
+        for own in [[pid for pid in pids if table[pid].rank.isdecimal()]]
+        if own
+    }
+    if commands and with_rank:
+        found = with_rank
     names = os.listdir(folder) if os.path.isdir(folder) else []
     ranks = []
     for number, pids in sorted(found.items()):
         pids.sort(key=lambda pid: (int(table[pid].started or 0), pid))
         answering = {int(name.split(".")[1]): name for name in names if name.startswith(f"rank-{number}.")}
         main = next((pid for pid in pids if pid in answering), None) or _trains(pids, table)
-        ranks.append(_Rank(number, main, pids, answering.get(main, "")))
+        ranks.append(_Rank(number, main, pids, answering.get(main, ""), command=commands and not with_rank))
     return ranks
 
 
@@ -211,6 +223,7 @@ def _look(
         power=round(power / cap, 2) if power is not None and cap else None,
         clock=device.get("clock"),
         device=device.get("index"),
+        command=rank.command,
     )
 
 

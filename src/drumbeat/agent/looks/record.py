@@ -18,9 +18,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class RankLook:
-    """One rank, looked at twice, two seconds apart. None is unknown."""
+    """One rank, or the command of a node that has no ranks, looked at twice, two seconds apart. None is unknown."""
 
-    rank: int
+    rank: int  # of a command: the node's first
     pid: int
     host: str = ""
     node: int = 0  # node rank
@@ -43,6 +43,10 @@ class RankLook:
     power: Optional[float] = None  # share of the GPU's cap
     clock: Optional[float] = None  # MHz
     device: Optional[int] = None  # index of that GPU
+    command: bool = (
+        False  # no rank, but what was started for the node: a script, or a launcher; none of its ranks is there
+    )
+    had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes
     ras: str = ""  # what NCCL's RAS says of it
     behind: Optional[bool] = (
         None  # by RAS: it has launched fewer collectives than others of its communicator; False: more

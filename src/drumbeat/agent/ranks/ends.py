@@ -59,7 +59,8 @@ class Ends:
 
     def add(self, ended: Exit) -> None:
         if ended.status == 0 and not self.launcher.may_hide_failures and not self:
-            self.done(RankExit(plain_end(ended.process.rank, 0, ended.at), ended.seconds, ended.by_us))
+            end = replace(plain_end(ended.process.rank, 0, ended.at), of_command=not self.launcher.is_rank)
+            self.done(RankExit(end, ended.seconds, ended.by_us))
         else:
             self._waiting.append(ended)
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
-from drumbeat.agent.ranks.stages import Stages, read_failures
+from drumbeat.agent.ranks.stages import Stage, Stages, read_failures
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
@@ -26,7 +26,9 @@ from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.signals import EXIT_USAGE
+from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
+
+_FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Direct:
 
     starts_ranks = True  # which process is which rank is ours to say; otherwise the command's
     once = False
+    is_rank = True  # each process that we start is a rank; otherwise it is the node's command, and its ranks are others
 
     def __init__(self, order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> None:
         self.order, self.folder, self.logs, self.bundle, self.local = order, folder, logs, bundle, local
@@ -70,6 +73,10 @@ class Direct:
         settings = settings_of(folder, node, peers, later, self.once, self.driver_tools(attempt, node, bound))
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
+
+    def has_started_ranks(self, attempt: int) -> bool:
+        """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
+        return False
 
     def met(self) -> bool:
         """Whether a launcher inside a script would be ours by now; False where ranks run and no stand-in was called."""
@@ -122,6 +129,14 @@ class Once(Direct):
     starts_ranks = False
     once = True
 
+    def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
+        variables = super().prepare(attempt, node, peers, bound)
+        self.is_rank = peers.nodes[node].ranks == 1 and self._stages is None
+        return variables
+
+    def has_started_ranks(self, attempt: int) -> bool:
+        return self._stages is not None and bool(self.logs.ranks(attempt))
+
     def own_variables(self, process: Process, bound: Binding) -> List[EnvVar]:
         return []
 
@@ -137,7 +152,7 @@ class Once(Direct):
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """A script may end well although a rank failed, behind a pipe into tee say: its last launcher tells."""
         stages = self._stages.read() if self._stages else []
-        end = plain_end(process.rank, status, at)
+        end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
             return [end]
         last = stages[-1]
@@ -145,13 +160,19 @@ class Once(Direct):
             return [End(process.rank, EXIT_USAGE, None, end.at, of_command=True, finding=_refused(last.refused))]
         if last.failures:
             return rank_ends(last.failures)
-        return [End(end.rank, end.exit_code, end.signal, end.at, end.core_dumped, of_command=True)]
+        if end.exit_code == 0 and not self.logs.ranks(attempt):
+            failed = EXIT_NOT_FOUND if last.missing else 1
+            return [End(process.rank, failed, None, end.at, of_command=True, finding=_no_rank(last))]
+        if last.missing:
+            return [replace(end, finding=_missing(last, end.exit_code))]
+        return [end]
 
 
 class Driven(Once):
     """torchrun, accelerate or deepspeed once per node, behind our driver; a shim before each rank opens the rank's logs."""
 
     starts_ranks = True
+    is_rank = False
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         return self.driver_tools(attempt, node, bound)
@@ -160,13 +181,16 @@ class Driven(Once):
         self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
         return []
 
+    def has_started_ranks(self, attempt: int) -> bool:
+        return bool(self.logs.ranks(attempt))
+
     def log(self, attempt: int, rank: int, stream: str) -> str:
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """The launcher's own status says little; the driver has written how each failed rank ended."""
         found = rank_ends(read_failures(self._failures(attempt))) if status else []
-        return found or [plain_end(process.rank, status, at)]
+        return found or [replace(plain_end(process.rank, status, at), of_command=status == 0)]
 
 
 def may_run_programs(folder: str) -> bool:
@@ -182,6 +206,28 @@ def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
 def _refused(why: str) -> Finding:
     what, _, fix = why.partition("\n")
     return Finding("launcher-refused", ERROR, what, "", fix.strip())
+
+
+def _missing(stage: Stage, exit_code: Optional[int]) -> Finding:
+    name = stage.command.partition(" ")[0]
+    return Finding(
+        "command-not-found", ERROR if exit_code else WARNING, f"the script's {name} was not found",
+        "it is not in the PATH that the script had", _FIND_IT, (Evidence(f"{name}: command not found"),),
+        confidence=CERTAIN, seen=("the launchers that the script called",),
+    )  # fmt: skip
+
+
+def _no_rank(stage: Stage) -> Finding:
+    """The script's own exit code says nothing: it is that of a pipe into tee, or of a last echo."""
+    if stage.missing:
+        found = _missing(stage, EXIT_NOT_FOUND)
+        return replace(found, cause=f"{found.cause}; the script went on without it, and no rank was started")
+    return Finding(
+        "no-rank-started", ERROR, "the launcher in the script started no rank",
+        "it ended before its first rank; the script went on, and ended with exit code 0",
+        "look at what it printed; `set -o pipefail` in the script passes its exit code on",
+        (Evidence(stage.command[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
+    )  # fmt: skip
 
 
 def plain_end(rank: int, status: int, at: float) -> End:

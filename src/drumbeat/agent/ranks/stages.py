@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat.problem import Problem
@@ -16,7 +16,12 @@ from drumbeat.problem import Problem
 class Stage:
     command: str
     refused: str  # why it was not started; '' if it was
+    missing: bool  # there is no such program
     failures: List[Dict[str, Any]]  # rank, exit_code, t
+
+    @property
+    def began(self) -> bool:
+        return not (self.refused or self.missing)
 
 
 class Stages:
@@ -32,18 +37,21 @@ class Stages:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            running = next((stage.command for stage in reversed(self.read()) if not stage.refused), "another launcher")
+            running = next((stage.command for stage in reversed(self.read()) if stage.began), "another launcher")
             raise Problem(
                 f"{shlex.join(command)[:200]}: this script's {running[:200]} is still running on this node",
                 "two trainings at once are two jobs: start each with a drumbeat run of its own",
             ) from None
         os.set_inheritable(lock, True)  # launchers close it before they start ranks
-        number = sum(1 for stage in self.read() if not stage.refused)
+        number = sum(1 for stage in self.read() if stage.began)
         self._add({"command": shlex.join(command)})
         return number
 
     def refuse(self, command: Sequence[str], why: str) -> None:
         self._add({"command": shlex.join(command), "refused": why})
+
+    def miss(self, command: Sequence[str]) -> None:
+        self._add({"command": shlex.join(command), "missing": True})
 
     def failures(self, number: int) -> str:
         """The file in which the driver of this stage says how its ranks failed."""
@@ -53,10 +61,11 @@ class Stages:
         stages: List[Stage] = []
         number = 0
         for line in _lines(self._file):
-            refused = str(line.get("refused", ""))
-            failures = [] if refused else read_failures(self.failures(number))
-            stages.append(Stage(str(line.get("command", "")), refused, failures))
-            number += not refused
+            stage = Stage(str(line.get("command", "")), str(line.get("refused", "")), bool(line.get("missing")), [])
+            if stage.began:
+                stage = replace(stage, failures=read_failures(self.failures(number)))
+                number += 1
+            stages.append(stage)
         return stages
 
     def _add(self, record: Dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced
 _CONFIG_LIMIT = 1 << 20
+_ASKS = {"--help", "--version"}  # a script may try with these whether the launcher is there
 _MODULES = ("-m torch.distributed.", "-mtorch.distributed.", "-m accelerate", "-m deepspeed")
 
 
@@ -126,16 +127,16 @@ def _program(folder: str, name: str, text: str) -> None:
 def _python(folder: str, name: str, call: str) -> str:
     """An interpreter that starts a launcher's module goes our way; any other use of it is the real one's, by its own path."""
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
-    return f'''case " $* " in
+    return f"""case " $* " in
 {cases}) exec {call} {name} "$@" ;;
 esac
 IFS=:
 for place in $PATH; do
   [ "$place" = {shlex.quote(folder)} ] || [ ! -x "$place/{name}" ] || exec "$place/{name}" "$@"
 done
-echo "{name}: command not found" >&2
+echo "drumbeat: {name}: command not found" >&2
 exit 127
-'''
+"""
 
 
 def run_stand_in(arguments: List[str]) -> int:
@@ -145,10 +146,12 @@ def run_stand_in(arguments: List[str]) -> int:
     name, rest = arguments[1], arguments[2:]
     environ = without_stand_ins(dict(os.environ))
     real = shutil.which(name, path=environ.get("PATH", os.defpath))
-    if real is None:
-        print(f"{name}: command not found", file=sys.stderr)
-        return EXIT_NOT_FOUND
     stages = Stages(settings.folder)
+    if real is None:
+        if not _ASKS & set(rest):
+            stages.miss([name, *rest])
+        print(f"drumbeat: {name}: command not found", file=sys.stderr)  # in words that `diagnose` knows from shells
+        return EXIT_NOT_FOUND
     try:
         argv = _argv(settings, stages, [name, *rest], real, environ)
         os.execvpe(argv[0], argv, environ)
@@ -165,7 +168,7 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
     if command[0] in OUTSIDE:
         return _outside(settings, command, real)
     found = find_launcher(command)
-    if found is None or {"--help", "--version"} & set(found.flags):
+    if found is None or _ASKS & set(found.flags):
         return [real, *command[1:]]
     if found.kind == "accelerate":
         found = replace(found, config=_accelerate_config(found, environ))

@@ -40,7 +40,7 @@ class Starter:
 
     def note_started(self, process: Process, pid: int, cpus: Tuple[int, ...]) -> None:
         where = {"rank": process.rank, "local_rank": process.local_rank, "pid": pid, "cpus": list(cpus)}
-        self.events.write("rank-started", where)
+        self.events.write("rank-started", {**where, "of_command": not self.launcher.is_rank})
 
     def _start(self, ranks: Ranks, attempt: int, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]

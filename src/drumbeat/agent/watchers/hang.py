@@ -51,7 +51,9 @@ class Hang:
             self._take_beat(saw.data["member"], saw.data["beat"], now)
             return self._on_progress(now)
         elif saw.kind == "exited":
-            self._ended[saw.data["rank"]] = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
+            rank = None if saw.data.get("of_command") else saw.data["rank"]
+            about = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
+            self._ended[("node", saw.data["node"]) if rank is None else ("rank", rank)] = about
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]
             self._ras += saw.data.get("ras", [])
@@ -65,7 +67,8 @@ class Hang:
         self._beats: Dict[int, Tuple[float, Beat]] = {}
         self._reported: Optional[float] = None  # when any rank last reported anything
         self._reporter: Optional[int] = None  # the member that said so
-        self._ended: Dict[int, Tuple[float, Optional[int], int, str]] = {}
+        # A rank's end, or that of a node's command, which starts the ranks: when, exit code, node, host.
+        self._ended: Dict[Tuple[str, int], Tuple[float, Optional[int], int, str]] = {}
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when answers are awaited
         self._answers: Dict[int, List[RankLook]] = {}
@@ -102,7 +105,7 @@ class Hang:
         stale = {
             beat.stale_rank: beat.stale + now - at
             for at, beat in self._beats.values()
-            if beat.stale is not None and beat.stale_rank is not None and beat.stale_rank not in self._ended
+            if beat.stale is not None and beat.stale_rank is not None and ("rank", beat.stale_rank) not in self._ended
         }
         return max(stale.values(), default=0.0), tuple(sorted(rank for rank, age in stale.items() if age > limit))
 
@@ -181,7 +184,7 @@ class Hang:
         self._looks += 1
         self._waiting = None
         looks = sorted((look for each in self._answers.values() for look in each), key=lambda look: look.rank)
-        looks = with_ras([look for look in looks if look.rank not in self._ended], self._ras)
+        looks = with_ras([look for look in looks if not self._has_ended(look)], self._ras)
         if stepped is None:
             return self._before_first_step(looks, now)
         stale, quiet = self._stalest(now)
@@ -191,7 +194,7 @@ class Hang:
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
         silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
-        finding = judge(looks, silence)
+        finding = judge(_expected(looks), silence)
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:
             self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
@@ -210,7 +213,7 @@ class Hang:
         if words and plain != self._last_words and seconds >= _EVERY:
             self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
-        finding = judge(looks, Silence(seconds, False, ended=self._ended_well(now), again=same)) if looks else None
+        finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
         if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):
             actions += self._say(finding, may_stop=False)
         return actions
@@ -221,9 +224,14 @@ class Hang:
         before, self._shown = self._shown, shown
         return before == shown
 
+    def _has_ended(self, look: RankLook) -> bool:
+        return (("node", look.node) if look.command else ("rank", look.rank)) in self._ended
+
     def _ended_well(self, now: float) -> Tuple[Ended, ...]:
-        ended = sorted((at, rank, node, host) for rank, (at, code, node, host) in self._ended.items() if code == 0)
-        return tuple(Ended(rank, node, host, now - at) for at, rank, node, host in ended)
+        ended = sorted((at, who, node, host) for who, (at, code, node, host) in self._ended.items() if code == 0)
+        return tuple(
+            Ended(number if kind == "rank" else None, node, host, now - at) for at, (kind, number), node, host in ended
+        )
 
     def _say(self, finding: Optional[Finding], may_stop: bool = True) -> List[Action]:
         if finding is None:
@@ -240,11 +248,16 @@ class Hang:
         return [Stop(self._said)] if stops else [Warn(self._said)]
 
 
+def _expected(looks: List[RankLook]) -> List[RankLook]:
+    """Those that others may wait for. A script may go on for as long as it likes when the ranks that it started have ended."""
+    return [look for look in looks if not look.had_ranks]
+
+
 def in_words(looks: List[RankLook]) -> str:
     """What all ranks do, those that do the same together; at most three groups."""
-    groups: Dict[str, List[int]] = {}
+    groups: Dict[str, List[RankLook]] = {}
     for look in looks:
-        groups.setdefault(doing(look), []).append(look.rank)
+        groups.setdefault(doing(look), []).append(look)
     most = sorted(groups, key=lambda words: -len(groups[words]))
     shown = [say_of(groups[words], words) for words in most[:3]]
     return "; ".join(shown) + (f"; and {len(most) - 3} more" if len(most) > 3 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.ranges import named_ranks
+from drumbeat.ranges import named_commands, named_ranks
 
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
 _MOVES = 64_000.0  # bytes per second read or written: it is loading or saving
@@ -81,9 +81,12 @@ def doing(look: RankLook) -> str:
     return f"waiting{f' in {call}' if call and not at else ''}{at}"
 
 
-def say_of(ranks: Sequence[int], words: str) -> str:
-    """`rank 3 is asleep`, `ranks 0-2 are asleep`."""
-    return f"{named_ranks(ranks, 8)} {'is' if len(ranks) == 1 else 'are'} {words}"
+def say_of(looks: Sequence[RankLook], words: str) -> str:
+    """`rank 3 is asleep`, `ranks 0-2 are asleep`, `the command on node 1 is asleep`."""
+    commands, ranks = [look.node for look in looks if look.command], [look.rank for look in looks if not look.command]
+    names = [named_ranks(ranks, 8)] if ranks else []
+    names += [named_commands(commands)] if commands else []
+    return f"{' and '.join(names)} {'is' if len(looks) == 1 else 'are'} {words}"
 
 
 def _size(count: float) -> str:

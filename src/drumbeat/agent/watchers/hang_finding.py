@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.watchers.hang_activity import (
@@ -23,7 +23,7 @@ from drumbeat.agent.watchers.hang_activity import (
     say_of,
 )
 from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
-from drumbeat.ranges import named_ranks
+from drumbeat.ranges import named_commands, named_ranks
 
 _MOST_EVIDENCE = 8
 
@@ -65,9 +65,9 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Ended:
-    """A rank that ended by itself with exit code 0."""
+    """A rank, or the command of a node, that ended by itself with exit code 0."""
 
-    rank: int
+    rank: Optional[int]  # none: the node's command
     node: int
     host: str
     seconds: float  # ago
@@ -86,10 +86,13 @@ class Silence:
 
 
 def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
-    numbers = [ended.rank for ended in silence.ended]
+    ranks = [ended.rank for ended in silence.ended if ended.rank is not None]
+    nodes = [ended.node for ended in silence.ended if ended.rank is None]
+    names = [named_ranks(ranks, 8)] if ranks else []
+    names += [named_commands(nodes)] if nodes else []
     first = silence.ended[0]
     cause, fix = _CAUSES[EARLY]
-    title = f"{named_ranks(numbers, 8)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, numbers)}"
+    title = f"{' and '.join(names)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, ())}"
     return Finding(
         "hang-early-exit", WARNING, title, cause, fix, _evidence((), looks), node=first.node, host=first.host,
         rank=first.rank, confidence=LIKELY, seen=_seen(looks),
@@ -98,30 +101,29 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
 
 def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Finding:
     """`odd` hold the others up; none: no rank works."""
-    numbers = [look.rank for look in odd]
     first = odd[0] if odd else looks[0]
     cause, fix = _CAUSES[word]
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
-        title = f"{say_of(numbers, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
+        title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
     elif odd:
-        title = f"{waited}: {say_of(numbers, doing(first))}{_rest(looks, numbers)}"
+        title = f"{waited}: {say_of(odd, doing(first))}{_rest(looks, odd)}"
     else:
-        title = f"{waited}: no rank is working{_rest(looks, numbers)}"
+        title = f"{waited}: no rank is working{_rest(looks, odd)}"
     return Finding(
         f"hang-{word}", WARNING, title, cause, fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node"),
         _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
-        rank=first.rank if len(odd) == 1 else None, confidence=LIKELY, seen=_seen(looks),
+        rank=first.rank if len(odd) == 1 and not first.command else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
 
 
-def _rest(looks: Sequence[RankLook], odd: Sequence[int]) -> str:
+def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook]) -> str:
     """What most of the others do."""
-    rest = [look for look in looks if look.rank not in odd]
+    rest = [look for look in looks if look not in odd]
     if not rest:
         return ""
     words = Counter(doing(look) for look in rest).most_common(1)[0][0]
-    same = [look.rank for look in rest if doing(look) == words]
+    same = [look for look in rest if doing(look) == words]
     return f"; {say_of(same, words)}"
 
 
@@ -137,15 +139,20 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
         calls = f"; last collective: {last}" if last else ""
         calls += f"; NCCL's RAS: {look.ras}" if look.ras else ""
         found.append(
-            Evidence(f"rank {look.rank} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
+            Evidence(f"{_name(look)} on {look.host}{step}: {doing(look)}, {look.cpu:.0%} of a core{calls}{stack}")
         )
     return tuple(found)
 
 
+def _name(look: RankLook) -> str:
+    return f"node {look.node}'s command" if look.command else f"rank {look.rank}"
+
+
 def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
+    what = "command" if looks and all(look.command for look in looks) else "rank"
     stacks = sum(1 for look in looks if look.stack)
     flights = sum(1 for look in looks if look.collectives)
-    shown = [f"{len(looks)} rank{'s' * (len(looks) != 1)} in /proc, 2 s apart"]
+    shown = [f"{len(looks)} {what}{'s' * (len(looks) != 1)} in /proc, 2 s apart"]
     shown += [f"Python stacks of {stacks}"] if stacks else []
     shown += [f"flight recorders of {flights}"] if flights else []
     named = sum(1 for look in looks if look.ras)

@@ -1,18 +1,19 @@
 """The gate: which network carries the traffic, and is it the one that was meant? A watcher; it reads nothing itself.
 
-Two witnesses. NCCL's log says what it connected; the kernel's counters say what moved. A log can be wrong, and gloo has
-none; counters also hold traffic of others, so only seconds in which much goes out and comes in alike count as talk
-between ranks: downloads and checkpoints are one-sided, the chatter of a system is thin.
+Two witnesses. NCCL's log says what it connected; the kernel's counters (traffic.py) say what moved. A log can be wrong,
+and gloo has none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.traffic import Traffic
+from drumbeat.agent.watchers.transport_meant import Place, mismatch
 from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Finding, Verdict
 from drumbeat.order import Expect
 
 if TYPE_CHECKING:
@@ -20,49 +21,7 @@ if TYPE_CHECKING:
 
 _QUIET = 1.0  # seconds without a new line, after which what the log says is complete for now
 _PATIENCE = 120.0  # seconds after which what is only likely is said as such
-_ENOUGH = 8 << 20  # bytes each way that show where traffic goes
-_AGAINST_LOG = 64 << 20  # bytes each way that refute a log
-_MORE = 10  # times as much: clearly the one, and not the other
-_ALIKE = 0.2  # of the busier direction: a download sends requests and acknowledgements of a few hundredths
 _FORMED = ("Init COMPLETE", " via ", "Connected all")
-_THIN = 1 << 20  # bytes per second each way: less is not training
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Interfaces that variables name for the ranks: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME."""
-
-    variables: Tuple[Tuple[str, str], ...] = ()
-
-    def takes(self, interface: str) -> bool:
-        return any(named(value, interface, name.startswith("NCCL")) for name, value in self.variables)
-
-    @property
-    def words(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.variables)
-
-
-def named(value: str, interface: str, prefixes: bool) -> bool:
-    """NCCL takes prefixes, `=` for whole names and `^` for all others; gloo takes whole names."""
-    if prefixes and value.startswith("^"):
-        return not named(value[1:], interface, True)
-    exact = value.startswith("=") or not prefixes
-    names = [name for name in value.lstrip("=").split(",") if name]
-    return any(interface == name if exact else interface.startswith(name) for name in names)
-
-
-@dataclass(frozen=True)
-class Place:
-    """What the gate must know of this node."""
-
-    node: int
-    host: str
-    nodes: int
-    emulated: bool = False
-    fast: Tuple[str, ...] = ()  # active RDMA ports and Slingshot NICs
-    over_ib: Tuple[str, ...] = ()  # interfaces whose bytes an InfiniBand port counts as well
-    wanted: Wanted = Wanted()
-    gpus: bool = False  # then NCCL is awaited: traffic before its log begins is somebody else's
 
 
 class Gate:
@@ -77,8 +36,7 @@ class Gate:
         self._last_line = 0.0
         self._changed = False
         self._formed = False  # a communicator came to be
-        self._counted: Optional[Tuple[float, Mapping[str, Any]]] = None
-        self._talk: Dict[str, Dict[str, int]] = {"net": {}, "rdma": {}}  # bytes each way, by name
+        self._traffic = Traffic()
 
     @property
     def done(self) -> bool:
@@ -104,7 +62,7 @@ class Gate:
             self._last_line, self._changed = now, True
             self._formed = self._formed or any(word in str(saw.data["text"]) for word in _FORMED)
         elif saw.kind == "counters":
-            self._count(saw.data, now)
+            self._traffic.count(saw.data, now)
         elif saw.kind in ("tick", "ended") and self._started is not None:
             return self._judge(now, saw.kind == "ended")
         return []
@@ -136,7 +94,7 @@ class Gate:
         if not settled and not late:
             return []  # NCCL connects lazily: there may be more to come
         if not final:
-            self._talk = {"net": {}, "rdma": {}}  # what moved before was not NCCL's
+            self._traffic.forget()  # what moved before was not NCCL's
         return self._say_transport(path, now)
 
     def _say_transport(self, path: Path, now: float, words: str = "") -> List[Action]:
@@ -146,18 +104,18 @@ class Gate:
         if wrong:
             findings.append(self._explained(wrong, path))
         elif self._unproved(path):
-            findings.append(self._finding(
+            findings.append(self.place.finding(
                 "transport-unproved", f"nothing shows that {self._meant()} carries the traffic",
                 path.words, "drumbeat run --trace writes NCCL's whole log; drumbeat diagnose reads it", path.evidence,
             ))  # fmt: skip
         elif self._asked() and self.place.emulated and self.place.nodes > 1:
-            findings.append(self._finding(
+            findings.append(self.place.finding(
                 "expectation-not-checked",
                 f"{self._meant()} is expected, and nothing was checked: the nodes are emulated on one machine",
                 "nothing crosses a network between nodes here", "run it on real nodes, or drop expect here", (),
             ))  # fmt: skip
         elif path.answer == TCP and self.place.fast and self.expect.transport == "any" and self.place.nodes > 1:
-            findings.append(self._finding(
+            findings.append(self.place.finding(
                 "fast-network-unused", f"the traffic goes over TCP, though this node has {', '.join(self.place.fast)}",
                 *self._cause(path), path.evidence,
             ))  # fmt: skip
@@ -178,7 +136,7 @@ class Gate:
 
     def _explained(self, wrong: str, path: Path) -> Finding:
         cause, fix = self._cause(path)
-        return self._finding("transport-mismatch", f"{wrong}, not {self._meant()}", cause, fix, path.evidence)
+        return self.place.finding("transport-mismatch", f"{wrong}, not {self._meant()}", cause, fix, path.evidence)
 
     def _cause(self, path: Path) -> Tuple[str, str]:
         """What the log's own lines explain, by the same rules as `drumbeat diagnose`."""
@@ -202,58 +160,15 @@ class Gate:
     # -- the counters ------------------------------------------------------------------------------------------------
 
     def _judge_traffic(self, now: float, final: bool) -> List[Action]:
-        net, rdma = dict(self._talk["net"]), self._talk["rdma"]
-        looped = net.pop("lo", 0)
-        below = sum(net.get(name, 0) for name in self.place.over_ib)
-        direct = max(0, sum(rdma.values()) - below)
-        total = sum(net.values()) + direct
-        here = self.place.emulated or self.place.nodes == 1
-        says_rdma = self.path is not None and self.path.answer in (RDMA, OFI)
-        if here or total < (_AGAINST_LOG if says_rdma else _ENOUGH):
-            if not final:
-                return []
-            words = "too little crossed the network to say where it goes"
-            if here or looped >= _ENOUGH:
-                words = "the ranks are on one machine: nothing has to cross a network"
-            return self._say_traffic(Verdict("traffic", UNKNOWN, UNKNOWN, words), None, now)
-        top = max(net, key=lambda name: net[name], default="")
-        carried = net.get(top, 0)
-        if direct >= carried:
-            words = f"RDMA ports carried {_size(direct)} each way, interfaces {_size(carried)}"
-            return self._say_traffic(Verdict("traffic", RDMA, LIKELY, words), None, now)
-        words = f"{top} carried {_size(carried)} each way" + (f", RDMA ports {_size(direct)}" if rdma else "")
-        verdict = Verdict("traffic", top, LIKELY, words)
-        counted = bool(self._counted and self._counted[1].get("rdma"))
-        return self._say_traffic(verdict, self._contradiction(verdict, net, direct, counted), now)
-
-    def _contradiction(self, verdict: Verdict, net: Dict[str, int], direct: int, counted: bool) -> Optional[Finding]:
-        """What the counters refute: the log's RDMA, or the interface that a variable names."""
-        top, carried = verdict.answer, net[verdict.answer]
-        shown = (Evidence(verdict.summary, "/sys/class/net/*/statistics"),)
-        says_rdma = self.path is not None and self.path.answer == RDMA
-        if says_rdma and counted and carried >= _MORE * direct:
-            return self._finding(
-                "rdma-not-used", f"NCCL's log says RDMA, but {top} carries the bytes", verdict.summary,
-                "look for a second library or process that talks over TCP (gloo, MPI); drumbeat verify measures the pairs",
-                shown,
-            )  # fmt: skip
-        wanted = self.place.wanted
-        right = sum(amount for name, amount in net.items() if wanted.takes(name))
-        if wanted.variables and not wanted.takes(top) and carried >= _MORE * right:
-            return self._finding(
-                "wrong-interface", f"the traffic goes over {top}, but {wanted.words}",
-                "the script or a launcher chose another interface or address after drumbeat set the variable",
-                "look for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, MASTER_ADDR or tcp:// in the script and its setup",
-                shown,
-            )  # fmt: skip
-        return None
+        judged = self._traffic.judge(self.place, self.path, final)
+        return [] if judged is None else self._say_traffic(*judged, now)
 
     def _say_traffic(self, verdict: Verdict, finding: Optional[Finding], now: float) -> List[Action]:
         self.traffic_said = True
         actions: List[Action] = []
         if finding:
             verdict = replace(verdict, findings=(finding,))
-        carried = {name: amount for name, amount in self._talk["rdma"].items() if amount}
+        carried = self._traffic.by_port
         actions.append(self._verdict(verdict, now, **({"carried": carried} if carried else {})))
         if finding:
             actions.append(self._act(finding, True))
@@ -264,57 +179,14 @@ class Gate:
             actions += self._say_transport(Path(answer, confidence=confidence), now, words)
         return actions
 
-    def _count(self, counters: Mapping[str, Any], now: float) -> None:
-        """Add what was talk since the last reading."""
-        before, self._counted = self._counted, (now, counters)
-        if before is None:
-            return
-        thin = _THIN * max(0.1, now - before[0])
-        for kind, talk in self._talk.items():
-            for name, (sent, received) in (counters.get(kind) or {}).items():
-                base = (before[1].get(kind) or {}).get(name, (sent, received))
-                low, high = sorted((sent - base[0], received - base[1]))
-                if low >= thin and low >= _ALIKE * high:
-                    talk[name] = talk.get(name, 0) + low
-
     # -- saying ------------------------------------------------------------------------------------------------------
 
     def _verdict(self, verdict: Verdict, now: float, **more: Any) -> Action:
         seconds = round(now - (self._started or now), 3)
         return Emit("verdict", {"verdict": verdict, "seconds": seconds, **more})
 
-    def _finding(self, code: str, title: str, cause: str, fix: str, evidence: Tuple[Evidence, ...]) -> Finding:
-        place = self.place
-        return Finding(code, WARNING, title, cause, fix, evidence[:4], node=place.node, host=place.host)
-
     def _act(self, finding: Finding, stopping: bool) -> Action:
         self.mismatch = True
         if stopping and self.level == "stop":
             return Stop(replace(finding, severity=ERROR))
         return Warn(finding)
-
-
-def mismatch(expect: Expect, path: Path, nodes: int) -> str:
-    """How what is differs from what was meant, in words; '' where it does not, or is not known."""
-    if path.answer == UNKNOWN or (path.answer == LOCAL and nodes == 1):
-        return ""
-    accepted = {
-        "any": (RDMA, OFI, TCP, MIXED, LOCAL), "rdma": (RDMA, OFI), "roce": (RDMA,), "ib": (RDMA,), "ofi": (OFI,),
-        "tcp": (TCP,),
-    }[expect.transport]  # fmt: skip
-    if path.answer == LOCAL and nodes > 1:
-        return ""  # not proved; said as that
-    if path.answer not in accepted:
-        return f"the traffic between nodes goes over {path.words}"
-    link = {"roce": "RoCE", "ib": "IB"}.get(expect.transport, "")
-    if link and path.link and path.link != link:
-        return f"the RDMA ports are {path.link}"
-    if expect.gdr is not None and path.gdr is not None and path.answer in (RDMA, OFI) and path.gdr != expect.gdr:
-        return f"the traffic between nodes goes over {path.words}"
-    if expect.gdr and path.answer == TCP:
-        return "the traffic between nodes goes over TCP"
-    return ""
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -8,7 +8,8 @@ from typing import Callable, Dict, List, Optional
 from drumbeat.agent.watchers.counters import Counters
 from drumbeat.agent.watchers.feed import Sensor
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
-from drumbeat.agent.watchers.transport import Gate, Place, Wanted
+from drumbeat.agent.watchers.transport import Gate
+from drumbeat.agent.watchers.transport_meant import Place, Wanted
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Facts
 from drumbeat.order import EnvVar, Expect, Order

@@ -50,8 +50,9 @@ class Door:
         self.is_open = True
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def __len__(self) -> int:
-        """How many strangers there are."""
+    @property
+    def strangers(self) -> int:
+        """How many there are."""
         return len(self._strangers)
 
     def tick(self, now: float) -> None:

@@ -92,6 +92,7 @@ class RankEnded:
     t: float
     by_us: bool
     finding: Optional[Finding] = None
+    of_command: bool = False  # not a rank's end, but that of the node's command; `rank` is the node's first
 
     def __post_init__(self) -> None:
         _within("rank", self.rank, 0, _MOST_RANKS)

@@ -35,6 +35,9 @@ def check(order: Order, where: Callable[[str], str]) -> None:
                 "write each as one word: --licenses=scratch",
             )
         _check_word(option.text, where("submit-options"))
+    for module in order.modules:
+        if not module.isprintable():
+            raise Problem(f"{where('modules')}: {module[:80]!r} cannot be the name of a module")
     if order.launcher == "tasks" and not order.ranks_per_node:
         raise Problem("one task per rank, but the number of ranks per node is not known", "add ranks-per-node: M")
 

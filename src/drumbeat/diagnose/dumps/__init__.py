@@ -22,7 +22,7 @@ READERS: Dict[str, Tuple[str, ...]] = {
     "amd_smi": ("XGMI", "NUMA_NODE", "ACCESS TABLE", "LINK TYPE TABLE", "HOPS TABLE", "WEIGHT TABLE"),
     "gids": ("n_gids_found", "INDEX"),
     "rdma_link": ("physical_state", " ==> "),
-    "ibstat": ("CA '",),
+    "ibstat": ("CA '", "Infiniband device '"),
     "ibv": ("hca_id", "node GUID"),
     "nccl_xml": ("<system", "<graphs"),
     "ds_report": ("op name ......", "DeepSpeed general environment info"),

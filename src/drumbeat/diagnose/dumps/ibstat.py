@@ -1,4 +1,4 @@
-"""ibstat: state, rate and link type of every port."""
+"""ibstat and ibstatus: state, rate and link type of every port."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from drumbeat.diagnose.dumps.content import Content
 
 _CA = re.compile(r"^\s*CA '([\w-]+)'")
 _PORT = re.compile(r"^\s*Port (\d+):")
+_STATUS = re.compile(r"^\s*Infiniband device '([\w-]+)' port (\d+) status:")  # ibstatus
+_STATUS_FIELD = re.compile(r"^\s*(state|phys state|rate|link_layer):\s*(?:\d+: )?(.*?)\s*$")
+_NAMES = {"state": "State", "phys state": "Physical state", "rate": "Rate", "link_layer": "Link layer"}
 _FIELD = re.compile(r"^\s*(State|Physical state|Rate|Link layer|SM lid|Base lid): *(.*?)\s*$")
 
 
 def read(text: str) -> Optional[Content]:
     found: List[ports.Port] = []
-    device, number, fields = "", 0, {}  # type: ignore[var-annotated]
+    device, number, kind = "", 0, "ibstat"
+    fields: Dict[str, str] = {}
 
     def close() -> None:
         if device and number and fields.get("State"):
@@ -28,12 +32,17 @@ def read(text: str) -> Optional[Content]:
         elif match := _PORT.match(line):
             close()
             number, fields = int(match[1]), {}
+        elif match := _STATUS.match(line):
+            close()
+            device, number, fields, kind = match[1], int(match[2]), {}, "ibstatus"
         elif match := _FIELD.match(line):
             fields[match[1]] = match[2]
+        elif match := _STATUS_FIELD.match(line):
+            fields[_NAMES[match[1]]] = match[2]
     close()
     if not found:
         return None
-    return Content("ibstat", tuple(port.words for port in found), ports.findings(found), ports.data(found))
+    return Content(kind, tuple(port.words for port in found), ports.findings(found), ports.data(found))
 
 
 def _port(device: str, number: int, fields: Dict[str, str]) -> ports.Port:

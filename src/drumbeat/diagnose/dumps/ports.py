@@ -7,14 +7,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.finding import INFO, WARNING, Finding
 
-ACTIVE, INITIALIZING = "ACTIVE", "INIT"
+ACTIVE, INITIALIZING, NOT_SHOWN = "ACTIVE", "INIT", "NOT SHOWN"
 
 
 @dataclass(frozen=True)
 class Port:
     device: str
     port: int
-    state: str  # ACTIVE, DOWN, INIT, ARMED, as the tools say it, in capitals
+    state: str  # ACTIVE, DOWN, INIT, ARMED, as the tools say it, in capitals; NOT_SHOWN where they do not
     physical: str = ""
     link: str = ""  # InfiniBand or Ethernet
     rate: Optional[float] = None  # Gb/s
@@ -22,7 +22,8 @@ class Port:
 
     @property
     def words(self) -> str:
-        about = [self.state.lower(), self.link, f"{self.rate:g} Gb/s" if self.rate and self.usable else "", self.netdev]
+        state = "state not shown" if self.state == NOT_SHOWN else self.state.lower()
+        about = [state, self.link, f"{self.rate:g} Gb/s" if self.rate and self.usable else "", self.netdev]
         return f"{self.device} port {self.port}: {', '.join(part for part in about if part)}"
 
     @property
@@ -41,6 +42,16 @@ def findings(ports: Sequence[Port]) -> Tuple[Finding, ...]:
                     f"{port.device} port {port.port} is up but was never initialised",
                     "the link is up, but no subnet manager has given the port an address",
                     "the fabric's administrator must start a subnet manager (opensm); NCCL does not use the port until then",
+                )
+            )
+        elif port.state == NOT_SHOWN:
+            found.append(
+                Finding(
+                    "rdma-port-not-shown",
+                    INFO,
+                    f"{port.device} port {port.port}: {port.netdev} is down, which says nothing of the InfiniBand port",
+                    "an InfiniBand port carries NCCL's traffic whether its IP interface is up or not",
+                    "ibstat shows the port's own state",
                 )
             )
         elif not port.usable:

@@ -14,7 +14,8 @@ _LINK = re.compile(
     re.MULTILINE,
 )
 _IBDEV = re.compile(
-    r"^\s*(?P<device>[\w-]+) port (?P<port>\d+) ==> (?P<netdev>\S+) \((?P<state>Up|Down)\)", re.MULTILINE
+    r"^\s*(?P<device>[\w-]+)[ \t]+port[ \t]+(?P<port>\d+)[ \t]+==>[ \t]+(?P<netdev>\S+)[ \t]+\((?P<state>Up|Down)\)",
+    re.MULTILINE,
 )
 _JSON = re.compile(
     r'"ifname":\s*"(?P<device>[\w-]+)",\s*"port":\s*(?P<port>\d+),(?P<rest>[^{}]*?)"state":\s*"(?P<state>\w+)",\s*'
@@ -40,6 +41,8 @@ def read(text: str) -> Optional[Content]:
         kind = "ibdev2netdev"
         for match in _IBDEV.finditer(text):
             state = "ACTIVE" if match["state"] == "Up" else "DOWN"
+            if state == "DOWN" and match["netdev"].startswith("ib"):
+                state = ports.NOT_SHOWN  # the tool shows the IP interface: an InfiniBand port works without one
             port = ports.Port(match["device"], int(match["port"]), state, netdev=match["netdev"])
             found[match["device"], match["port"]] = port
     if not found:

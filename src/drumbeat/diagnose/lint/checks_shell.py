@@ -7,7 +7,7 @@ import re
 from typing import Dict, Iterator, List, Tuple
 
 from drumbeat.diagnose.lint.context import LONGEST_FIXED, Context, Edit, Hit
-from drumbeat.diagnose.lint.script import FILE, SUBSTITUTION
+from drumbeat.diagnose.lint.script import SUBSTITUTION
 from drumbeat.diagnose.lint.tokens import Fault
 
 _DASHES = "‐‑‒–—―−"
@@ -193,8 +193,8 @@ def clone_then_cd(context: Context) -> Iterator[Hit]:
 
 def export_of_itself(context: Context) -> Iterator[Hit]:
     assigned = {each.name for each in context.script.assignments if each.how == "plain"}
-    # In a file written by a heredoc the outer shell has already put the value there.
-    here = [each for command in context.script.commands if FILE not in command.within for each in command.assignments]
+    # In a file written by a heredoc, or a script in quotes, the outer shell has already put the value there.
+    here = [each for command in context.script.commands if not command.within for each in command.assignments]
     for each in here:
         itself = each.text in (f"${each.name}", f"${{{each.name}}}") and each.name == each.spelt
         # `export X=$X` after a plain X=... does export it.

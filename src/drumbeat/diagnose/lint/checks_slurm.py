@@ -177,6 +177,13 @@ def monitor_on_one_node(context: Context) -> Iterator[Hit]:
             yield Hit(command.line, {"name": command.name})
 
 
+# Commands that end at once: a script that goes on with nothing else ends before its background work.
+_QUICK = frozenset((
+    "echo", "printf", "date", "sleep", "exit", "cd", "true", ":", "export", "unset", "set", "mkdir", "rm", "cp", "mv", "cat",
+    "ls", "touch", "[", "[[", "test", "hostname", "module", "source", ".", "trap",
+))  # fmt: skip
+
+
 def not_waited_for(context: Context) -> Iterator[Hit]:
     if not context.script.directives:
         return
@@ -186,8 +193,8 @@ def not_waited_for(context: Context) -> Iterator[Hit]:
             continue
         if command.ended_by == "&" and set(command.names) & {"srun", "torchrun", "mpirun"}:
             started = command
-        elif command.name == "wait" or (command.name in _STARTERS or _LAUNCHERS.match(command.text)):
-            started = None
+        elif command.ended_by != "&" and command.name and command.name not in _QUICK:
+            started = None  # wait, or work in the foreground for which the other is only a service
     if started:
         yield Hit(started.line, {"name": started.name})
 

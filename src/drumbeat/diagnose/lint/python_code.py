@@ -8,6 +8,8 @@ from typing import List, Sequence, Tuple
 from drumbeat.diagnose.lint.context import Hit
 
 Code = Sequence[Tuple[int, str]]
+_ACCUMULATES = re.compile(r"(?i)grad\w*_accum|accum\w*_(?:grad|step|iter|every|batch|freq)|accumulation")
+_NEAR = 8  # lines of code between a backward pass and its optimizer's step
 _TRIPLE = re.compile(r"\"\"\"|'''")
 _STRING_OR_COMMENT = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|#.*")
 
@@ -50,9 +52,25 @@ def hooks_twice(code: Code) -> List[Hit]:
 def accumulation(code: Code) -> List[Hit]:
     """Gradients are gathered over several backward passes, and every one of them is reduced over the network."""
     text = "\n".join(line for _, line in code)
-    if not re.search(r"accum\w*", text) or re.search(r"no_sync|set_requires_gradient_sync|require_backward", text):
+    if not _ACCUMULATES.search(text) or re.search(r"no_sync|set_requires_gradient_sync|require_backward", text):
         return []
-    return [Hit(number) for number, line in code if re.search(r"\.backward\(", line)][:1]
+    passes = (place for place, (_, line) in enumerate(code) if re.search(r"\.backward\(", line))
+    return [Hit(code[place][0]) for place in passes if not _steps_after(code, place)][:1]
+
+
+def _steps_after(code: Code, place: int) -> bool:
+    """Does the optimizer step after each such backward pass? Then nothing is accumulated there."""
+    indent = _indent(code[place][1])
+    for _, line in code[place + 1 : place + 1 + _NEAR]:
+        if _indent(line) < indent:
+            return False
+        if _indent(line) == indent and re.search(r"\.step\(", line):
+            return True
+    return False
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 CHECKS = {"hooks-twice": hooks_twice, "accumulation": accumulation}

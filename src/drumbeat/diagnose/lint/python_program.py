@@ -71,6 +71,7 @@ def sampler_missing(program: Program) -> Iterator[Hit]:
     """DDP, and a loader that gives every rank the same rows."""
     divided = (
         r"Sampler|sampler|IterableDataset|split_dataset_by_node|webdataset|wds\.|accelerator|Fabric|shard\(|\[rank::"
+        r"|initialize_model_parallel|init_device_mesh"  # ranks that share a model must be given the same rows
     )
     if not program.complete or not _distributed(program) or re.search(divided, program.text):
         return
