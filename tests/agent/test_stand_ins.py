@@ -3,11 +3,14 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from drumbeat.agent.causes import CONFIGURATION, cause_of
+from drumbeat.agent.ranks import launcher_driver
 from drumbeat.agent.ranks.launcher_driver import program
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.stages import Stages
@@ -94,6 +97,28 @@ def test_a_launcher_that_ended_before_its_first_rank_is_no_success(tmp_path):
     assert (end.exit_code, end.finding.code) == (1, "no-rank-started")
     Path(launcher.logs.log(0, 0, "out")).touch()
     assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
+
+
+def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(monkeypatch, capsys):
+    """With --cpu, accelerate's own way is one process per node, and each takes itself for rank 0."""
+    started, wanted = [], SimpleNamespace()
+    launch = ModuleType("accelerate.commands.launch")
+    commands = ModuleType("accelerate.commands")
+    commands.launch, launch.main = launch, lambda: launch.simple_launcher(wanted)
+    monkeypatch.setitem(sys.modules, "accelerate", ModuleType("accelerate"))
+    monkeypatch.setitem(sys.modules, "accelerate.commands", commands)
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    monkeypatch.setattr(launcher_driver, "by_torch", lambda settings, begin, arguments: begin() or 0)
+    shim = ["python3", "_shim"]
+    for processes, machines, code in ((1, 1, 0), (4, 2, 2), (2, 1, 2)):
+        wanted.num_processes, wanted.num_machines = processes, machines
+        launch.simple_launcher = started.append
+        assert launcher_driver.accelerate({"shim": shim}, ["--cpu", *shim, "python", "-u", "a.py"]) == code
+    assert len(started) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "not 4 ranks" in first and "-- env ACCELERATE_USE_CPU=true python -u a.py;" in first
+    assert "drumbeat run --nodes 2 --ranks-per-node 2 --" in first and "--nodes 1 --ranks-per-node 2 --" in second
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,9 @@ PORT = Cause(
     "taken port",
     "the ranks' port was free when it was chosen; the next candidate costs nothing",
     ("port-in-use",),
-    most=3,
+    most=2,
     free=True,
+    hint="likely two ranks take themselves for rank 0, and each opens it",
 )
 HARDWARE = Cause(
     "bad node",

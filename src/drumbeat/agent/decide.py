@@ -183,9 +183,12 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
     last = history[-1]
     cause, in_a_row = last.cause, _in_a_row(history)
     if cause.free:
+        if in_a_row == 1:
+            return Restart("the rendezvous port was in use; another one costs no restart", assignment)
+        twice = f"{in_a_row} rendezvous ports in a row were in use, which were free when they were chosen: {cause.hint}"
         if cause.most is None or in_a_row <= cause.most:
-            return Restart("the rendezvous port was taken meanwhile; another one costs no restart", assignment)
-        return Stop(f"{cause.most} other rendezvous ports were taken too")
+            return Restart(f"{twice}; one more is tried", assignment)
+        return Stop(twice)
     if not restarts:
         return Stop("the job asks for no restart")
     older = _older_checkpoint(last) if cause is NAN else ""

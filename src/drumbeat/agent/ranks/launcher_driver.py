@@ -83,15 +83,22 @@ def ended(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def program(shim: List[str], words: List[str]) -> str:
-    """The user's program in a launcher's command line: behind our shim, and behind its interpreter."""
+def worker_of(shim: List[str], words: List[str]) -> List[str]:
+    """What each rank runs, as a launcher's command line has it behind our shim."""
     for place in range(len(words) - len(shim)):
         if shim and words[place : place + len(shim)] == shim:
-            worker = words[place + len(shim) :]
-            if os.path.basename(worker[0]).startswith("python"):
-                return next((word for word in worker[1:] if not word.startswith("-")), worker[0])
-            return worker[0]
-    return ""
+            return words[place + len(shim) :]
+    return []
+
+
+def program(shim: List[str], words: List[str]) -> str:
+    """The user's program in a launcher's command line: behind our shim, and behind its interpreter."""
+    worker = worker_of(shim, words)
+    if not worker:
+        return ""
+    if os.path.basename(worker[0]).startswith("python"):
+        return next((word for word in worker[1:] if not word.startswith("-")), worker[0])
+    return worker[0]
 
 
 def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: List[str]) -> int:
@@ -130,8 +137,34 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from accelerate.commands import launch
 
+    simple_launcher = launch.simple_launcher
+
+    def one_process(args: Any) -> None:
+        """accelerate's way with --cpu, and without GPUs: one process, which is told no rank."""
+        processes, nodes = args.num_processes or 1, args.num_machines or 1
+        if max(processes, nodes) > 1:
+            raise SystemExit(several_wanted(processes, nodes, worker_of(settings.get("shim", []), arguments)))
+        simple_launcher(args)
+
+    launch.simple_launcher = one_process
     sys.argv = ["accelerate-launch", *arguments]
-    return by_torch(settings, launch.main, arguments)
+    try:
+        return by_torch(settings, launch.main, arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 2
+        raise
+
+
+def several_wanted(processes: int, nodes: int, worker: List[str]) -> str:
+    """Why accelerate cannot start these ranks, and the line to type instead."""
+    per_node = max(1, processes // nodes)
+    return (
+        f"drumbeat: error: with --cpu, or where it sees no second GPU, accelerate launch starts one process per node that knows "
+        f"no rank, not {processes} ranks: give drumbeat the program itself: drumbeat run --nodes {nodes} --ranks-per-node "
+        f"{per_node} -- env ACCELERATE_USE_CPU=true {' '.join(worker)}; on GPUs, add --multi_gpu"
+    )
 
 
 def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
