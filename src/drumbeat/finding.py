@@ -16,13 +16,6 @@ OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
 SEVERITIES = (OK, INFO, WARNING, ERROR)
 CERTAIN, LIKELY, UNKNOWN = "certain", "likely", "unknown"
 CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
-_SHOWN = {"affinity": "cpu", "traffic": "counters"}
-
-
-def check_label(check: str) -> str:
-    """What a person sees of a check's name, in every view."""
-    return _SHOWN.get(check, check)
-
 
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"

@@ -84,6 +84,26 @@ def test_members_send_their_own_until_the_lead_has_gathered_it(both, tmp_path):
     assert mirror.read("nodes/1/attempt-0/rank-1.out") == b"from the member\nlast words\n"
 
 
+def test_a_member_that_ends_before_its_last_files_were_fetched(both, tmp_path):
+    """Its pod is still listed, and cannot be asked any more: what the lead has gathered of it counts."""
+    lead, desk = both
+    member = tmp_path / "member"
+    write(member, "nodes/1/facts.json", "{}")
+    answers = [exchange_with(member)]
+    sources = [
+        Source(exchange_with(lead)),
+        Source(lambda request: answers[0](request) if answers else None, "nodes/1"),
+    ]
+    mirror = Mirror(str(desk), lambda: sources, every=0.0)
+    mirror.sync()
+    answers.clear()
+    write(lead, "nodes/1/facts.json", "{}")
+    write(lead, "nodes/1/attempt-0/rank-2.out", "rank 2\n")
+    write(lead, ENDED, "0\n")
+    mirror.sync()
+    assert mirror.complete and (desk / "nodes/1/attempt-0/rank-2.out").read_text() == "rank 2\n"
+
+
 def test_a_member_that_writes_into_the_leads_folder(both, tmp_path):
     lead, desk = both
     (tmp_path / "member").mkdir()

@@ -26,6 +26,6 @@ def demo_run(tmp_path_factory):
     env = {**os.environ, "HOME": str(folder), "PYTHONPATH": SOURCE}
     env = {name: value for name, value in env.items() if not name.startswith(("XDG_", "DRUMBEAT_"))}
     argv = [sys.executable, "-m", "drumbeat", "run", "--ranks-per-node", "2", "--", sys.executable, "train.py"]
-    subprocess.run(argv, cwd=folder, env=env, check=True, timeout=120, capture_output=True)
+    subprocess.run(argv, cwd=folder, env=env, check=True, timeout=600, capture_output=True)
     (path,) = (folder / "runs").iterdir()
     return Run.open(str(path))

@@ -78,7 +78,9 @@ def browser(width=1280, height=1600):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(paths[1]))
+    driver.command_executor.client_config.timeout = 600  # on busy cores an answer may take longer than its usual 120 s
     driver.set_page_load_timeout(300)
+    driver.set_script_timeout(300)
     try:
         yield driver
     finally:

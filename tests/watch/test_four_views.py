@@ -7,20 +7,23 @@ import time
 
 import pytest
 
+from drumbeat.cli import main
 from drumbeat.desk.state import state_of
 from drumbeat.runfolder import derived
 from drumbeat.runfolder.follow import EVENTS, METRICS, Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import parse_metric, so_far_line
-from drumbeat.watch import session
+from drumbeat.watch import page_data, session
 from drumbeat.watch.model import RunView
 from drumbeat.watch.plain import screen
 from drumbeat.watch.session import Session
+from tests.runfolder.folders import metrics
 from tests.watch.pages import running, served, until
 from tests.watch.recorded import recorded
 
 parser = pytest.importorskip("prometheus_client.parser")
 pytest.importorskip("starlette")
+exposition = pytest.importorskip("drumbeat.watch.openmetrics").exposition
 
 
 def page_head(page):
@@ -126,3 +129,29 @@ def test_the_views_agree(which, tmp_path, demo_run, drumbeat):
     assert len(used) == head.gpus and (not used or 100 * sum(used) / len(used) == pytest.approx(head.gpu_use))
     watts = sum(value for (name, *_), value in metrics.items() if name == "drumbeat_gpu_power_watts")
     assert watts == pytest.approx(head.power or 0)
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
+def test_the_views_agree_that_a_loss_is_no_number(loss, tmp_path, capsys):
+    run = running(recorded(tmp_path / "runs" / "r", last=4))
+    start = time.time()
+    for number, value in ((5, 3.5), (6, loss), (7, loss)):
+        metrics(run, {"t": start + number, "rank": 0, "kind": "step", "step": number, "steps": 100, "loss": value})
+    metrics(run, {"t": start + 8, "rank": 0, "kind": "validation", "step": 7, "loss": loss})
+    words = f"loss {loss} since step 6"
+    session = Session(run)
+    session.load()
+    head = session.head()
+    assert (head.loss, head.loss_not_finite) == (None, f"{loss} since step 6")
+    assert (head.validation_loss, head.validation_not_finite) == (None, loss)
+    json.dumps(page_data.head_data(session), allow_nan=False)
+    json.dumps(page_data.curves(session), allow_nan=False)
+    seen = {sample.name: sample.value for family in parser.text_string_to_metric_families(
+        exposition(session, "")[0].decode()) for sample in family.samples}  # fmt: skip
+    assert str(seen["drumbeat_loss"]) == str(seen["drumbeat_validation_loss"]) == loss
+    assert words in "\n".join(screen(session, 200, 50)) and f"validation {loss}" in "\n".join(screen(session, 200, 50))
+    assert main(["status", run.path]) == 0 and words in capsys.readouterr().out
+    assert main(["report", run.path]) == 0 and f"{loss} since step 6" in capsys.readouterr().out
+    assert main(["report", "--json", run.path]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["loss_not_finite"], told["validation_not_finite"]) == (f"{loss} since step 6", loss)

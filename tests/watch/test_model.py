@@ -1,11 +1,13 @@
 """What the views show is what Run says, record by record."""
 
 import dataclasses
+import json
 
 import pytest
 
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
+from drumbeat.watch import page_data
 from drumbeat.watch.model import RunView
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import glance
@@ -137,3 +139,20 @@ def test_what_was_announced_is_marked_once():
         (1001.0, "validation at step 10"),
         (1006.0, "checkpoint at step 10"),
     ]
+
+
+def test_a_hostile_folder_stays_small(tmp_path):
+    """Long texts are cut, and nodes, ranks and checks that no run has are not believed."""
+    run = recorded(tmp_path / "r")
+    long = "x" * 5_000
+    finding = {"code": "oom", "severity": "error", "title": long, "cause": long, "fix": long}
+    verdict = {"check": "", "answer": "mismatch", "summary": "s"}
+    lost = {"peer": 1, "peer_host": long, "why": long}
+    events(run, *(("finding", {"finding": finding}) for _ in range(60)), ("failed", {"finding": finding}))
+    events(run, ("node-lost", lost), ("node-lost", {**lost, "peer": 1 << 40}))
+    events(run, *(("verdict", {"verdict": {**verdict, "check": f"check {n}"}, "peer": 0}) for n in range(100)))
+    metrics(run, {"t": run.record.created, "rank": 1 << 40, "kind": "step", "step": 3}, node=1)
+    session = loaded(run)
+    message = json.dumps(page_data.head_data(session))
+    assert len(message) < 300_000 and len(session.view.nodes) == 2 and len(session.view.ranks) == 4
+    assert len(session.head().checks) <= 30 and session.view.nodes[1].lost

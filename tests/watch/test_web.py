@@ -1,18 +1,24 @@
 """The page in a real browser: it moves, shows a failure, and gives nothing to strangers."""
 
+import asyncio
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
-from tests.runfolder.folders import events, log
+from tests.runfolder.folders import events, log, metrics
 from tests.watch.pages import browser, running, served, until
 from tests.watch.recorded import gpu, recorded, sample, steps
 
 pytest.importorskip("starlette")
 pytest.importorskip("plotly")
+uvicorn = pytest.importorskip("uvicorn")
+web = pytest.importorskip("drumbeat.watch.web")
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> & <b>bold</b>"
 
@@ -128,6 +134,12 @@ def test_in_a_browser(page, run):
         assert driver.execute_script("return document.images.length") == 0 and "owned" not in driver.title
         assert driver.execute_script("return document.querySelectorAll('#lines b').length") == 0
 
+        last = {"t": time.time(), "rank": 0, "kind": "step", "step": 47, "steps": 100, "loss": "nan"}
+        metrics(run, last, {**last, "kind": "validation", "loss": "inf"})
+        box = "return document.querySelector('[data-name=loss]').innerText"
+        words = until(lambda: "nan" in driver.execute_script(box) and driver.execute_script(box))
+        assert "since step 47, validation inf" in words
+
         driver.execute_script("document.getElementById('theme').click()")
         assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
         severe = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
@@ -136,3 +148,69 @@ def test_in_a_browser(page, run):
         urls = {each["params"]["request"]["url"] for each in sent if each["method"] == "Network.requestWillBeSent"}
         assert urls and all(url.startswith((page.base + "/", "data:")) for url in urls)
         assert not any(page.token in url.partition("#")[0] for url in urls)
+
+
+def raw(page, data):
+    """Send these bytes; the first line of the answer, or nothing if the connection was closed."""
+    with socket.create_connection(("127.0.0.1", page.port), timeout=120) as connection:
+        try:
+            connection.sendall(data)
+            return connection.makefile("rb").readline()
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+
+
+def test_odd_and_long_requests(page):
+    head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {page.token}\r\nConnection: close\r\n\r\n".encode()
+    for path in (b"/page/%00", b"/page/../web.py", b"//evil.example/", b"/" + b"a" * 20000, b"/api/node?node=-1"):
+        assert raw(page, b"GET " + path + b" HTTP/1.1\r\n" + head).split()[1] == b"404", path
+    assert raw(page, b"GET /api/lines?node=0&rank=-1&node=9 HTTP/1.1\r\n" + head).split()[1] in (b"200", b"404")
+    for junk in (b"\x16\x03\x01" + b"\0" * 300 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * (1 << 20)):
+        assert raw(page, junk)[:12] in (b"", b"HTTP/1.1 400")
+    assert page.ask("/api/nodes")[0] == 200
+
+
+def test_many_open_pages(page):
+    """As many as are allowed are served, the others are told; a page that does not read costs no memory."""
+    ask = f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        codes = []
+        for _ in range(web._MOST_STREAMS + 8):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=120))
+            connection.sendall(ask)
+            codes.append(connection.recv(12).split()[1])
+        assert codes.count(b"200") <= web._MOST_STREAMS and codes[-1] == b"503"
+        assert page.ask("/api/nodes")[0] == 200
+    assert until(lambda: page.ask("/api/nodes")[0] == 200)
+
+
+def test_a_connection_that_sends_no_request_is_closed(monkeypatch):
+    class Request:
+        def __init__(self, answered):
+            self.response_complete = answered
+
+    class Connection:
+        def __init__(self, cycle):
+            self.cycle, self.transport, self.open = cycle, self, True
+
+        def abort(self):
+            self.open = False
+
+    async def app(scope, receive, send):
+        pass
+
+    config = uvicorn.Config(app)
+    config.load()
+    server = web.Server(config)
+    silent, slow, streams = Connection(None), Connection(Request(True)), Connection(Request(False))
+    server.server_state.connections = {silent, slow, streams}
+    now = 1000.0
+    monkeypatch.setattr(web, "time", types.SimpleNamespace(monotonic=lambda: now))
+    asyncio.run(server.on_tick(0))
+    now += web._SILENT - 1
+    asyncio.run(server.on_tick(10))
+    assert silent.open and slow.open
+    slow.cycle = Request(True)  # it has sent another request since
+    now += 2
+    asyncio.run(server.on_tick(20))
+    assert (silent.open, slow.open, streams.open) == (False, True, True)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
 import time
-from typing import Dict, Iterable, List, Optional, Sequence, TextIO, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence
 
 from drumbeat.agent.causes import HARDWARE
 from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.desk.node_findings import NodeFindings
-from drumbeat.finding import check_label
+from drumbeat.desk.rank_output import put, write, write_lines
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
-from drumbeat.ranges import ranges
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
@@ -51,7 +49,6 @@ _COLOURS = {
     "waiting": 33,
     "end": 1,
 }
-_OWN_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
 
 
 class Console:
@@ -152,7 +149,7 @@ class Console:
         if self.colour and label in _COLOURS:
             shown = f"\x1b[{_COLOURS[label]}m{shown}\x1b[0m"
         first, *more = folded(text, shutil.get_terminal_size((80, 24)).columns) if self.live else [text]
-        _write(sys.stderr, "", [f"{shown} {first}", *(" " * 11 + line for line in more)])
+        write(sys.stderr, "", [f"{shown} {first}", *(" " * 11 + line for line in more)])
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +175,10 @@ class Console:
             for record in records:
                 if isinstance(record, Event):
                     self._show_event(record)
-        self._show_lines([record for record in records if isinstance(record, Line)])
+        lines = [record for record in records if isinstance(record, Line)]
+        if lines:
+            self._clear()
+            write_lines(lines)
         self._add_metrics(records)
 
     def _add_metrics(self, records: Iterable[Record]) -> None:
@@ -243,7 +243,7 @@ class Console:
             return  # it is in the events; a person learns nothing from it
         words = verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}"
         ours = verdict.check == "affinity" and self.order.nodes > 1  # its numbers are one node's
-        self.say(check_label(verdict.check), f"node {event.peer}: {words}" if ours else words)
+        self.say(verdict.check, f"node {event.peer}: {words}" if ours else words)
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
         """Every node looks at itself before it joins: the others may say the same."""
@@ -265,7 +265,7 @@ class Console:
         missing = [node for node in range(self.order.members) if node not in self._connected]
         if not missing:
             return
-        hosts = self.order.hosts
+        hosts = () if self.order.emulated else self.order.hosts
         names = [f"{node} ({hosts[node]})" if node < len(hosts) else str(node) for node in missing[:4]]
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         here = self.order.members - len(missing)
@@ -293,26 +293,6 @@ class Console:
         what = f"{first.get('name')}={first.get('value')} ({first.get('why')})"
         self.say("set", f"{what}, {len(variables) - 1} more: {path}")
 
-    def _show_lines(self, lines: List[Line]) -> None:
-        """By rank. The same error output of several ranks, a traceback say, is shown once."""
-        if not lines:
-            return
-        self._clear()
-        blocks: Dict[Tuple[Optional[int], str], List[str]] = {}
-        for line in lines:
-            blocks.setdefault((line.rank, line.stream), []).append(line.text)
-        shown: Dict[Tuple[str, ...], List[int]] = {}
-        for (rank, stream), texts in sorted(blocks.items(), key=lambda item: (item[0][0] or 0, item[0][1] != "out")):
-            if stream == "err" and rank is not None and len(texts) > 1:
-                shown.setdefault(tuple(_OWN_PREFIX.sub("", text, count=1) for text in texts), []).append(rank)
-            else:
-                _write(sys.stdout if stream == "out" else sys.stderr, f"[{rank}] " if rank else "", texts)
-        for block, ranks in shown.items():
-            if ranks == [0]:
-                _write(sys.stderr, "", blocks[0, "err"])
-            else:
-                _write(sys.stderr, f"[{ranges(ranks)}] ", block)
-
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
@@ -320,7 +300,7 @@ class Console:
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:
-                _put(sys.stderr, f"\r\x1b[K{line}")
+                put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line
         elif time.monotonic() - self._last_progress > _PROGRESS_EVERY and line != self._said_progress:
             self._last_progress, self._said_progress = time.monotonic(), line  # in silence there is nothing to repeat
@@ -328,20 +308,5 @@ class Console:
 
     def _clear(self) -> None:
         if self._drawn:
-            _put(sys.stderr, "\r\x1b[K")
+            put(sys.stderr, "\r\x1b[K")
             self._drawn = ""
-
-
-def _write(stream: TextIO, prefix: str, texts: Iterable[str]) -> None:
-    _put(stream, "".join(f"{prefix}{text}\n" for text in texts))
-
-
-def _put(stream: TextIO, text: str) -> None:
-    """A reader that went away (`| head`) or a closed terminal costs the view, never the run."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)

@@ -180,13 +180,12 @@ def _record_now(run: Run) -> RunRecord:
 def _recorded_end(run: Run) -> Optional[End]:
     """What the lead's events say of the end, where it was killed before the summary. A submitted job may have been started
     again since, which only its scheduler knows."""
-    last: Optional[End] = None
-    for event in run.run_events() if run.record.desk is not None else ():
+    for event in reversed(run.last_run_events() if run.record.desk is not None else ()):
         if isinstance(event, kinds.RunStarted):
-            last = None
-        elif isinstance(event, kinds.RunEnded):
-            last = End(event.outcome, event.exit_code)
-    return last
+            return None
+        if isinstance(event, kinds.RunEnded):
+            return End(event.outcome, event.exit_code)
+    return None
 
 
 def array_numbers(run: Run) -> List[int]:

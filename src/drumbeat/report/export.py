@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import importlib
 import math
 from typing import Any, Dict, Iterator, List, Tuple
@@ -47,9 +46,7 @@ def metrics_in_order(run: Run) -> Iterator[Metric]:
     """Of all nodes, by the lead's clock."""
     offsets = run.clock_offsets()
     found = [
-        dataclasses.replace(metric, t=metric.t + offsets.get(node, 0.0))
-        for node in run.nodes()
-        for metric in run.metrics(node)
+        metric._replace(t=metric.t + offsets.get(node, 0.0)) for node in run.nodes() for metric in run.metrics(node)
     ]
     return iter(sorted(found, key=lambda metric: metric.t))
 

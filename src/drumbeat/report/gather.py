@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -10,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.desk.closing import not_finite_words
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict, check_label
+from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.hardware import peak_of
 from drumbeat.order import Order
 from drumbeat.record import RecordError
@@ -108,7 +107,7 @@ def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
     for node in run.nodes():
         shift = offsets.get(node, 0.0)
         for metric in run.metrics(node):
-            reports.add(dataclasses.replace(metric, t=metric.t + shift) if shift else metric)
+            reports.add(metric._replace(t=metric.t + shift) if shift else metric)
     return reports
 
 
@@ -250,7 +249,7 @@ def _note(finding: Finding) -> Note:
 def _verdict(verdict: Verdict) -> str:
     about = verdict.summary[len("unknown: ") :] if verdict.summary.startswith("unknown: ") else verdict.summary
     sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
-    return f"{check_label(verdict.check)}: {verdict.answer}{sure}" + (f"; {about}" if about else "")
+    return f"{verdict.check}: {verdict.answer}{sure}" + (f"; {about}" if about else "")
 
 
 def _curves(

@@ -162,7 +162,7 @@ def _recent(ends: Mapping[int, Sequence[Metric]], offsets: Mapping[int, float]) 
         shift = offsets.get(node, 0.0)
         steps = [metric.t + shift for metric in metrics if metric.kind == "step"]
         starts += [min(steps)] if steps else []
-        recent += [dataclasses.replace(metric, t=metric.t + shift) if shift else metric for metric in metrics]
+        recent += [metric._replace(t=metric.t + shift) if shift else metric for metric in metrics]
     total = Progress()
     begin = max(starts, default=0.0)
     for metric in sorted(recent, key=lambda metric: metric.t):

@@ -97,7 +97,11 @@ class Mirror(Files):
             return
         sources = sorted(self.sources(), key=lambda source: not source.under)
         served = {source.under for source in sources}
-        whole = [self._pull(source, served) for source in sources]
+        whole = []
+        for source in sources:
+            whole.append(self._pull(source, served))
+            if not whole[-1]:
+                served.discard(source.under)  # its pod has ended: what the lead has gathered of it counts
         lead = bool(sources) and not sources[-1].under
         if lead and whole[-1] and os.path.exists(os.path.join(self.root, ENDED)):
             self._write(COMPLETE, json.dumps({"left": self._left}).encode() + b"\n", 0)

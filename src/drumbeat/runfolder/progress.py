@@ -12,6 +12,7 @@ from drumbeat.runfolder.records import Metric
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
+_UNKNOWN = (None, "")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
     ("step", "first_step"),
@@ -89,14 +90,18 @@ class Progress:
         else:
             self._reporting.add(metric.rank)
             self.ranks += 1
-        self.first_t = t if self.first_t is None else min(self.first_t, t)
-        self.last_t = t if self.last_t is None else max(self.last_t, t)
-        if metric.step is not None:
+        if self.first_t is None or t < self.first_t:
+            self.first_t = t
+        if self.last_t is None or t > self.last_t:
+            self.last_t = t
+        step = metric.step
+        if step is not None:
             if lowest:
-                self._count_laps(metric, metric.step)
-            self.first_step = metric.step if self.first_step is None else min(self.first_step, metric.step)
-            if lowest or not self.laps:
-                self.step = metric.step if self.step is None else max(self.step, metric.step)
+                self._count_laps(metric, step)
+            if self.first_step is None or step < self.first_step:
+                self.first_step = step
+            if (lowest or not self.laps) and (self.step is None or step > self.step):
+                self.step = step
         if metric.steps is not None:
             self.steps = metric.steps
         if metric.loss is not None and lowest:
@@ -137,7 +142,7 @@ class Progress:
         self.printed = self.printed or other.printed
         self.laps = other.laps if self.step is None else self.laps
         for names in _OF_FIRST_NODE:
-            if all(getattr(self, name) in (None, "") for name in names):
+            if all(getattr(self, name) in _UNKNOWN for name in names):
                 for name in names:
                     setattr(self, name, getattr(other, name))
 

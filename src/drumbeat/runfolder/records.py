@@ -9,18 +9,21 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Mapping, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
 from drumbeat.record import RecordError, from_plain
 
 _LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # how metrics.report writes what JSON cannot
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One report of one rank. `loss` and `accuracy` may be NaN or infinite, all other numbers are finite."""
+class Metric(NamedTuple):
+    """One report of one rank. `loss` and `accuracy` may be NaN or infinite, all other numbers are finite.
+
+    A tuple because it is made thousands of times per second where a large run is watched."""
 
     node: int
     rank: int
@@ -38,7 +41,7 @@ class Metric:
     memory_gib: Optional[float] = None
     target_reached: Optional[bool] = None
     printed: bool = False  # read from what the script printed
-    more: Mapping[str, Any] = field(default_factory=dict)  # what else the script reported: numbers and strings
+    more: Mapping[str, Any] = _NOTHING  # what else the script reported: numbers and strings
 
     @property
     def announces(self) -> bool:
@@ -102,35 +105,23 @@ def _kind(annotation: Any) -> type:
 
 
 _GPU_FIELDS = {item.name: _kind(item.type) for item in dataclasses.fields(GpuSample)}
-_KNOWN = frozenset({"t", *Metric.__dataclass_fields__} - {"node", "more"})
 
 
 def parse_metric(data: Mapping[str, Any], node: int) -> Optional[Metric]:
     """The metric that a decoded line stands for; None if one of its known values cannot be used."""
-    get = data.get
-    if get("kind") == SO_FAR:
+    if data.get("kind") == SO_FAR:
         return None
+    values: Dict[str, Any] = {}
+    more: Dict[str, Any] = {}
     try:
-        rank = get("rank", 0)
-        return Metric(
-            node,
-            _whole(int(rank) if isinstance(rank, str) and rank.isdecimal() and len(rank) < 10 else rank),
-            _finite(data["t"]),
-            str(get("kind") or "step")[:100],
-            None if get("step") is None else _whole(data["step"]),
-            None if get("steps") is None else _whole(data["steps"]),
-            None if get("loss") is None else _measured(data["loss"]),
-            None if get("tokens") is None else _finite(data["tokens"]),
-            None if get("samples") is None else _finite(data["samples"]),
-            None if get("seconds") is None else _finite(data["seconds"]),
-            None if get("accuracy") is None else _measured(data["accuracy"]),
-            None if get("rate") is None else _finite(data["rate"]),
-            "".join(letter for letter in str(get("unit") or "")[:40] if letter.isprintable()),
-            None if get("memory_gib") is None else _finite(data["memory_gib"]),
-            get("target_reached") if isinstance(get("target_reached"), bool) else None,
-            bool(get("printed")),
-            _others(data) if len(data) > 4 else {},
-        )
+        for name, value in data.items():
+            read = _READERS.get(name)
+            if read is None:
+                if isinstance(value, (str, float, int)):
+                    more[name] = value
+            elif value is not None or name == "rank":
+                values[name] = read(value)
+        return Metric(node, values.pop("rank", 0), values.pop("t"), more=more or _NOTHING, **values)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -147,11 +138,14 @@ def parse_so_far(data: Mapping[str, Any], node: int) -> Optional[SoFar]:
 
 def parse_sample(data: Mapping[str, Any], node: int) -> Optional[Sample]:
     """By hand where there are many: a run of 1,000 nodes writes 8,000 readings of GPUs every 5 s."""
+    get = data.get
     try:
-        gpus = tuple(_gpu_sample(each) for each in data.get("gpus", ()))
-        sample = from_plain(Sample, {**data, "node": node, "gpus": ()})
-        return dataclasses.replace(sample, gpus=gpus) if math.isfinite(sample.t) else None
-    except (RecordError, OverflowError, TypeError, AttributeError):
+        t, host, gpus = _number(get("t")), get("host", ""), get("gpus", ())
+        parts = [get("cpu", _NOTHING), get("memory", _NOTHING), get("network", _NOTHING)]
+        if not math.isfinite(t) or type(host) is not str or not all(isinstance(part, Mapping) for part in parts):
+            return None
+        return Sample(node, t, host, tuple([_gpu_sample(each) for each in gpus]), *parts)
+    except (OverflowError, TypeError, AttributeError):
         return None
 
 
@@ -188,13 +182,17 @@ def _finite(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    number = value if type(value) is int and value < _LARGEST else int(_finite(value))
+    if type(value) is int and 0 <= value < _LARGEST:
+        return value
+    number = int(_finite(value))
     if number < 0:
         raise ValueError(value)
     return number
 
 
 def _measured(value: Any) -> float:
+    if type(value) is float:
+        return value
     return _WORDS[value] if isinstance(value, str) else _number(value)
 
 
@@ -204,5 +202,24 @@ def _number(value: Any) -> float:
     return float(value)  # OverflowError where an int has too many digits
 
 
-def _others(data: Mapping[str, Any]) -> Dict[str, Any]:
-    return {key: value for key, value in data.items() if key not in _KNOWN and isinstance(value, (str, float, int))}
+def _rank(value: Any) -> int:
+    return _whole(int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value)
+
+
+_READERS: Dict[str, Callable[[Any], Any]] = {
+    "rank": _rank,
+    "t": _finite,
+    "kind": lambda value: str(value or "step")[:100],
+    "step": _whole,
+    "steps": _whole,
+    "loss": _measured,
+    "tokens": _finite,
+    "samples": _finite,
+    "seconds": _finite,
+    "accuracy": _measured,
+    "rate": _finite,
+    "unit": lambda value: "".join(letter for letter in str(value or "")[:40] if letter.isprintable()),
+    "memory_gib": _finite,
+    "target_reached": lambda value: value if isinstance(value, bool) else None,
+    "printed": bool,
+}

@@ -30,6 +30,7 @@ from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 if TYPE_CHECKING:
     from drumbeat.facts.model import Facts
 
+_LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
 _LAST_OUTPUT = 256 << 10  # bytes of the scheduler's output file
 
@@ -201,6 +202,12 @@ class Run:
         """What the lead recorded, in its order."""
         return list(self._events(_AT.events))
 
+    def last_run_events(self) -> List[Event]:
+        """The end of what the lead recorded: how it ended is there, however many nodes joined before."""
+        decoded = (decode(line) for line in self._last_texts(_AT.events, _LAST_EVENTS))
+        found = (parse_event(data) for data in decoded if data)
+        return [event for event in found if event]
+
     def node_events(self, node: int) -> Iterator[Event]:
         """What one node recorded, by its own clock."""
         return self._events(_AT.node(node).events)
@@ -231,10 +238,7 @@ class Run:
 
     def latest_sample(self, node: int) -> Optional[Sample]:
         """What the node's devices did when they were last looked at."""
-        name = _AT.node(node).telemetry
-        found = self.files.chunk(name, 0, 0)
-        chunk = self.files.chunk(name, max(0, found.size - _LAST_SAMPLES), _LAST_SAMPLES) if found else None
-        for line in reversed((chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")):
+        for line in reversed(self._last_texts(_AT.node(node).telemetry, _LAST_SAMPLES)):
             data = decode(line)
             sample = parse_sample(data, node) if data else None
             if sample:
@@ -270,6 +274,12 @@ class Run:
             event = parse_event(data)
             if event:
                 yield event
+
+    def _last_texts(self, name: str, size: int) -> List[str]:
+        """The lines in the last `size` bytes of a file; the first of them may be torn."""
+        found = self.files.chunk(name, 0, 0)
+        chunk = self.files.chunk(name, max(0, found.size - size), size) if found else None
+        return (chunk.data if chunk else b"").decode("utf-8", "replace").split("\n")
 
     def _decoded(self, name: str) -> Iterator[Dict[str, Any]]:
         tail = Tail(name, 0, self.files)

@@ -14,7 +14,7 @@ class JobCourse:
     time: Optional[int] = key(
         "duration",
         "When to end the job, with its unit: 90s, 30m, 1h, 2d6h30m, hours:minutes:seconds, or "
-        "days-hours:minutes:seconds.",
+        "days-hours:minutes:seconds. It counts from the start of node 0's agent; the ranks then have `stop-grace` to save.",
         "1h30m",
         None,
         minimum=1,

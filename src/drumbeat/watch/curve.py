@@ -31,24 +31,26 @@ class Curve:
     def add(self, t: float, value: float) -> None:
         if self.begin is None:
             self.begin = t
-        slot = max(0, int((t - self.begin) / self.width))
+        slot = int((t - self.begin) / self.width) if t > self.begin else 0
         while slot >= self.slots:
             self._halve()
-            slot = max(0, int((t - self.begin) / self.width))
-        while len(self._count) <= slot:
-            self._count.append(0)
-            for values in (self._total, self._last):
+            slot = int((t - self.begin) / self.width)
+        count = self._count
+        while len(count) <= slot:
+            count.append(0)
+            for values in (self._total, self._last, self._low, self._high):
                 values.append(0.0)
-            for values in (self._low, self._high):
-                values.append(0.0)
-        if not self._count[slot]:
+        if not count[slot]:
             self._low[slot] = self._high[slot] = value
             self._last[slot] = t
         else:
-            self._low[slot] = min(self._low[slot], value)
-            self._high[slot] = max(self._high[slot], value)
-            self._last[slot] = max(self._last[slot], t)
-        self._count[slot] += 1
+            if value < self._low[slot]:
+                self._low[slot] = value
+            if value > self._high[slot]:
+                self._high[slot] = value
+            if t > self._last[slot]:
+                self._last[slot] = t
+        count[slot] += 1
         self._total[slot] += value
 
     def points(self, since: float = float("-inf")) -> List[Point]:

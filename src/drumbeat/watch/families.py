@@ -83,6 +83,8 @@ def families(head: Head, nodes: Iterable[NodeView]) -> List[Family]:
     values = {field: getattr(head, field) for _, _, field in _OF_RUN}
     if head.loss_not_finite:
         values["loss"] = float(head.loss_not_finite.split()[0])
+    if head.validation_not_finite:
+        values["validation_loss"] = float(head.validation_not_finite)
     found = [_gauge(f"drumbeat_{name}", words, [((), values[field])]) for name, words, field in _OF_RUN]
     states = [((state,), float(state == head.state)) for state in STATES]
     found.append(_gauge("drumbeat_state", "1 for the state that the run is in.", states, ("state",)))

@@ -6,81 +6,32 @@ record costs the same at its end as at its beginning.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, replace
-from typing import Deque, Dict, Iterable, List, Optional, Tuple
+from dataclasses import replace
+from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.finding import INFO, Finding, Verdict
-from drumbeat.order import Order
 from drumbeat.record import RecordError
-from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
-from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.summary import Summary, shortened
 from drumbeat.watch.checks import Check, check_of
-from drumbeat.watch.curve import Curve, Point, rates
-from drumbeat.watch.node_view import NodeView, RankView
+from drumbeat.watch.curve import Point, rates
+from drumbeat.watch.event_rules import apply_event
+from drumbeat.watch.node_view import MOST_RANKS, RankView
 from drumbeat.watch.slowest import Slowest, slowest_rank
+from drumbeat.watch.state import RunState
 
-_MOST_MARKS = 200
-_MOST_FINDINGS = 50
 _RECENT = 60.0  # seconds that the speed of now is taken over
-_MOST_REPLACED = 100
 _WRONG_CLOCK = 3600.0  # seconds by which a clock may be wrong; a record beyond that belongs to no run of ours
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Something that happened, for the time axis."""
-
-    t: float
-    kind: str  # failed, lost, restart, stop, attempt, first step, end, checkpoint, validation, finding
-    text: str
-
-
-class RunView:
-    def __init__(self, order: Optional[Order] = None) -> None:
-        self.planned_nodes = order.nodes if order else 0
-        self.planned_ranks = order.nodes * order.ranks_per_node if order and order.ranks_per_node else 0
-        self.emulated = bool(order and order.emulated)  # its nodes are processes of this machine
-        self.hosts: Tuple[str, ...] = tuple(order.hosts) if order else ()
-        self.nodes: Dict[int, NodeView] = {}
-        self.ranks: Dict[int, RankView] = {}  # of the current attempt
-        self.attempt = 0
-        self.world: Optional[int] = None
-        self.phase = "starting"
-        self.summary: Optional[Summary] = None
-        self.marks: Deque[Mark] = deque(maxlen=_MOST_MARKS)
-        self.findings: Deque[Finding] = deque(maxlen=_MOST_FINDINGS)
-        self.failure: Optional[Finding] = None
-        self.replaced: Tuple[str, ...] = ()  # which spares took whose place, in words
-        self.started: Optional[float] = None  # when the lead began, by its clock
-        self.now = 0.0  # the latest time that any record is of
-        self.skew = 5.0  # seconds by which the news of one node may be older than those of another
-        self.clock = float("inf")  # the reader's clock: records from much later than that cannot be right
-        self.loss, self.validation = Curve(), Curve()
-        self.work = Curve()  # tokens or samples of all ranks
-        self.reported_rate = Curve()  # where a script prints its own throughput
-        self.step_seconds = Curve()
-        self.cluster = {"gpu_use": Curve(5.0), "power": Curve(5.0), "memory": Curve(5.0), "network": Curve(5.0)}
-        self.ended_ranks = 0
-        self.changes = 0  # goes up with every record
-        self.hangs = False  # a hang was reported and is not over
-        self._parts: Dict[int, Progress] = {}  # node -> what it has reported in this attempt
-        self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
-        self._verdicts: Dict[str, Dict[int, Verdict]] = {}
-        self._reporter: Optional[int] = None  # the lowest rank that has reported
-        self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
-        self._offsets: Dict[int, float] = {}
-
+class RunView(RunState):
     # -- what comes in -----------------------------------------------------------------------------------------------
 
     def members(self, members: Iterable[Member]) -> None:
         """Who takes part: hosts and clocks."""
         for member in members:
-            self._offsets[member.node] = member.clock_offset
+            self.offsets[member.node] = member.clock_offset
             self.node(member.node).host = member.host
 
     def add(self, record: object) -> None:
@@ -100,14 +51,7 @@ class RunView:
         """How it ended; None: it goes on, or goes on again."""
         self.summary = summary
         if summary and summary.failure:
-            self.failure = summary.failure
-
-    def node(self, number: int) -> NodeView:
-        found = self.nodes.get(number)
-        if found is None:
-            found = self.nodes[number] = NodeView(number)
-            found.host = self.hosts[number] if number < len(self.hosts) else ""
-        return found
+            self.failure = shortened(summary.failure)
 
     # -- what can be asked -------------------------------------------------------------------------------------------
 
@@ -120,7 +64,7 @@ class RunView:
     def progress(self) -> Progress:
         """What was read so far, of the current attempt."""
         if self._total[0] != self.changes:
-            parts = [(self._parts[node], self._offsets.get(node, 0.0)) for node in sorted(self._parts)]
+            parts = [(self._parts[node], self.offsets.get(node, 0.0)) for node in sorted(self._parts)]
             self._total = (self.changes, merged(parts))
         return self._total[1]
 
@@ -156,17 +100,21 @@ class RunView:
         return slowest_rank(self.ranks.values(), self.skew)
 
     def checks(self) -> List[Check]:
-        return [check_of(name, by_node) for name, by_node in self._verdicts.items()]
+        return [check_of(name, by_node) for name, by_node in self.verdicts.items()]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _metric(self, metric: Metric) -> None:
-        offset = self._offsets.get(metric.node, 0.0)
+        offset = self.offsets.get(metric.node, 0.0)
         t = metric.t + offset
-        if self._impossible(t):
+        if self._impossible(t) or metric.rank >= MOST_RANKS:
             return
-        self._saw(t)
-        self._parts.setdefault(metric.node, Progress()).add(metric)
+        if t > self.now:
+            self.now = t
+        part = self._parts.get(metric.node)
+        if part is None:
+            part = self._parts[metric.node] = Progress()
+        part.add(metric)
         if self._reporter is None or metric.rank < self._reporter:
             self._reporter = metric.rank
         rank = self.ranks.get(metric.rank)
@@ -206,16 +154,16 @@ class RunView:
                 self.phase = metric.kind
             if self._announced != (metric.kind, metric.step):  # its beginning was marked
                 at = f" at step {metric.step}" if metric.step is not None else ""
-                self._mark(t, metric.kind, f"{metric.kind}{at}")
+                self.mark(t, metric.kind, f"{metric.kind}{at}")
             self._announced = (metric.kind, metric.step) if metric.announces else None
 
     def _sample(self, sample: Sample) -> None:
-        t = sample.t + self._offsets.get(sample.node, 0.0)
+        t = sample.t + self.offsets.get(sample.node, 0.0)
         if self._impossible(t):
             return
         if self.emulated:
             sample = replace(sample, network={})  # what goes over loopback is not in it
-        self._saw(t)
+        self.now = max(self.now, t)
         node = self.node(sample.node)
         node.add(sample, t)
         for name, value in node.means.items():
@@ -223,114 +171,11 @@ class RunView:
                 self.cluster[name].add(t, value)
 
     def _event(self, event: Event) -> None:
-        t = event.t + self._offsets.get(event.node, 0.0)
+        t = event.t + self.offsets.get(event.node, 0.0)
         if self._impossible(t):
             return
-        self._saw(t)
-        if isinstance(event, kinds.RunStarted):
-            self._run_started(event, t)
-        elif isinstance(event, kinds.NodeJoined):
-            self._joined(event)
-        elif isinstance(event, kinds.Mustered):
-            self.phase = "starting ranks"
-        elif isinstance(event, kinds.AttemptStarted):
-            self._attempt_started(event, t)
-        elif isinstance(event, kinds.FirstStep):
-            self.phase = "training"
-            self._mark(t, "first step", f"first step after {event.seconds:.1f} s")
-        elif isinstance(event, (kinds.RankStarted, kinds.RankExited)):
-            self._rank(event)
-        elif isinstance(event, kinds.VerdictGiven):
-            if event.peer is not None:
-                self._verdicts.setdefault(event.verdict.check, {})[event.peer] = event.verdict
-        elif isinstance(event, kinds.FindingMade):
-            self.findings.append(event.finding)
-            self.hangs = self.hangs or event.finding.code.startswith(HANG)
-            self._mark(t, "finding", event.finding.title)
-        else:
-            self._trouble(event, t)
-
-    def _trouble(self, event: Event, t: float) -> None:
-        if isinstance(event, kinds.Failed):
-            self.failure = event.finding
-            self.findings.append(event.finding)
-            self._mark(t, "failed", event.finding.title)
-        elif isinstance(event, kinds.NodeLost):
-            self.node(event.peer).lost = event.why or "lost"
-            self._mark(t, "lost", f"lost {event.words}")
-        elif isinstance(event, kinds.Excluded):
-            self.node(event.peer).idle = f"excluded: {event.why}"
-            self._mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
-        elif isinstance(event, kinds.Resumed):
-            self.hangs = False
-        elif isinstance(event, kinds.Stopping):
-            self.phase = "stopping"
-            self._mark(t, "stop", event.why)
-        elif isinstance(event, kinds.Decided) and event.action in ("restart", "requeue"):
-            self.phase = "restarting" if event.action == "restart" else "waiting to be queued again"
-            self.replaced = (*self.replaced, *event.replaced)[-_MOST_REPLACED:]
-            self._mark(t, "restart", event.why)
-        elif isinstance(event, kinds.RunEnded):
-            self.phase = "ended"
-            self._mark(t, "end", f"{event.outcome}, exit code {event.exit_code}")
-
-    def _run_started(self, event: kinds.RunStarted, t: float) -> None:
-        self._failure_is_past(self.attempt + 1)
-        self.started, self.summary = t, None
-        self.phase = "waiting for nodes" if event.nodes > 1 else "starting ranks"
-        self.planned_nodes = event.nodes
-        self.planned_ranks = event.nodes * event.ranks_per_node or self.planned_ranks
-        for node in self.nodes.values():
-            node.joined, node.lost, node.idle = False, "", ""
-
-    def _joined(self, event: kinds.NodeJoined) -> None:
-        node = self.node(event.peer)
-        node.host, node.joined = event.peer_host, True
-        self._offsets[event.peer] = event.clock_offset
-
-    def _attempt_started(self, event: kinds.AttemptStarted, t: float) -> None:
-        self._go_to(event.attempt)
-        self._failure_is_past(event.attempt)
-        self.world, self.hangs = event.world_size, False
-        self.phase = "waiting for the first step"
-        for node in self.nodes.values():
-            if not node.idle.startswith("excluded"):
-                node.idle = "spare" if node.node in event.spares else ""
-        if event.attempt:
-            self._mark(t, "attempt", f"attempt {event.attempt + 1} of the ranks")
-
-    def _failure_is_past(self, attempt: int) -> None:
-        """That attempt, counted from 1, failed; the run goes on all the same."""
-        if self.failure:
-            past = replace(self.failure, severity=INFO, title=f"attempt {attempt} ended: {self.failure.title}")
-            found = [past if each == self.failure else each for each in self.findings]
-            self.findings, self.failure = deque(found, maxlen=_MOST_FINDINGS), None
-
-    def _go_to(self, attempt: int) -> None:
-        """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""
-        if attempt > self.attempt:
-            self.attempt, self.ended_ranks = attempt, 0
-            self.ranks.clear()
-            for node in self.nodes.values():
-                node.ranks.clear()
-
-    def _rank(self, event: Event) -> None:
-        assert isinstance(event, (kinds.RankStarted, kinds.RankExited))
-        if event.attempt < self.attempt:
-            return
-        self._go_to(event.attempt)
-        rank = self.ranks.get(event.rank)
-        if rank is None:
-            rank = self.ranks[event.rank] = self.node(event.node).ranks[event.rank] = RankView(event.rank, event.node)
-        if isinstance(event, kinds.RankExited) and rank.ended is None:
-            rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
-            self.ended_ranks += 1
-
-    def _mark(self, t: float, kind: str, text: str) -> None:
-        self.marks.append(Mark(t, kind, text[:300]))
-
-    def _saw(self, t: float) -> None:
         self.now = max(self.now, t)
+        apply_event(self, event, t)
 
     def _impossible(self, t: float) -> bool:
         return t > self.clock + _WRONG_CLOCK or (self.started is not None and t < self.started - _WRONG_CLOCK)

@@ -13,6 +13,7 @@ from drumbeat.watch.curve import Curve
 # Interfaces that pass on what another one has counted already.
 _REPEATS = re.compile(r"(docker|veth|br-|virbr|cni|cali|flannel|vxlan|tunl|tap|lxc|cilium|podman)")
 _SMOOTH = 0.3  # weight of the latest step time in a rank's average
+MOST_NODES, MOST_RANKS = 1 << 14, 1 << 17  # more than any run has; a record that names others is not believed
 CURVES = ("gpu_use", "power", "memory", "network")  # of every node; per cent, watts, per cent, bytes per second
 
 
@@ -77,7 +78,7 @@ class NodeView:
         seconds = t - self.sampled if self.sampled is not None else 0.0
         if seconds < 0:
             return
-        self.host = sample.host or self.host
+        self.host = sample.host[:300] or self.host
         if seconds > 0:
             self.cpu_busy = _busy(self._cpu, sample.cpu)
             self.received, self.sent = traffic(self._network, sample.network, seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Iterable, Optional
+from typing import Iterable, List, Optional, Sequence
 
 from drumbeat.watch.node_view import RankView
 
@@ -30,15 +30,19 @@ def slowest_rank(ranks: Iterable[RankView], skew: float) -> Optional[Slowest]:
     timed = [rank for rank in ranks if rank.step_seconds is not None]
     if len(timed) < 2:
         return None
-    own = [rank.own_seconds for rank in timed]
-    every = [rank.step_seconds for rank in timed] if None in own else own
-    pace: Dict[int, float] = {rank.rank: seconds for rank, seconds in zip(timed, every) if seconds is not None}
-    longest = max(timed, key=lambda rank: (pace[rank.rank], -rank.rank))
-    last = max(timed, key=lambda rank: (-(rank.step or 0), pace[rank.rank]))
-    furthest = max(rank.step or 0 for rank in timed)
-    times = sorted(pace.values())
-    middle = times[(len(times) - 1) // 2]
-    behind = furthest - (last.step or 0)
+    own: List[Optional[float]] = [rank.own_seconds for rank in timed]
+    if None in own:
+        own = [rank.step_seconds for rank in timed]
+    pace = [seconds for seconds in own if seconds is not None]
+    steps = [rank.step or 0 for rank in timed]
+    middle = sorted(pace)[(len(pace) - 1) // 2]
+    least = min(steps)
+    behind = max(steps) - least
+    chosen: Sequence[int] = range(len(timed))
     if behind < 2 or behind * middle < skew:  # nodes are read one after the other
-        last, behind = longest, 0
-    return Slowest(last.rank, last.node, pace[last.rank], middle, behind)
+        behind = 0
+    else:
+        chosen = [at for at, step in enumerate(steps) if step == least]
+    longest = max(map(pace.__getitem__, chosen))
+    slowest = min((timed[at] for at in chosen if pace[at] == longest), key=lambda each: each.rank)
+    return Slowest(slowest.rank, slowest.node, longest, middle, behind)

@@ -6,7 +6,7 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.desk.closing import count, duration, end_words, speed
-from drumbeat.finding import Finding, check_label
+from drumbeat.finding import Finding
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
@@ -30,9 +30,9 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     unknown = [check.check for check in head.checks if check.answer == "unknown"]
     for check in shown:
         where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
-        lines.append((check_label(check.check), f"{check.answer}: {check.summary}{where}"))
+        lines.append((check.check, f"{check.answer}: {check.summary}{where}"))
     if unknown:
-        lines.append(("unknown", f"{', '.join(check_label(name) for name in unknown)}: could not be judged"))
+        lines.append(("unknown", f"{', '.join(unknown)}: could not be judged"))
     if head.failure:
         lines.append(("failed", finding_words(head.failure)))
         lines += [("fix", head.failure.fix)] if head.failure.fix else []
@@ -130,10 +130,12 @@ def slowest_words(head: Head) -> str:
 
 
 def finding_words(finding: Finding) -> str:
-    who = f"rank {finding.rank}: " if finding.rank is not None else ""
-    if not who and finding.node is not None:
-        who = f"node {finding.node}: "
-    return who + finding.title
+    """Who it is about, unless its title begins with that."""
+    if finding.rank is not None:
+        who = f"rank {finding.rank}"
+    else:
+        who = f"node {finding.node}" if finding.node is not None else ""
+    return f"{who}: {finding.title}" if who and not finding.title.startswith(who) else finding.title
 
 
 def node_cells(node: NodeView) -> Tuple[str, ...]:

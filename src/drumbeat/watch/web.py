@@ -7,10 +7,12 @@ import contextlib
 import getpass
 import gzip
 import json
+import logging
 import os
 import secrets
 import socket
 import sys
+import time
 from typing import Any, AsyncIterator, Dict, List, Optional, Set, Tuple
 
 import uvicorn
@@ -27,6 +29,8 @@ from drumbeat.watch.session import Session
 
 PORT = 8765
 _WAITING = 3  # messages that a slow browser may have waiting before it is sent everything anew
+_MOST_STREAMS = 64  # pages that may be open at a time
+_SILENT = 20.0  # seconds after which a connection that has not sent a whole request is closed
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -55,7 +59,13 @@ class Hub:
                 self._send()
             await asyncio.sleep(self.session.interval)
 
+    @property
+    def full(self) -> bool:
+        return len(self._queues) >= _MOST_STREAMS
+
     async def messages(self) -> AsyncIterator[str]:
+        if self.full:
+            return
         queue: asyncio.Queue[str] = asyncio.Queue(_WAITING)
         self._queues.add(queue)
         try:
@@ -69,13 +79,15 @@ class Hub:
         widths = page_data.widths(self.session)
         message = self.message(whole=widths != self._widths)
         self._widths = widths
+        slow = [queue for queue in self._queues if queue.full()]
+        whole = self.message(whole=True) if slow else ""
         for queue in self._queues:
-            try:
-                queue.put_nowait(message)
-            except asyncio.QueueFull:
+            if queue.full():
                 while not queue.empty():
                     queue.get_nowait()
-                queue.put_nowait(self.message(whole=True))
+                queue.put_nowait(whole)
+            else:
+                queue.put_nowait(message)
 
     def message(self, whole: bool = False) -> str:
         since = None if whole else page_data.overlap_begin(self.session)
@@ -98,6 +110,8 @@ def build_app(session: Session, token: str) -> Guard:
         return Response(data, media_type=kind, headers=headers)
 
     async def stream(request: Request) -> Response:
+        if hub.full:
+            return PlainTextResponse(f"{_MOST_STREAMS} pages are open already: close some\n", 503)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(hub.messages(), media_type="text/event-stream", headers=headers)
 
@@ -139,10 +153,33 @@ def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = Non
     address, number = bound.getsockname()[:2]
     _announce(session, address, number, token)
     settings = uvicorn.Config(
-        build_app(session, token), log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False
-    )
-    uvicorn.Server(settings).run(sockets=[bound])
+        build_app(session, token), log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False,
+        http="h11",  # it bounds the size of a request's head
+    )  # fmt: skip
+    # Open pages are cut off when it ends: nothing to report.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful shutdown" not in record.getMessage())
+    Server(settings).run(sockets=[bound])
     return 0
+
+
+class Server(uvicorn.Server):
+    """Closes connections that do not send a whole request: uvicorn itself would keep them until no file can be opened."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._since: Dict[Any, float] = {}  # connection and its last request -> since when it sends no other one
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # every second
+            now = time.monotonic()
+            known = [(each, getattr(each, "cycle", None)) for each in self.server_state.connections]
+            silent = [(each, cycle) for each, cycle in known if cycle is None or cycle.response_complete]
+            self._since = {key: self._since.get(key, now) for key in silent}
+            for (connection, _), since in self._since.items():
+                transport = getattr(connection, "transport", None)
+                if transport is not None and now - since > _SILENT:
+                    transport.abort()
+        return await super().on_tick(counter)
 
 
 def _announce(session: Session, address: str, port: int, token: str) -> None:

@@ -260,4 +260,4 @@ def in_words(looks: List[RankLook]) -> str:
         groups.setdefault(doing(look), []).append(look)
     most = sorted(groups, key=lambda words: -len(groups[words]))
     shown = [say_of(groups[words], words) for words in most[:3]]
-    return "; ".join(shown) + (f"; and {len(most) - 3} others" if len(most) > 3 else "")
+    return "; ".join(shown) + (f"; and {len(most) - 3} more" if len(most) > 3 else "")

@@ -11,6 +11,14 @@ function trend(head) {
   return [`${now}, ${change > 0 ? "up" : "down"} ${Math.round(Math.abs(change) * 100)} %`, change > 0 ? "up" : "down"];
 }
 
+// A loss that is not finite comes in words: "nan since step 41".
+function lossOf(head) {
+  const validation = head.validation_not_finite || (head.validation_loss === null ? "" : number(head.validation_loss));
+  const [shown, ...since] = head.loss_not_finite ? head.loss_not_finite.split(" ") : [number(head.loss)];
+  const note = [since.join(" "), validation && `validation ${validation}`].filter(Boolean).join(", ");
+  return ["loss", "loss", head.loss_not_finite || head.loss, [shown, ""], note, head.loss_not_finite || head.validation_not_finite ? "warn" : ""];
+}
+
 // Name, label, raw value, [shown, unit], note, class of the note; null leaves it out.
 function figuresOf(head) {
   const slow = head.slowest, gpus = head.gpus;
@@ -19,8 +27,7 @@ function figuresOf(head) {
   const away = head.nodes - head.nodes_here;
   return [
     ["step", "step", head.step, [number(head.step), ""], done],
-    head.loss_not_finite ? ["loss", "loss", head.loss_not_finite, [head.loss_not_finite.split(" ")[0], ""], head.loss_not_finite, "warn"]
-      : ["loss", "loss", head.loss, [number(head.loss), ""], head.validation_not_finite ? `validation ${head.validation_not_finite}` : head.validation_loss !== null ? `validation ${number(head.validation_loss)}` : ""],
+    lossOf(head),
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
     ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]

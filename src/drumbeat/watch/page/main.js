@@ -8,7 +8,6 @@ import { clock, duration, element, fillTable, scaled, setText } from "./words.js
 const $ = (id) => document.getElementById(id);
 const token = decodeURIComponent(location.hash.slice(1));
 const SLOW = 5000; // milliseconds between two looks at nodes: they are sampled every 5 s
-const CHECKS = { affinity: "cpu", traffic: "counters" }; // as drumbeat run prints them
 const SHOWS = [["use", "GPU use"], ["memory", "memory"], ["power", "power"], ["temperature", "temperature"], ["clock", "clock"], ["step", "step time"]];
 const MARK_DOTS = { failed: "bad", lost: "bad", restart: "warn", stop: "warn", attempt: "warn", finding: "warn", "first step": "good", checkpoint: "plain" };
 
@@ -84,7 +83,7 @@ function showHead(head) {
   const failure = head.failure;
   $("failure").hidden = !failure;
   if (failure) {
-    const where = failure.rank !== null ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
+    const where = failure.rank !== null && !failure.title.startsWith(`rank ${failure.rank}`) ? `Rank ${failure.rank}${failure.host ? ` on ${failure.host}` : ""}: ` : "";
     $("failure").querySelector("h2").textContent = where + failure.title;
     $("failure").querySelector(".cause").textContent = failure.cause;
     $("failure").querySelector(".fix").textContent = failure.fix;
@@ -107,7 +106,7 @@ function showChecks(head) {
   const lines = head.checks.map((check) => {
     const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
     const dot = check.answer in dots ? dots[check.answer] : "plain";
-    return item(dot, `${CHECKS[check.check] || check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
+    return item(dot, `${check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
   });
   for (const finding of head.findings.slice(-8).reverse()) {
     lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));
