@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.runs.test_wrapped_launchers import needs, one_bundle, worlds  # noqa: F401 - a fixture
+from tests.runs.test_wrapped_launchers import needs, worlds
 
 
 def test_deepspeed(drumbeat):
