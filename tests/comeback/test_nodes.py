@@ -70,7 +70,7 @@ def test_what_runs_say_about_nodes(tmp_path, environ):
     assert [each.what for each in nodes["n3"].sightings] == [SLOW], "an exception is the program's own"
     assert sorted(each.what for each in nodes["n2"].sightings) == sorted([LOST, BAD])
     until = nodes["n2"].excluded.until
-    assert abs(until - NOW - KEPT_FOR) < 600 and nodes["n2"].excluded.why.startswith(
+    assert abs(until - NOW - KEPT_FOR) < 86400 and nodes["n2"].excluded.why.startswith(
         ("lost in one", "bad hardware in two")
     )
     assert known(environ, "pond") == {}

@@ -29,8 +29,8 @@ _BROUGHT = (
     *(
         f"watch/{name}.py"
         for name in (
-            "__init__", "checks", "curve", "families", "head", "model", "node_view", "plain", "session", "slowest", "text",
-            "textfile",
+            "__init__", "checks", "curve", "event_rules", "families", "head", "model", "node_view", "plain", "session", "slowest",
+            "state", "text", "textfile",
         )
     ),
 )  # fmt: skip

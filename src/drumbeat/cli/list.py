@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 from drumbeat.cli.options import add_json
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
-_WIDTHS = (10, 10, 15, 8, 8)  # of all columns but the first; the last is there only if a run goes on
+_WIDTHS = (10, 15, 8, 8)  # of the columns from STEP on; the last is there only if a run goes on
+_SHORTEST_STATE = 9
 
 
 def add_arguments(parser: Any) -> None:
@@ -100,19 +101,21 @@ def table(states: Sequence[State], columns: int) -> List[str]:
         (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
     ]
     count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1
-    room = max(20, columns - sum(_WIDTHS[: count - 1]) - count + 1)
+    widths: Tuple[int, ...] = (max([_SHORTEST_STATE, *(len(row[1]) for row in rows)]), *_WIDTHS)
+    room = max(20, columns - sum(widths[: count - 1]) - count + 1)
     width = min(room, max(len(row[0]) for row in [_HEAD, *rows]))
-    lines = [_row(_HEAD[:count], width)]
+    widths = (width, *widths)
+    lines = [_row(_HEAD[:count], widths)]
     for row in rows:
         if len(row[0]) > width:
-            lines += [row[0], _row(("", *row[1:count]), width)]
+            lines += [row[0], _row(("", *row[1:count]), widths)]
         else:
-            lines.append(_row(row[:count], width))
+            lines.append(_row(row[:count], widths))
     return lines
 
 
-def _row(cells: Sequence[str], width: int) -> str:
-    return " ".join(f"{cell:<{wide}}" for cell, wide in zip(cells, (width, *_WIDTHS))).rstrip()
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return " ".join(f"{cell:<{wide}}" for cell, wide in zip(cells, widths)).rstrip()
 
 
 def _step(state: State) -> str:
@@ -120,7 +123,7 @@ def _step(state: State) -> str:
     if progress.step is None:
         return "-"
     plain = f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
-    if len(plain) <= _WIDTHS[1]:
+    if len(plain) <= _WIDTHS[0]:
         return plain
     return f"{_short(progress.step)}/{_short(progress.steps)}" if progress.steps else _short(progress.step)
 
