@@ -182,7 +182,7 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     rows = tuple(replace(row, node=0, world_size=2, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
     count.add(0, (), 6.0)  # they have ended
-    wanted = "2 ranks in 2 groups that have no TCP connection to each other, as far as it was seen before they ended"
+    wanted = "the ranks ended before connections between all of them were seen"
     assert count.at_end().summary == wanted
     count.add(0, tuple(replace(row, joined=True) for row in rows), 7.0)
     assert count.judge()[0].answer == "as planned" and count.at_end() is None

@@ -171,6 +171,27 @@ def test_an_answer_that_is_cut_off_or_not_ours_does_no_harm(both):
     assert not (desk / COMPLETE).exists()
 
 
+@pytest.mark.parametrize(
+    "header,data",
+    [
+        ({"path": "./run.json"}, b"{}"), ({"path": "a//b"}, b"x"), ({"path": "nodes/./0/x"}, b"x"),
+        ({"path": "a", "bytes": -12}, b""),
+        ({"path": "a", "bytes": 1e999}, b""), ({"path": "a", "offset": "x"}, b"y"), ({"path": "n" * 300}, b"x"),
+        ({"path": "nodes"}, b"x"),
+        ({"end": True, "left": 5, "gone": 7}, b""),
+    ],
+)  # fmt: skip
+def test_an_answer_that_means_harm(both, header, data):
+    lead, desk = both
+    write(desk, "nodes/0/x", "ours")
+    before = (desk / "run.json").read_text()
+    line = json.dumps({"bytes": len(data), **header}).encode() + b"\n" + data
+    mirror = Mirror(str(desk), lambda: [Source(lambda request: line)])
+    mirror.settle(0.1)
+    assert not mirror.complete and (desk / "run.json").read_text() == before
+    assert sorted(path.name for path in desk.rglob("*")) == ["0", "nodes", "run.json", "x"]
+
+
 def test_stop_reaches_the_lead(both):
     lead, desk = both
     write(lead, "stop", "")

@@ -72,18 +72,21 @@ def test_a_launcher_called_by_its_path_is_met_too(drumbeat, environ, tmp_path):
     assert names == {f"rank-{rank}.out" for rank in range(4)}
 
 
-def test_launchers_behind_other_programs_after_an_activate(drumbeat, environ, tmp_path):
-    """Each of them looks for torchrun in a PATH that the script has changed; bash's functions do not reach them."""
+def test_launchers_behind_other_programs(drumbeat, environ, tmp_path):
+    """Each of them looks for torchrun in PATH; bash's functions do not reach them. The script's own shell is as it always is."""
     own = tmp_path / "little"
     flags = "--standalone --nproc_per_node=2 who.py"
     script = f"""set -eu
 OWN={own}
-PATH=$OWN/bin:$PATH
+case $- in *T*) exit 9 ;; esac
+[ -z "$(trap -p)" ] || exit 9
 timeout 300 torchrun {flags} timeout
 nice -n 1 stdbuf -oL torchrun {flags} nice
 sh -c 'torchrun {flags} sh'
 "$OWN/bin/torchrun" {flags} path
-last() {{ PATH=$OWN/bin:$PATH; exec torchrun {flags} exec; }}
+readonly PATH
+[ "$(echo word)" = word ] || exit 9
+last() {{ exec torchrun {flags} exec; }}
 last
 """
     done = run(drumbeat, environ, script)

@@ -66,4 +66,4 @@ class WorldCount:
         verdict = judge(rows, self.planned, True)
         if verdict is None or verdict.answer != UNKNOWN:
             return None  # as it was at one moment, and nobody saw it twice
-        return replace(verdict, summary=f"{verdict.summary}, as far as it was seen before they ended")
+        return replace(verdict, summary="the ranks ended before connections between all of them were seen")

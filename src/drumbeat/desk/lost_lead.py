@@ -57,7 +57,8 @@ def _finding(number: int, code: int) -> Finding:
         )  # fmt: skip
     if code == EXIT_STORAGE:
         return Finding(
-            "storage", ERROR, "the run folder could not be written any more", "the disk is full, or the folder is gone",
+            "storage", ERROR, "the run folder could not be written any more",
+            "the disk is full, its storage does not answer, or the folder is gone",
             "make room, or choose another place with --runs; start the run again",
         )  # fmt: skip
     return Finding(

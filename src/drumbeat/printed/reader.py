@@ -160,6 +160,8 @@ class _Log:
         try:
             status = os.stat(self.path)
             size, data = status.st_size, b""
+            if size < self._place:  # begun anew
+                self._place, self._reader = 0, Reader()
             if size != self._place:
                 with open(self.path, "rb", buffering=0) as file:
                     if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
@@ -168,7 +170,7 @@ class _Log:
                     data = file.read(_CHUNK)
         except OSError:
             return []
-        since, self._looked = self._looked, now
+        since, self._looked = min(self._looked, now), now  # the clock may have been set back
         self._place += len(data)
         ends = final and self._place >= size
         if not data and not ends:

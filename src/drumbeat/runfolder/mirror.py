@@ -120,11 +120,14 @@ class Mirror(Files):
                 if "end" in header:
                     end = header
                 else:
-                    self._take(header, data, source, served)
+                    try:
+                        self._take(header, data, source, served)
+                    except (OSError, ValueError, TypeError, OverflowError):
+                        return False  # no name or place of ours; a full disk here
             if not end:
                 return False
-            self._left = [str(name) for name in end.get("left", ())]
-            for name in end.get("gone", ()):
+            self._left = [str(name) for name in _listed(end.get("left"))]
+            for name in _listed(end.get("gone")):
                 if name in _WITHDRAWN and not source.under:
                     _remove(os.path.join(self.root, name))
             if not end.get("more"):
@@ -159,6 +162,8 @@ class Mirror(Files):
 
     def _write(self, path: str, data: bytes, offset: int) -> None:
         full = os.path.join(self.root, path)
+        if os.path.isdir(full):
+            raise IsADirectoryError(full)
         os.makedirs(os.path.dirname(full), exist_ok=True)
         if offset:
             with open(full, "ab") as file:
@@ -194,7 +199,9 @@ def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
         try:
             header = json.loads(answer[at : line_end if line_end >= 0 else len(answer)])
             size = int(header.get("bytes", 0))
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+            return
+        if size < 0:
             return
         data = answer[line_end + 1 : line_end + 1 + size]
         if line_end < 0 or len(data) < size:
@@ -204,9 +211,13 @@ def _split(answer: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
 
 
 def _safe(path: str, under: str) -> bool:
-    """Whether a path that the other side sent stays inside of what it was asked for."""
-    inside = bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
-    return inside and (not under or path.startswith(under + "/"))
+    """Whether a path that the other side sent is written in the one plain way, and stays inside of what it was asked for."""
+    plain = "\0" not in path and not {"", ".", ".."} & set(path.split("/"))
+    return plain and (not under or path.startswith(under + "/"))
+
+
+def _listed(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _size(path: str) -> int:

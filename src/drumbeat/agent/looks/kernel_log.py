@@ -79,7 +79,11 @@ class File:
         self._rest = b""
 
     def read(self) -> List[bytes]:
-        *lines, self._rest = (self._rest + os.read(self.fd, 1 << 20)).split(b"\n")
+        try:
+            data = os.read(self.fd, 1 << 20)
+        except BlockingIOError:  # a device, and nothing new
+            return []
+        *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-_LONGEST:]
         return lines
 

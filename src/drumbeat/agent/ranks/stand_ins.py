@@ -2,10 +2,10 @@
 
 A private folder with small programs of the launchers' names stands first on the script's PATH, and bash gets functions of
 the same names, which also hold after `source activate` or `bash -l`. A file that bash reads first (BASH_ENV) has functions
-for those that it calls by an absolute path, and keeps the folder first on PATH for `exec`, `timeout` and whatever else
-looks there. Each of them starts the launcher as drumbeat would have started it: with the run's own nodes and rendezvous, a
-log for every rank, and true exit codes. One launcher after another is a stage each; two at once are refused. What none of
-them meets (a path that a command puts together, an `sh` script that changes PATH), the census names.
+for those that it calls by an absolute path. Each of them starts the launcher as drumbeat would have started it: with the
+run's own nodes and rendezvous, a log for every rank, and true exit codes. One launcher after another is a stage each; two at
+once are refused. What none of them meets (a path that a command puts together, `exec` after a change of PATH), the census
+names.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def install(settings: Settings, script: Script, bundle: str, environ: Mapping[st
     if script.shell:
         variables["BASH_ENV"] = _bash_env(settings.folder, *script.paths(environ), call)
         if environ.get("BASH_ENV"):
-            variables[USERS_BASH_ENV] = environ["BASH_ENV"]
+            variables[USERS_BASH_ENV] = os.path.expanduser(os.path.expandvars(environ["BASH_ENV"]))  # as bash does
     return [EnvVar(name, value, why, "default") for name, value in variables.items()]
 
 
@@ -99,13 +99,9 @@ def _function(name: str) -> str:
 
 
 def _bash_env(folder: str, launchers: Sequence[str], pythons: Sequence[str], call: str) -> str:
-    """A file for bash: functions of the names of these paths, and before each command a look whether the stand-ins still
-    stand first on PATH. The user's own such file is read first, and a DEBUG trap of theirs stays."""
-    first = f'case ":$PATH" in ":${{{STAND_INS}-}}:"*) ;; *) [ ! -d "${{{STAND_INS}-}}" ] || PATH=${STAND_INS}:$PATH ;; esac'
-    lines = [
-        f'[ -z "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"',
-        f"[ -n \"$(trap -p DEBUG)\" ] || {{ trap '{{ {first}; }} 2>/dev/null' DEBUG; set -o functrace; }}",
-    ]
+    """A file for bash: functions of the names of these paths. The user's own such file is read first. Nothing that a script
+    could notice is set: no trap, no option."""
+    lines = [f'[ ! -r "${{{USERS_BASH_ENV}-}}" ] || . "${USERS_BASH_ENV}"']
     lines += [f'{path}() {{ {call} {path} "$@"; }}' for path in launchers]
     cases = "|".join(f'*" {each}"*' for each in _MODULES)
     lines += [
