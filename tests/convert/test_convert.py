@@ -1,11 +1,16 @@
 """Batch scripts into job files: what is carried over, what is left out and why, and that the result is a job file."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from drumbeat.convert.convert import convert
+from drumbeat.convert.literal import literal
 from drumbeat.convert.text import job_file
+from drumbeat.diagnose.lint.script import read
+from drumbeat.spec.expand import expand
 from drumbeat.spec.job import job_from_text
 
 GOOD = Path(__file__).parent.parent / "lint" / "good"
@@ -193,3 +198,79 @@ def test_lines_for_another_scheduler_are_named():
 
 def test_one_task_per_node_stays_one():
     assert convert("#SBATCH --ntasks-per-node=1 --constraint=gpu\nsrun python t.py\n").keys["ranks-per-node"] == 1
+
+
+LITERAL = "--fmt '$(touch x; echo \"a\\b\")' --re '`id -u`' --v '$HOME' --s 'it'\\''s $x'"
+MEANT = ["--fmt", '$(touch x; echo "a\\b")', "--re", "`id -u`", "--v", "$HOME", "--s", "it's $x"]
+
+
+def test_single_quotes_stay_literal_in_a_list():
+    draft = convert(script(f"srun python train.py {LITERAL}"))
+    assert draft.keys["command"] == ["python", "train.py", *(word.replace("$", "$$") for word in MEANT)]
+    assert not draft.to_check
+    assert expand(draft.keys["command"][-1], {}, "command") == "it's $x"
+
+
+def test_single_quotes_stay_literal_behind_a_shell():
+    draft = convert(script(f"srun python train.py {LITERAL} --m '$a'\"$SLURM_JOB_ID\""))
+    assert draft.keys["command"][:2] == ["bash", "-c"]
+    line = draft.keys["command"][2].replace("$$", "$").replace("exec python train.py", "printf '%s\\0'")
+    env = {"SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
+    said = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, check=True).stdout
+    assert said.split("\0")[:-1] == [*MEANT, "--m", "$a7"]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("\"$A\"'$A'", "$A\x02A"),
+        ("$A'$A'$A", "$A\x02A$A"),
+        ("'$(id)'$(id)", "\x02(id)$(id)"),
+        ("\"$(echo '$A' \"x\")\"'$A'", "$(echo '$A' \"x\")\x02A"),
+        ('"it\'s $A"', "it's $A"),
+        ("$'$A'", "\x02A"),
+        ('"a\\"b"\'$A\'', 'a"b\x02A'),
+    ],
+)
+def test_only_what_stands_in_single_quotes_is_marked(word, meant):
+    assert literal(read(f"echo {word}\n").commands[0].words[1]) == meant
+
+
+def test_single_quotes_of_a_variable_stay_literal():
+    draft = convert(script("export A='$HOME/x'", "B='$(id)'", "srun python train.py $B"))
+    assert draft.env == {"A": "$$HOME/x"} and draft.keys["command"][2:] == ["$$(id)"]
+
+
+def test_single_quotes_inside_what_the_batch_shell_fills_in():
+    draft = convert(script("srun bash -c \"python train.py --job '$SLURM_JOB_ID'\""))
+    assert draft.keys["command"] == ["bash", "-c", 'exec python train.py --job "$$SLURM_JOB_ID"']
+
+
+def asked(text):
+    return [(note.text, note.why) for note in convert(text).to_check]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-N1 -n1 --gpus=1 python train.py", "srun --nodes=1 --ntasks=1"),
+        ("--nodes=4 --ntasks 8 python train.py", "srun --ntasks=8"),
+        ("-N4 -n16 python train.py", ""),
+        ("-N4 -n4 torchrun train.py", ""),
+        ("-N $SLURM_NNODES -n $SLURM_NTASKS python train.py", ""),
+    ],
+)
+def test_a_size_of_sruns_own(options, said):
+    notes = asked(script(f"srun {options}", sbatch=("--nodes=4", "--gpus-per-node=4")))
+    assert [text for text, why in notes if "job's size" in why] == ([said] if said else [])
+
+
+def test_two_programs_in_one_step():
+    text = script("srun -n1 python a.py : -n1 python b.py")
+    assert job(text).command == ("python", "a.py")
+    assert [text for text, why in asked(text) if "several programs" in why] == ["srun ... : -n1 python b.py"]
+
+
+def test_a_quote_that_is_never_closed():
+    text = script("srun python train.py", "echo 'done")
+    assert [why for _, why in asked(text) if "never closed" in why] and len(asked(text)) == 1

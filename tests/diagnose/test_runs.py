@@ -2,6 +2,7 @@
 
 import pytest
 
+from drumbeat.diagnose.text import render
 from tests.diagnose.reading import read, run
 
 OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -69,3 +70,11 @@ def test_each_run_has_room_for_its_own_lines():
 def test_the_transport_is_that_of_the_last_run():
     text = START["nohup"] + run("NET/Socket/0", "Socket", ()) + "\n" + START["nohup"] + run("NET/IB/0/GDRDMA")
     assert read(text).transport.path.answer == "rdma"
+
+
+def test_it_is_said_that_an_earlier_run_was_not_judged():
+    report = read(f"{START['nohup']}step 1\n{OOM}\n{START['nohup']}helper started\n")
+    said = "lines 1-3 of log: earlier runs in the same file were not judged"
+    assert report.failure.answer == "none" and any(said in text for text in report.failure.unseen)
+    shown = " ".join(render(report).split())
+    assert "none seen in the last run" in shown and said in shown

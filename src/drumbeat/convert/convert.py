@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Set
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
+from drumbeat.convert.literal import BLANK, for_shell, in_job_file, literal
 from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.plan.known_variables import DEBUGGING
 from drumbeat.secret import is_secret
@@ -16,7 +17,6 @@ _IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_R
 _BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
 _ARGUMENT = re.compile(r"\$(\{[@*0-9][^}]*\}|[@*0-9])")  # of the batch script
 _SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
-_BLANK = "\x01"  # a blank inside $(...), where no word ends
 _ENVIRONMENTS = re.compile(
     r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
 )
@@ -42,6 +42,7 @@ def convert(text: str) -> Draft:
         )
     for line in script.late:
         draft.drop(line, "#SBATCH", "it stands after the first command, so sbatch has never read it")
+    _unclosed(draft, script)
     known: Dict[str, str] = {}
     launches: List[Command] = []
     for pipeline in script.pipelines:
@@ -66,7 +67,16 @@ def convert(text: str) -> Draft:
         _command(draft, chosen, known, script)
         _only_for_dropped_flags(draft, chosen, script)
     _still_used(draft)
+    draft.keys = {key: in_job_file(value) for key, value in draft.keys.items()}
+    draft.env = {name: in_job_file(value) for name, value in draft.env.items()}
     return draft
+
+
+def _unclosed(draft: Draft, script: Script) -> None:
+    """Where a quote is never closed, the rest of the script is one word."""
+    fault = next((each for each in script.faults if each.kind == "quote"), None)
+    if fault:
+        draft.question(fault.line, fault.text, "a quote that is never closed: what follows it may be read wrongly")
 
 
 def _only_for_dropped_flags(draft: Draft, launch: Command, script: Script) -> None:
@@ -110,9 +120,9 @@ def _fill(word: str, known: Dict[str, str], used: Optional[Set[str]] = None) -> 
 
 
 def _assignment(draft: Draft, each: Assignment, known: Dict[str, str]) -> None:
-    value = _fill(each.text, known)
+    value = _fill(literal(each.value), known)
     computed = bool(each.value.parts) or bool(_BASH_ONLY.search(value)) or each.value.raw.startswith("(")
-    whole = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", _BLANK, found[0]), value)
+    whole = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", BLANK, found[0]), value)
     if not computed or re.search(r"\S\s+\S", whole):  # several words: a launch line that is kept in a variable
         known[each.name] = whole
     else:
@@ -187,7 +197,7 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
         draft.setup = [line for line in draft.setup if not line.startswith(f"export {name}=")]
     for each in command.assignments:
         if each.how == "prefix":
-            launch.env[each.name] = _fill(each.text, known)
+            launch.env[each.name] = _fill(literal(each.value), known)
     for name, value in launch.env.items():
         if name in OURS:
             draft.drop(launch.line, f"{name}={value}", WORKED_OUT)
@@ -201,7 +211,9 @@ def _command(draft: Draft, command: Command, known: Dict[str, str], script: Scri
     if not launch.words:
         draft.drop(command.line, command.text, "nothing is left of it to start")
         return
-    _ranks(draft, launch, tasks_per_node(script.directives))
+    tasks = tasks_per_node(script.directives)
+    _own_size(draft, launch, tasks)
+    _ranks(draft, launch, tasks)
     draft.set("command", _as_command(draft, launch), launch.line)
 
 
@@ -223,8 +235,21 @@ def _ranks(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
         draft.set("ranks-per-node", count, launch.line)
 
 
+def _own_size(draft: Draft, launch: Launch, tasks: Optional[int]) -> None:
+    """srun may start fewer or more than the job has; a job file starts its command on the whole job."""
+    nodes: int = draft.keys.get("nodes", 1)
+    per_node: int = 1 if launch.launcher else launch.tasks or tasks or draft.keys.get("gpus") or 1
+    given = {"nodes": nodes, "ntasks": nodes * per_node}
+    other = [f"--{name}={count}" for name, count in launch.size.items() if count != given[name]]
+    if other:
+        has = f"nodes: {nodes}" + ("" if launch.launcher else f" with {per_node} ranks each")
+        draft.question(
+            launch.line, f"srun {' '.join(other)}", f"not the job's size ({has}), which the job file takes: write yours"
+        )
+
+
 def _as_command(draft: Draft, launch: Launch) -> List[str]:
-    launch.words = [word.replace(_BLANK, " ") for word in launch.words]
+    launch.words = [word.replace(BLANK, " ") for word in launch.words]
     own = [word for word in launch.words if _ARGUMENT.search(word)]
     if own:
         draft.question(
@@ -240,9 +265,5 @@ def _as_command(draft: Draft, launch: Launch) -> List[str]:
         draft.question(launch.line, " ".join(later), "filled in where you submit: export it there, or write its value")
         return launch.words
     draft.question(launch.line, " ".join(later), "known only in the job, so a shell on the node fills it in")
-    text = " ".join(_quoted(word) for word in launch.words)
+    text = " ".join(for_shell(word) for word in launch.words)
     return ["bash", "-c", "exec " + text.replace("$", "$$")]
-
-
-def _quoted(word: str) -> str:
-    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else '"' + word.replace('"', '\\"') + '"'

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from drumbeat.convert.literal import plain
+
 
 class LeftOut(NamedTuple):
     line: int
@@ -31,8 +33,8 @@ class Draft:
         self.lines[key] = line
 
     def drop(self, line: int, text: str, why: str) -> None:
-        text = " ".join(text.replace("\x01", " ").split())
+        text = " ".join(plain(text).split())
         self.left_out.append(LeftOut(line, text if len(text) <= 160 else text[:157] + "...", why))
 
     def question(self, line: int, text: str, why: str) -> None:
-        self.to_check.append(LeftOut(line, " ".join(text.replace("\x01", " ").split())[:100], why))
+        self.to_check.append(LeftOut(line, " ".join(plain(text).split())[:100], why))

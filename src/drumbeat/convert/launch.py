@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.convert.draft import Draft
+from drumbeat.convert.literal import has_marks, literal, marked, plain
 from drumbeat.diagnose.lint.script import Command, Script, read
 from drumbeat.diagnose.lint.tokens import Word
 from drumbeat.plan.launchers.find import find_launcher
@@ -28,6 +29,7 @@ _NAMES_LAUNCHER = re.compile(
 )
 _LABELS = ("--role", "--tee", "-t")
 _SHELLS = ("bash", "sh")
+_SIZE = {"N": "nodes", "nodes": "nodes", "n": "ntasks", "ntasks": "ntasks"}
 # Options that stand alone; every other option takes the next word if it has no '='.
 _BARE = {
     "srun": "overlap exclusive label l unbuffered u K kill-on-bad-exit no-kill k pty O overcommit s oversubscribe verbose v "
@@ -49,6 +51,7 @@ class Launch:
     tasks: Optional[int] = None  # ranks per node that the starter asks for
     launcher: bool = False  # torchrun or its like starts the ranks
     env: Dict[str, str] = field(default_factory=dict)
+    size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
 
 
 _TRAINS = re.compile(r"\.py\b|\.sh\b|\.sif\b|\s-m\s|\b(torchrun|accelerate|deepspeed|python3?)\b")
@@ -84,12 +87,16 @@ def peel(draft: Draft, words: Sequence[Word], line: int, fill: Callable[[str], s
     return launch
 
 
-def _split(words: Sequence[Word], fill: Callable[[str], str]) -> List[str]:
-    """A variable that holds several words stands for them all, unless it is quoted: as the shell would split it."""
+def _split(words: Sequence[Word], fill: Callable[[str], str], quotes: bool = True) -> List[str]:
+    """A variable that holds several words stands for them all, unless it is quoted: as the shell would split it.
+
+    `quotes`: what stands in single quotes is literal.
+    """
     split: List[str] = []
     for word in words:
-        filled = fill(word.text)
-        if filled != word.text and word.raw[:1] != '"' and not re.search(r"\s", word.text):
+        text = literal(word) if quotes else word.text
+        filled = fill(text)
+        if filled != text and word.raw[:1] != '"' and not re.search(r"\s", text):
             split += [each for each in filled.replace("\\\n", " ").split() if each != "\\"]
         else:
             split.append(filled)
@@ -126,6 +133,8 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
             launch.env.update([_pair(value)])
         elif name == "export":
             launch.env.update(_pair(each) for each in value.split(",") if "=" in each)
+        elif name in _SIZE and program == "srun":
+            launch.size.update({_SIZE[name]: int(value)} if value.isdigit() else {})
         elif name in ("n", "np") and program != "srun":
             _processes(draft, launch, f"{program} -{name} {value}", value)
         elif name in ("cpu-bind", "map-by", "bind-to", "gpu-bind"):
@@ -137,7 +146,20 @@ def _starter(draft: Draft, launch: Launch, program: str) -> None:
                 f"{program} --{name} {value}".strip(),
                 f"an option of {program}, {'which drumbeat calls itself' if program == 'srun' else 'whose place drumbeat takes'}",
             )
-    launch.words = launch.words[1 + at :]
+    launch.words = _first_part(draft, launch, program, launch.words[1 + at :])
+
+
+def _first_part(draft: Draft, launch: Launch, program: str, words: List[str]) -> List[str]:
+    """`srun a : b` starts two programs; a job file starts one."""
+    if ":" not in words:
+        return words
+    end = words.index(":")
+    draft.question(
+        launch.line,
+        f"{program} ... {' '.join(words[end:])}",
+        "several programs in one step: the job file starts the first; give the others a job of their own",
+    )
+    return words[:end]
 
 
 def _processes(draft: Draft, launch: Launch, words: str, value: str) -> None:
@@ -194,7 +216,12 @@ def _inline(words: Sequence[str]) -> bool:
 
 def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
     """`bash -c 'a; b; train'`: what stands before the training becomes setup. False: it stays as it is."""
-    inner: Script = read(fill(launch.words[2]).replace("\\$", "$"))
+    quoted = has_marks(
+        launch.words[2]
+    )  # else the batch script's own shell has filled it in, whatever quotes are inside
+    text = fill(plain(launch.words[2]))
+    launch.words[2] = marked(text) if quoted else text
+    inner: Script = read(text.replace("\\$", "$"))
     commands = [each for each in inner.commands if not each.within]
     last = commands[-1] if commands else None
     piped = any(len(line.commands) > 1 and not line.commands[0].within for line in inner.pipelines)
@@ -206,8 +233,14 @@ def _shell(draft: Draft, launch: Launch, fill: Callable[[str], str]) -> bool:
         return False  # something is done after the training: only the whole of it is right
     for each in commands[:-1]:
         _before(draft, each, launch.line)
-    launch.env.update({each.name: fill(each.text) for each in last.assignments if each.how == "prefix"})
-    launch.words = _split(last.words, fill)
+    launch.env.update(
+        {
+            each.name: fill(literal(each.value) if quoted else each.text)
+            for each in last.assignments
+            if each.how == "prefix"
+        }
+    )
+    launch.words = _split(last.words, fill, quotes=quoted)
     return True
 
 

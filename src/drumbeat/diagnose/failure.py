@@ -11,6 +11,7 @@ from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import UNKNOWN, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
+EARLIER_RUNS = "earlier runs in the same file were not judged"
 EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last one failed
 
 

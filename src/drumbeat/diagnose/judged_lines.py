@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Tuple
 
-from drumbeat.diagnose.failure import NO_FAILURE, Failure, Log
+from drumbeat.diagnose.failure import EARLIER_RUNS, NO_FAILURE, Failure, Log
 from drumbeat.diagnose.places import merged
 from drumbeat.finding import CERTAIN, LIKELY
 
@@ -38,7 +38,7 @@ def with_record(failure: Failure, log: Log) -> Failure:
         places = log.places.get(failure.finding.code)
         seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
     unseen += [
-        f"lines 1-{first - 1} of {file}: earlier runs in the same file; only the last one is judged"
+        f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
         for file, first in list(log.begins.items())[:8]
     ]
     if log.several_runs:

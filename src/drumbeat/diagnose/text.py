@@ -6,7 +6,7 @@ import textwrap
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.diagnose.dumps.content import Dump
-from drumbeat.diagnose.failure import EARLIER, NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.failure import EARLIER, EARLIER_RUNS, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.paths import LOCAL
 from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
@@ -110,7 +110,8 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
     finding = failure.finding
     if failure.answer == NO_FAILURE:
         again = any(note.code == EARLIER for note in failure.notes)
-        _put("failure", f"none {'in the last attempt' if again else 'seen'} [{failure.confidence}]", lines, width)
+        last = "seen in the last run" if any(EARLIER_RUNS in text for text in failure.unseen) else "seen"
+        _put("failure", f"none {'in the last attempt' if again else last} [{failure.confidence}]", lines, width)
     elif failure.answer == NOT_KNOWN:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
@@ -124,8 +125,7 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         _evidence(finding.evidence, lines, width)
         if failure.rule:
             _put("rule", f"{failure.rule} ({failure.source})", lines, width)
-    if failure.answer != NO_FAILURE:
-        _record(failure.seen, failure.unseen, lines, width)
+    _record(failure.seen if failure.answer != NO_FAILURE else (), failure.unseen, lines, width)
     for consequence in failure.consequences[:MAX_LIST]:
         _put("  then", f"{consequence.title}{_who(consequence)}{_where(consequence.evidence)}", lines, width)
     for other in failure.others[:MAX_LIST]:
