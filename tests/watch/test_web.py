@@ -184,26 +184,29 @@ def test_many_open_pages(page):
     assert until(lambda: page.ask("/api/nodes")[0] == 200)
 
 
-def test_a_connection_that_sends_no_request_is_closed(monkeypatch):
-    class Request:
-        def __init__(self, answered):
-            self.response_complete = answered
+class Request:
+    def __init__(self, answered, streams=False):
+        self.response_complete, self.scope = answered, {web._STREAM: True} if streams else {}
 
-    class Connection:
-        def __init__(self, cycle):
-            self.cycle, self.transport, self.open = cycle, self, True
 
-        def abort(self):
-            self.open = False
+class Connection:
+    def __init__(self, cycle, made=0.0):
+        self.cycle, self.made, self.transport, self.open = cycle, made, self, True
 
+    def abort(self):
+        self.open = False
+
+
+def test_a_connection_that_sends_no_request_or_takes_no_answer_is_closed(monkeypatch):
     async def app(scope, receive, send):
         pass
 
     config = uvicorn.Config(app)
     config.load()
     server = web.Server(config)
-    silent, slow, streams = Connection(None), Connection(Request(True)), Connection(Request(False))
-    server.server_state.connections = {silent, slow, streams}
+    silent, slow, streams = Connection(None), Connection(Request(True)), Connection(Request(False, streams=True))
+    untaken, late = Connection(Request(False)), Connection(Request(False))
+    server.server_state.connections = {silent, slow, streams, untaken, late}
     now = 1000.0
     monkeypatch.setattr(web, "time", types.SimpleNamespace(monotonic=lambda: now))
     asyncio.run(server.on_tick(0))
@@ -213,4 +216,36 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch):
     slow.cycle = Request(True)  # it has sent another request since
     now += 2
     asyncio.run(server.on_tick(20))
-    assert (silent.open, slow.open, streams.open) == (False, True, True)
+    assert (silent.open, slow.open, streams.open, untaken.open) == (False, True, True, True)
+    late.cycle.response_complete = True  # all of it is on its way
+    now = 1000.0 + web._UNTAKEN + 1
+    asyncio.run(server.on_tick(30))
+    assert (untaken.open, late.open, streams.open) == (False, True, True)
+
+
+def test_a_new_connection_takes_the_place_of_the_oldest_that_is_no_stream():
+    page, old, new = (
+        Connection(Request(False, streams=True), 1.0),
+        Connection(Request(False), 2.0),
+        Connection(None, 3.0),
+    )
+    connections = {page, old, new}
+    web._close_oldest(connections)
+    assert connections == {page, new} and (page.open, old.open, new.open) == (True, False, True)
+    only = {page}
+    web._close_oldest(only)
+    assert only == {page} and page.open
+
+
+@pytest.mark.timeout(120)
+def test_clients_that_do_not_read_leave_the_page_reachable(page):
+    ask = b"GET /page/plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(web._MOST_CONNECTIONS + 20):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.settimeout(30)
+            connection.connect(("127.0.0.1", page.port))
+            connection.sendall(ask)
+        assert page.ask("/", token=None)[0] == 200
+        assert len(page.ask("/page/plotly.js", token=None)[2]) > 1_000_000

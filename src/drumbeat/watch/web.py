@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drumbeat.problem import Problem
 from drumbeat.watch import page_data
@@ -31,6 +32,11 @@ PORT = 8765
 _WAITING = 3  # messages that a slow browser may have waiting before it is sent everything anew
 _MOST_STREAMS = 64  # pages that may be open at a time
 _SILENT = 20.0  # seconds after which a connection that has not sent a whole request is closed
+_UNTAKEN = 30.0  # seconds after which an answer that is no stream and was not taken is cut off
+_MOST_CONNECTIONS = 160  # open at a time: the streams, and more than one other for each page
+_AT_ONCE = 16  # connections accepted in one go, before any of them is counted
+_PIECE = 1 << 16  # bytes of a file that are handed over at a time: a browser that does not read holds no more
+_STREAM = "drumbeat.stream"  # in the scope of a request that is answered by a stream
 _PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -106,12 +112,14 @@ def build_app(session: Session, token: str) -> Guard:
         kind, data, packed = found
         headers = {"cache-control": "no-cache", "vary": "accept-encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(packed, media_type=kind, headers={**headers, "content-encoding": "gzip"})
-        return Response(data, media_type=kind, headers=headers)
+            data, headers = packed, {**headers, "content-encoding": "gzip"}
+        headers["content-length"] = str(len(data))
+        return StreamingResponse(_pieces(data), media_type=kind, headers=headers)
 
     async def stream(request: Request) -> Response:
         if hub.full:
             return PlainTextResponse(f"{_MOST_STREAMS} pages are open already: close some\n", 503)
+        request.scope[_STREAM] = True
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(hub.messages(), media_type="text/event-stream", headers=headers)
 
@@ -154,7 +162,7 @@ def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = Non
     _announce(session, address, number, token)
     settings = uvicorn.Config(
         build_app(session, token), log_level="error", access_log=False, timeout_graceful_shutdown=1, server_header=False,
-        http="h11",  # it bounds the size of a request's head
+        http=Connection, backlog=_AT_ONCE,
     )  # fmt: skip
     # Open pages are cut off when it ends: nothing to report.
     logging.getLogger("uvicorn.error").addFilter(lambda record: "graceful shutdown" not in record.getMessage())
@@ -162,22 +170,55 @@ def serve(session: Session, listen: str = "127.0.0.1", port: Optional[int] = Non
     return 0
 
 
+class Connection(H11Protocol):
+    """By h11, which bounds the size of a request's head. When too many are open, a new one takes the place of the oldest."""
+
+    made = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.made = time.monotonic()
+        if len(self.connections) >= _MOST_CONNECTIONS:
+            _close_oldest(self.connections)
+        super().connection_made(transport)
+
+
+def _close_oldest(connections: Set[Any]) -> None:
+    others = [each for each in connections if not _streams(getattr(each, "cycle", None))]
+    if others:
+        oldest = min(others, key=lambda each: getattr(each, "made", 0.0))
+        connections.discard(oldest)  # now, for the next one may come before this one is closed
+        oldest.transport.abort()
+
+
+def _streams(cycle: Any) -> bool:
+    """Whether a stream is being sent. The path would not tell: a refusal that nobody reads has the same."""
+    return cycle is not None and not cycle.response_complete and _STREAM in cycle.scope
+
+
 class Server(uvicorn.Server):
-    """Closes connections that do not send a whole request: uvicorn itself would keep them until no file can be opened."""
+    """Closes connections that do not send a whole request, or do not take the answer: uvicorn itself would keep them until
+    no file can be opened."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._since: Dict[Any, float] = {}  # connection and its last request -> since when it sends no other one
+        self._since: Dict[Any, float] = {}  # connection, its last request, whether that is answered -> since when
+
+    async def startup(self, sockets: Optional[List[socket.socket]] = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen()  # more may wait than are accepted in one go
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # every second
             now = time.monotonic()
             known = [(each, getattr(each, "cycle", None)) for each in self.server_state.connections]
-            silent = [(each, cycle) for each, cycle in known if cycle is None or cycle.response_complete]
-            self._since = {key: self._since.get(key, now) for key in silent}
-            for (connection, _), since in self._since.items():
+            waiting = [
+                (each, cycle, cycle is None or cycle.response_complete) for each, cycle in known if not _streams(cycle)
+            ]
+            self._since = {key: self._since.get(key, now) for key in waiting}
+            for (connection, _, silent), since in self._since.items():
                 transport = getattr(connection, "transport", None)
-                if transport is not None and now - since > _SILENT:
+                if transport is not None and now - since > (_SILENT if silent else _UNTAKEN):
                     transport.abort()
         return await super().on_tick(counter)
 
@@ -209,6 +250,7 @@ def _bind(listen: str, port: Optional[int]) -> socket.socket:
         bound = socket.socket(family[0], socket.SOCK_STREAM)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIECE)  # nor does the system hold much of an answer
             bound.bind(family[4])
             bound.listen()  # from now on a browser waits instead of being refused
             return bound
@@ -235,6 +277,11 @@ def _page_files() -> Dict[str, Tuple[str, bytes, bytes]]:
                 data = file.read()
             found[name] = (kind, data, gzip.compress(data, 6))
     return found
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for begin in range(0, len(data), _PIECE):
+        yield data[begin : begin + _PIECE]
 
 
 def _json(data: Any) -> Response:
