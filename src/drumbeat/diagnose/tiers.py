@@ -31,7 +31,9 @@ class Tiers:
 
     def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
         self.first, self.extra, self.log = first, extra, log
-        self._step_ends: Dict[Optional[str], int] = {}  # file -> first line by which srun or slurmstepd ends a step
+        self._step_ends: Dict[
+            Optional[str], int
+        ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
         for event in live:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
