@@ -16,6 +16,7 @@ from typing import Callable, Dict, List
 
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from tests.runs.test_clock import SHIM
 
 Before = Callable[[Path, str], ExitStack]
 NOBODY = 65534
@@ -121,33 +122,8 @@ def kernel_logs(folder: Path, name: str) -> ExitStack:
     return ExitStack()
 
 
-# A clock of our own that can be set for some processes alone. (libfaketime makes Python's sleep fail where it leaves the
-# monotonic clock alone.)
-_CLOCK = """
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int result = syscall(SYS_clock_gettime, clock, now);
-    const char *path = getenv("CLOCK_OFFSET");
-    if (result == 0 && clock == CLOCK_REALTIME && path) {
-        char text[32] = {0};
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) {
-            if (read(fd, text, sizeof text - 1) > 0) now->tv_sec += atol(text);
-            close(fd);
-        }
-    }
-    return result;
-}
-"""
-
-
 def clock(folder: Path, name: str) -> ExitStack:
-    (folder / "clock.c").write_text(_CLOCK)
+    (folder / "clock.c").write_text(SHIM)
     compiler = shutil.which("gcc")
     assert compiler, "needs a C compiler (apt install gcc libc6-dev)"
     source, library = str(folder / "clock.c"), str(folder / "clock.so")

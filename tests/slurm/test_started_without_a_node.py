@@ -44,7 +44,10 @@ def test_a_lost_node_is_replaced_in_place(cluster, oar, whole):
     back = events(folder, "first-step")[1]["t"] - cut
     noticed = events(folder, "node-lost")[0]["t"] - cut
     print(f"from the cut to the first new step: {back:.1f} s, of these {noticed:.1f} s to notice")
-    assert resumed >= 20, "from the last checkpoint"
+    ended = events(folder, "attempt-ended")[0]["t"]
+    reports = map(json.loads, (folder / "nodes/0/metrics.jsonl").read_text().splitlines())
+    before = max(each["step"] for each in reports if each.get("rank") == 0 and each["t"] <= ended)  # rank 0 saves
+    assert resumed >= 20 and before - resumed <= 10, "no step lost beyond the last checkpoint"
     # Slurm finds the node down, and the job still runs: --no-kill
     wait_for(lambda: "down" in cluster.out("sinfo", "-h", "-n", "reed2", "-o", "%T"), 180, "Slurm to see it")
     step = json.loads(oar("status", "--json", number).stdout)["progress"]["step"]
