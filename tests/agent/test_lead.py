@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Finish, Record, Tell
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import CANCELLED, FAILED, FINISHED, TIME_LIMIT
 from drumbeat.agent.ranks_meeting import RanksMeeting
 from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.decide import Member
 from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.lead_findings import gone_finding
+from drumbeat.agent.member import Member
 from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import Hello
 from drumbeat.agent.world import Common
