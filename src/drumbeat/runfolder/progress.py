@@ -15,7 +15,7 @@ _TOO_SHORT = 2.0  # and over less than this none
 _UNKNOWN = (None, "")
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step"),
+    ("step", "first_step", "widest"),
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
@@ -42,6 +42,7 @@ class Progress:
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
     last_t: Optional[float] = None
     first_step: Optional[int] = None
+    widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
@@ -116,6 +117,8 @@ class Progress:
         back = before is not None and (step < before or again)
         if back and self.first_step is not None and step <= self.first_step:
             self.laps, self.step = self.laps + 1, step
+        elif before is not None:
+            self.widest = max(self.widest or 0, step - before)
         self._previous = (step, epoch)
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
@@ -145,6 +148,14 @@ class Progress:
             if all(getattr(self, name) in _UNKNOWN for name in names):
                 for name in names:
                     setattr(self, name, getattr(other, name))
+
+    @property
+    def short_of_steps(self) -> bool:
+        """Whether the announced number of steps was surely not reached: more are missing than lie between two reports.
+        False where that is not known, as where steps are counted per epoch."""
+        if self.step is None or self.steps is None or self.laps or self.target_reached:
+            return False
+        return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 
     @property
     def seconds(self) -> float:
