@@ -138,7 +138,7 @@ def test_a_queued_run_shows_why_and_an_ended_one_how(tmp_path, demo_run, monkeyp
     queued.load()
 
     async def waits(app, pilot):
-        await shows(app, pilot, "queued: Priority")
+        await shows(app, pilot, "queued, ", ": Priority", "not started yet")
 
     drive(queued, (80, 24), waits)
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import List, Optional, Sequence, Tuple
 
+from drumbeat.backends.contract import QUEUED
 from drumbeat.desk.closing import count, duration, end_words, folded, quiet_words, speed
 from drumbeat.finding import Finding
 from drumbeat.watch.head import Head
@@ -15,7 +16,15 @@ COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowe
 # Which columns are left out where there is no room for all of them: the last of these first.
 FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
 _GAP = 2  # between two columns
-_WRAPPED = ("failed", "error", "warning", "fix", "cause")  # labels of lines that must be readable to their end
+_WRAPPED = (
+    "run",
+    "nodes",
+    "failed",
+    "error",
+    "warning",
+    "fix",
+    "cause",
+)  # labels of lines that must be readable to the end
 _MOST_WRAPPED = 3  # lines of one of them
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
@@ -52,16 +61,15 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
 
 def _title(head: Head) -> str:
     words = head.phase if head.phase == head.state else f"{head.state}, {head.phase}"
-    if head.detail and head.detail not in (head.state, head.phase):
-        words += f": {head.detail}"
+    detail = f": {head.detail}" if head.detail and head.detail not in (head.state, head.phase) else ""
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
-    return f"{head.run_id}  {words}{again}{took}"
+    return f"{head.run_id}  {words}{again}{took}{detail}"
 
 
 def _progress(head: Head) -> str:
     if head.step is None:
-        return "no step recognised"
+        return "not started yet" if head.state == QUEUED else "no step recognised"
     parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps_of_epoch:
         parts[0] += " of this epoch"
