@@ -126,7 +126,9 @@ def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     assert done.returncode == 7, done.stderr
     assert "rank 3 on" in done.stderr and "exit code 7\ncause      not known: it wrote nothing" in done.stderr
     log = (drumbeat.folder / "log-1.txt").read_text()
-    assert "[rank 2] mine" in log and "its own table" in log  # the script's own log has what it would have had
+    assert (
+        "[rank 2] mine" in log and "its own table: f.py FAILED" in log
+    )  # the script's own log has what it would have had
     assert "[rank 2]" not in done.stdout and done.stdout.count("mine") == 3  # a line is shown once
 
 
