@@ -31,22 +31,30 @@ def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None, prefix=()):
 
 
 def tree(run_id):
-    """Role -> pids, from their command line: guards, agents (the children of guards) and what agents have forked."""
-    roles = {"guard": {}, "agent": {}, "folder": {}}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    """Role -> node -> pid, from their command line: guards, agents (children of guards) and what agents have forked."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{name}/cmdline").read_text().split("\0")
-            parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
             comm = Path(f"/proc/{name}/comm").read_text().strip()
-            parents_words = Path(f"/proc/{parent}/cmdline").read_text().split("\0")
         except OSError:
             continue
         if "_agent" in words and any(run_id in word for word in words):
-            node = int(words[words.index("_agent") + 2])
-            role = "folder" if comm == NAME else "agent" if "_agent" in parents_words else "guard"
-            roles[role][node] = int(name)
+            found[int(name)] = parent, int(words[words.index("_agent") + 2]), comm
+    roles = {"guard": {}, "agent": {}, "folder": {}, "other": {}}
+    for pid, (parent, node, comm) in found.items():
+        above = parent in found
+        role = (
+            "guard"
+            if not above
+            else "agent"
+            if found[parent][0] not in found
+            else "folder"
+            if comm == NAME
+            else "other"
+        )
+        roles[role][node] = pid
     return roles
 
 
