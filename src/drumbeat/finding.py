@@ -82,6 +82,13 @@ class Verdict:
         elif self.confidence == CERTAIN and not self.seen:
             object.__setattr__(self, "confidence", LIKELY)
 
+    @property
+    def words(self) -> str:
+        """Answer and summary; a summary that begins with the answer says both."""
+        if not self.summary or self.summary.startswith(self.answer):
+            return self.summary or self.answer
+        return f"{self.answer}: {self.summary}"
+
 
 def worst(findings: Iterable[Finding]) -> str:
     """The worst severity among them; `ok` when there are none."""

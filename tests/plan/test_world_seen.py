@@ -5,6 +5,7 @@ from dataclasses import replace
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.watchers.census import Identity, rows_of
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
+from drumbeat.runfolder.world import CODES
 
 PLAN = Planned(4, 2, True)
 M = "10.0.0.1:62000"
@@ -63,6 +64,17 @@ def test_ranks_that_number_themselves():
     verdict = judge(joined, PLAN, True)
     assert verdict.answer == "as planned" and "4 processes of one world: connected to port 62000" in verdict.summary
     assert judge([], PLAN, True).answer == "unknown" and judge([], PLAN, True).seen
+
+
+def test_every_finding_about_the_world_is_known_as_one():
+    apart = world("127.0.0.1:1", 2, range(2), 0) + world("127.0.0.1:2", 2, range(2), 1)
+    repeated, small = (
+        world() + [Row(0, 300, 1, 4, M)],
+        world(size=2, ranks=(0,), node=0) + world(size=2, ranks=(1,), node=1),
+    )
+    found = [judge(rows, PLAN, False).findings[0].code for rows in (apart, repeated, small)]
+    lonely = copies([replace(row, alone=True, joined=False) for row in world()], PLAN)
+    assert {lonely.code, *found} == set(CODES)
 
 
 def test_copies_of_one_training():

@@ -1,5 +1,6 @@
 """One run: what its folder holds, and nothing more."""
 
+import dataclasses
 import json
 import re
 from xml.etree import ElementTree
@@ -9,13 +10,14 @@ import pytest
 from drumbeat.cli import main
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.report.gather import figures_of
+from drumbeat.report.scaling import compare
 from drumbeat.report.text import lines_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, summarize, write_summary
 from drumbeat.runfolder.write import replace_json
-from tests.runfolder.folders import make_run, metrics, order
+from tests.runfolder.folders import events, make_run, metrics, order
 
 TOKENS, STEP = 512, 0.5
 
@@ -61,6 +63,37 @@ def test_the_figures_are_those_of_the_folder(tmp_path):
     assert figures.gpu.joules_per_unit == pytest.approx(600 * run.progress().seconds / work, rel=0.02)
     assert figures.network["rdma"].received == 60e6 and figures.network["rdma"].sent == 120e6
     assert figures.slowest.rank == 1 and figures.slowest.ms == pytest.approx(100, abs=1)
+
+
+def test_a_hang_is_no_step_time(tmp_path):
+    """Steps of 50 ms, of which the tenth comes 20 s late: what it took is a hang, not a step."""
+    for name, work in (("printed", {"printed": True}), ("reported", {"tokens": 100})):
+        run = make_run(tmp_path / name)
+        times = [1010.0 + 0.05 * step + (20.0 if step >= 10 else 0.0) for step in range(1, 101)]
+        metrics(run, *({"t": t, "rank": 0, "step": step, **work} for step, t in enumerate(times, 1)))
+        events(
+            run,
+            ("attempt-started", {"world_size": 1, "master_addr": "h", "master_port": 1}),
+            ("resumed", {"seconds": 20.0}),
+        )
+        path = tmp_path / name / "events.jsonl"
+        started, resumed = (json.loads(line) for line in path.read_text().splitlines())
+        started["t"], resumed["t"] = 1009.0, times[9] + 0.01
+        path.write_text("".join(json.dumps(event) + "\n" for event in (started, resumed)))
+        figures = figures_of(Run.open(run.path))
+        assert figures.phases.step == pytest.approx(50.0, rel=0.03), name
+        said = " ".join(" ".join(lines_of(figures)).split())
+        assert "; 20 s of it in a hang)" in said and figures.speed.hung == 20.0
+    assert figures.speed.low == pytest.approx(2000.0) and figures.speed.intervals == 98
+    twins = [dataclasses.replace(figures, name=name, ranks=1) for name in ("a", "b")]
+    assert any("a hung for 20 s" in question for question in compare(twins).questions)
+
+
+def test_a_toolkit_that_no_gpu_uses_is_called_that(tmp_path):
+    run = make_run(tmp_path / "run")
+    replace_json(run.folder.node(0).facts, Facts("h", versions={"cuda": "13.0", "torch-cuda": "12.8"}))
+    said = " ".join(" ".join(lines_of(figures_of(run))).split())
+    assert "torch built for CUDA 12.8, CUDA toolkit 13.0 (installed, not used: no GPU)" in said
 
 
 def test_text_fits_and_says_what_is_not_measured(tmp_path):

@@ -16,7 +16,7 @@ from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch.families import families
 from drumbeat.watch.plain import screen
 from drumbeat.watch.session import Session
-from tests.runfolder.folders import make_run
+from tests.runfolder.folders import make_run, metrics
 
 
 def added(*metrics):
@@ -98,6 +98,29 @@ def test_steps_that_are_counted_anew_in_each_epoch_give_no_speed(named):
     assert (progress.laps, progress.step, progress.rate(), progress.seconds_left()) == (2, 3, None, None)
     assert loss_words(progress) == "fell from 8.000 to 0.000 in 3 epochs, whose steps are counted anew"
     assert "step 3 of this epoch" in progress_line(progress)
+
+
+def test_no_time_is_left_once_no_step_comes():
+    fast = added(*(step(number, 1.0, steps=30) for number in range(1, 11)))
+    assert fast.seconds_left(now=13.0) == 20.0 and fast.quiet(13.0) is None
+    assert fast.seconds_left(now=40.0) is None and fast.quiet(40.0) == 30.0
+    assert progress_line(fast, now=40.0).endswith("1.00 steps/s  no step for 30 s")
+    assert progress_line(fast, now=13.0).endswith("1.00 steps/s  20 s left")
+    assert Progress.restored(fast.snapshot()).quiet(40.0) == 30.0
+    seldom = added(*(step(number, 1.0, steps=200) for number in range(10, 101, 10)))  # every tenth step is reported
+    assert seldom.seconds_left(now=145.0) == 100.0 and seldom.seconds_left(now=155.0) is None
+    assert added(step(1, 1.0, steps=9)).quiet(1000.0) is None, "how far apart steps are is not known yet"
+
+
+def test_a_loss_is_named_with_its_step_where_that_is_not_the_last_one(tmp_path):
+    ahead = added(step(9, 2.0), step(10, 1.5), step(12, None, rank=1))
+    assert progress_line(ahead).startswith("step 12  loss 1.500 (step 10)")
+    assert progress_line(added(step(9, 2.0), step(10, 1.5))).startswith("step 10  loss 1.500  ")
+    run = make_run(tmp_path / "r")
+    metrics(run, {"t": 1.0, "rank": 0, "step": 10, "loss": 1.5}, {"t": 2.0, "rank": 0, "step": 11})
+    session = Session(run)
+    session.load()
+    assert "step 11  loss 1.5 (step 10)" in "\n".join(screen(session, 80, 24)), "watch says the same"
 
 
 def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):

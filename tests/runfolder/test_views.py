@@ -23,6 +23,7 @@ from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.hostlist import expand, fold
+from drumbeat.plan.world_seen import Planned, Row, copies
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
@@ -31,8 +32,11 @@ from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, Nod
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import Affected, Summary, Throughput, write_summary
+from drumbeat.runfolder.summary import Affected, AttemptEnd, Summary, Throughput, summarize, write_summary
+from drumbeat.runfolder.world import world_of
 from tests.runfolder.folders import events, log, make_run, metrics, order
+
+SOON = time.time() + 1800  # when steps are reported: a slow machine must not make them look old
 
 
 def index(home, *runs):
@@ -143,6 +147,17 @@ def test_an_exact_id_wins_over_a_prefix(home, tmp_path):
         find_run("nothing", os.environ)
 
 
+def test_a_name_that_two_runs_have_is_asked_about(drumbeat, home, tmp_path):
+    for name in ("twin-1", "twin-2"):
+        make_run(tmp_path / name, name="twin")
+    index(home, tmp_path / "twin-1", tmp_path / "twin-2")
+    for command in ("status", "diagnose"):
+        done = drumbeat.here(command, "twin")
+        assert done.returncode == 2 and "twin could be any of twin-" in done.stderr and "twin-2" in done.stderr
+    for name in ("nothing", "no/such/file.log"):
+        assert f"{name}: no such file, folder or run" in drumbeat.here("diagnose", name).stderr
+
+
 def test_an_exact_name_wins_over_the_start_of_an_id(home, tmp_path):
     names = {"pre-0101-a": "pre", "prep-0101-b": "prep"}
     for run_id, name in names.items():
@@ -209,7 +224,7 @@ def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path
         fast.folder, Summary(fast.run_id, "finished", 0, 7300.0, 1, throughput=Throughput(1.234e6, "tokens/s"))
     )
     slow = make_run(tmp_path / "slow-20261115-101112-abcd", desk=desk(), created=time.time() - 100)
-    metrics(slow, *({"t": 10.0 + step, "rank": 0, "step": step, "steps": 1000, "samples": 4} for step in range(50)))
+    metrics(slow, *({"t": SOON + step, "rank": 0, "step": step, "steps": 1000, "samples": 4} for step in range(50)))
     (tmp_path / "tuning").mkdir()
     (tmp_path / "tuning/tune.json").write_text("{}")
     trial = make_run(tmp_path / "tuning/trial-1", created=5000.0)
@@ -242,7 +257,7 @@ def test_status_of_a_run_that_goes_on(drumbeat, home, tmp_path):
     for rank in range(4):
         events(run, ("rank-started", {"rank": rank, "local_rank": rank, "pid": 1, "cpus": []}), node=0)
     metrics(
-        run, *({"t": 10.0 + 2 * step, "rank": 0, "step": step, "steps": 109, "loss": 9.0 - step} for step in range(10))
+        run, *({"t": SOON + 2 * step, "rank": 0, "step": step, "steps": 109, "loss": 9.0 - step} for step in range(10))
     )
     assert lines(drumbeat.here("status").stdout)["ranks"] == "all 4 running"
     for rank in range(3):
@@ -261,6 +276,47 @@ def test_status_of_a_run_that_goes_on(drumbeat, home, tmp_path):
     assert (
         plain["status"]["state"] == "running" and plain["seconds_left"] == 200.0 and len(plain["ranks"]["ended"]) == 3
     )
+
+
+def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path):
+    run = make_run(tmp_path / "run", desk=desk(), created=time.time() - 500)
+    index(home, tmp_path / "run")
+    metrics(run, *({"t": time.time() - 99 + step, "rank": 0, "step": step, "steps": 99} for step in range(10)))
+    rows = drumbeat.here("list").stdout.splitlines()
+    assert rows[0].split()[-1] == "ELAPSED" and rows[2].startswith("  no step for ")
+    said = lines(drumbeat.here("status").stdout)
+    assert "left" not in said["elapsed"] and "1.00 steps/s  no step for " in said["progress"]
+    events(run, ("finding", {"finding": Finding("hang-stopped", ERROR, "no step for 9 s: rank 1 is stopped")}))
+    rows = drumbeat.here("list").stdout.splitlines()
+    assert rows[0].split()[-1] == "ELAPSED" and rows[2:] == ["  hang: no step for 9 s: rank 1 is stopped"]
+    assert json.loads(drumbeat.here("list", "--json").stdout)[0]["seconds_left"] is None
+
+
+def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summary(drumbeat, home, tmp_path):
+    run = make_run(tmp_path / "run", desk=desk(), created=time.time() - 50)
+    index(home, tmp_path / "run")
+    metrics(
+        run, *({"t": SOON + step, "rank": 0, "step": step, "loss": 1.0 if step < 5 else "nan"} for step in range(9))
+    )
+    lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True) for rank in (0, 1)]
+    apart = copies(lonely, Planned(2, 1, True))
+    words = "2 ranks never joined each other: they are 2 copies of one training"
+    events(
+        run,
+        ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1}),
+        ("finding", {"finding": apart}),
+    )
+    assert words in drumbeat.here("status").stdout and "Trainer(devices=2" in drumbeat.here("status").stdout
+    remarks = ["  warning: loss nan since step 5", f"  warning: {words}"]
+    assert drumbeat.here("list").stdout.splitlines()[2:] == remarks
+    ended = summarize(run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, world=apart)
+    write_summary(run.folder, ended)
+    make_run(tmp_path / "run")
+    assert words in drumbeat.here("status").stdout and drumbeat.here("list").stdout.splitlines()[2:] == remarks
+    assert ("warning", words) in closing_lines(run, ended)
+    assert summary_without_lead(run, run.order(), 137, now=1020.0).world == apart
+    events(run, ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1, "attempt": 1}))
+    assert world_of(run.run_events()) is None, "the next attempt is judged anew"
 
 
 CAUSES = {

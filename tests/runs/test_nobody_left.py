@@ -30,31 +30,35 @@ def begin(drumbeat, tmp_path, *words, nodes=2, grace="2s", env=None, prefix=()):
     return process, drumbeat.run_folder().name
 
 
+def words_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def parent_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+
+
 def tree(run_id):
-    """Role -> node -> pid, from their command line: guards, agents (children of guards) and what agents have forked."""
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    """Role -> pids, from their command line: guards, agents (the children of guards), and what agents have forked, which has the
+    same command line: the folder's child, and others that live shortly."""
+    roles = {"guard": {}, "agent": {}, "folder": {}, "forked": {}}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
         try:
-            words = Path(f"/proc/{name}/cmdline").read_text().split("\0")
-            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            words, parent = words_of(name), parent_of(name)
+            if "_agent" not in words or not any(run_id in word for word in words):
+                continue
             comm = Path(f"/proc/{name}/comm").read_text().strip()
+            if "_agent" not in words_of(parent):
+                role = "guard"
+            elif "_agent" not in words_of(parent_of(parent)):
+                role = "agent"
+            else:
+                role = "folder" if comm == NAME else "forked"
         except OSError:
             continue
-        if "_agent" in words and any(run_id in word for word in words):
-            found[int(name)] = parent, int(words[words.index("_agent") + 2]), comm
-    roles = {"guard": {}, "agent": {}, "folder": {}, "other": {}}
-    for pid, (parent, node, comm) in found.items():
-        above = parent in found
-        role = (
-            "guard"
-            if not above
-            else "agent"
-            if found[parent][0] not in found
-            else "folder"
-            if comm == NAME
-            else "other"
-        )
-        roles[role][node] = pid
+        roles[role][int(words[words.index("_agent") + 2])] = int(name)
     return roles
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from drumbeat.finding import Verdict
 from drumbeat.runfolder.records import Metric
 from drumbeat.runfolder.run import Run
 from drumbeat.watch import page_data
@@ -105,6 +106,29 @@ def test_checks_name_the_mismatch_first(tmp_path):
         events(run, ("verdict", {"verdict": verdict, "peer": peer}))
     (check,) = loaded(run).head().checks
     assert (check.answer, check.summary, check.nodes, check.judged) == ("mismatch", "node 1", 1, 3)
+
+
+def test_a_check_says_unknown_once(tmp_path):
+    run = make_run(tmp_path / "r")
+    silent = {"check": "transport", "answer": "unknown", "summary": "unknown: NCCL wrote no log here"}
+    events(run, ("verdict", {"verdict": silent, "peer": 0}))
+    assert [check.words for check in loaded(run).head().checks] == ["unknown: NCCL wrote no log here"]
+    assert Verdict("a", "tcp", summary="tcp, by the counters").words == "tcp, by the counters"
+    assert Verdict("a", "not pinned", summary="4 ranks share 2 cores").words == "not pinned: 4 ranks share 2 cores"
+    assert Verdict("a", "as planned").words == "as planned"
+
+
+def test_the_heat_map_gives_nearly_equal_values_nearly_equal_colours(tmp_path):
+    def shares(values):
+        low, high = page_data.scale(values)
+        return [(value - low) / (high - low) for value in values]
+
+    assert shares([96.5, 96.5]) == [0.5, 0.5] and shares([0.0, 0.0]) == [0.5, 0.5] and page_data.scale([]) == (0.0, 1.0)
+    first, second = shares([96.4, 96.5])
+    assert 0.45 < first < second < 0.55
+    assert shares([50.0, 75.0, 100.0]) == [0.0, 0.5, 1.0], "what differs gets the whole scale"
+    drawn = page_data.heat(loaded(recorded(tmp_path / "r")), "power")  # every GPU takes 500 W
+    assert (drawn["low"], drawn["high"]) == (475.0, 525.0) and drawn["values"] == [[500, 500], [500, 500]]
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path):

@@ -308,7 +308,7 @@ class Node:
             self._finish("; ".join(stuck) or "a task of the scheduler does not answer")
 
     def _finish(self, stuck: str) -> None:
-        self.active, self.sweep_until = False, None
+        """An error is for the loop, which mutes this node: the next tick then comes here again."""
         self.looker.end()
         try:
             self.metrics.finish(self.beat)
@@ -320,6 +320,7 @@ class Node:
         except OSError:
             if not self.events.muted:
                 raise
+        self.active, self.sweep_until = False, None
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
 
     def _keep(self, logs: List[LogFiles]) -> None:

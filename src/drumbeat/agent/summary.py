@@ -18,6 +18,7 @@ from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
 from drumbeat.runfolder.verdict import write_verdict
+from drumbeat.runfolder.world import world_of
 
 
 def what_follows(lead: Lead) -> Next:
@@ -48,8 +49,10 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     ]
     parts = ledger(lead.order.created, now, events, queued)
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
-    replaced = replaced_nodes(events)
-    return summarize(lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus)
+    replaced, world = replaced_nodes(events), world_of(events)
+    return summarize(
+        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world
+    )  # fmt: skip
 
 
 def _attempts(lead: Lead) -> List[AttemptEnd]:

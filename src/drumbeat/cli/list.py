@@ -96,7 +96,8 @@ def _agreed(question: str) -> bool:
 
 
 def table(states: Sequence[State], columns: int) -> List[str]:
-    """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own."""
+    """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own.
+    What else there is to know of a run stands below it."""
     rows = [
         (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
     ]
@@ -106,12 +107,23 @@ def table(states: Sequence[State], columns: int) -> List[str]:
     width = min(room, max(len(row[0]) for row in [_HEAD, *rows]))
     widths = (width, *widths)
     lines = [_row(_HEAD[:count], widths)]
-    for row in rows:
+    for state, row in zip(states, rows):
         if len(row[0]) > width:
             lines += [row[0], _row(("", *row[1:count]), widths)]
         else:
             lines.append(_row(row[:count], widths))
+        lines += [f"  {remark}"[:columns] for remark in remarks(state)]
     return lines
+
+
+def remarks(state: State) -> List[str]:
+    """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
+    from drumbeat.desk.closing import not_finite_words, quiet_words
+
+    found = [f"hang: {state.hang.finding.title}"] if state.hang else []
+    found += [quiet_words(state.quiet)] if state.quiet is not None else []
+    found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
+    return found + ([f"warning: {state.world.title}"] if state.world else [])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -153,4 +165,4 @@ def _time(seconds: Optional[float]) -> str:
 
 
 def _left(state: State) -> str:
-    return _time(state.progress.seconds_left() if state.goes_on else None)
+    return _time(state.seconds_left)

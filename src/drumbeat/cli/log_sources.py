@@ -66,11 +66,11 @@ def find(paths: List[str]) -> Sources:
 
 def _run_named(name: str) -> str:
     """The folder of the run with this id, or one that begins so."""
-    from drumbeat.desk.runs import find_run
+    from drumbeat.desk.runs import NoSuchRun, find_run
 
     try:
         return find_run(name, os.environ).path
-    except Problem:
+    except NoSuchRun:
         raise Problem(
             f"{name}: no such file, folder or run", "give log files, folders, run folders, run ids, or - for stdin"
         ) from None

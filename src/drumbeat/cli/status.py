@@ -67,13 +67,13 @@ def run(args: Any) -> int:
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Time, progress and ranks of a run that has not ended."""
+    from drumbeat.backends.contract import RUNNING
     from drumbeat.desk.closing import duration, progress_line
     from drumbeat.ranges import named_ranks
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
-        left = None if state.hang else state.progress.seconds_left()
-        rest = f", about {duration(left)} left" if left is not None and state.goes_on else ""
+        rest = f", about {duration(state.seconds_left)} left" if state.seconds_left is not None else ""
         lines.append(("elapsed", duration(state.seconds) + rest))
     if state.muster:
         lines.append(("waiting", f"{state.muster.words}, since {duration(max(0.0, now - state.muster.since))}"))
@@ -82,7 +82,9 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("hang", f"{finding.title} ({duration(max(0.0, now - state.hang.t))} ago)"))
         lines += [("cause", finding.cause), ("fix", finding.fix)]
     if state.progress.step is not None:
-        lines.append(("progress", progress_line(state.progress, left=not state.hang)))
+        lines.append(("progress", progress_line(state.progress, not state.hang and state.status.state == RUNNING, now)))
+    if state.world:
+        lines += [("warning", state.world.title), ("fix", state.world.fix)]
     if state.gpus:
         lines.append(("GPUs", state.gpus.words))
     if state.spares or state.replaced:
@@ -108,5 +110,4 @@ def as_plain(state: State) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(state)
     plain["outcome"] = None if state.goes_on else state.word
     plain["throughput"] = {"value": round(rate[0], 3), "unit": rate[1]} if rate else None
-    plain["seconds_left"] = state.progress.seconds_left() if state.goes_on and not state.hang else None
     return plain

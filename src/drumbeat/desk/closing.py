@@ -29,20 +29,33 @@ _NO_METRICS = (
 _LONGEST = 300  # characters of a line
 
 
-def progress_line(progress: Progress, left: bool = True) -> str:
-    """`left`: say also how long it will take, as far as that is known."""
+def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
+    """`left`: say also how long it will take, as far as that is known; at `now`, by the lead's clock, else at its last step."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += " of this epoch" if progress.laps else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
     elif progress.last_loss is not None:
-        parts.append(f"loss {progress.last_loss:.3f}")
-    rate, rest = progress.rate(), progress.seconds_left()
+        parts.append(f"loss {progress.last_loss:.3f}{of_step(progress)}")
+    rate, rest = progress.rate(), progress.seconds_left(now)
+    quiet = None if now is None else progress.quiet(now)
     if rate:
         parts.append(speed(*rate, rough=progress.rough))
-    if left and rest is not None:
+    if left and quiet is not None:
+        parts.append(quiet_words(quiet))
+    elif left and rest is not None:
         parts.append(f"{duration(rest)} left")
     return "  ".join(parts)
+
+
+def of_step(progress: Progress) -> str:
+    """Which step the last loss is of, where that is not the step that was reported last."""
+    same = progress.last_loss_step in (None, progress.step)
+    return "" if same else f" (step {progress.last_loss_step})"
+
+
+def quiet_words(seconds: float) -> str:
+    return f"no step for {duration(seconds)}"
 
 
 def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
@@ -54,6 +67,8 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("loss", losses))
     if progress.not_finite:
         after.append(("warning", f"the last loss is {progress.not_finite}: do not use what was saved since unchecked"))
+    if summary.world:
+        after.append(("warning", summary.world.title))
     if progress.target_reached is not None:
         after.append(("target", "reached" if progress.target_reached else "not reached"))
     if summary.throughput:

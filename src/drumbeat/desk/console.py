@@ -241,7 +241,7 @@ class Console:
             return  # node 0 speaks for those that are as they should be
         if verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen):
             return  # it is in the events; a person learns nothing from it
-        words = verdict.summary if verdict.answer == "as planned" else f"{verdict.answer}: {verdict.summary}"
+        words = verdict.summary if verdict.answer == "as planned" else verdict.words
         ours = verdict.check == "affinity" and self.order.nodes > 1  # its numbers are one node's
         self.say(verdict.check, f"node {event.peer}: {words}" if ours else words)
 
@@ -296,14 +296,15 @@ class Console:
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
-        line = progress_line(self.progress, left=not (self._hangs or self._stops or self._ends or final))
+        left = not (self._hangs or self._stops or self._ends or final)
+        line, made = progress_line(self.progress, left, time.time()), progress_line(self.progress, left=False)
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:
                 put(sys.stderr, f"\r\x1b[K{line}")
                 self._drawn = line
-        elif time.monotonic() - self._last_progress > _PROGRESS_EVERY and line != self._said_progress:
-            self._last_progress, self._said_progress = time.monotonic(), line  # in silence there is nothing to repeat
+        elif time.monotonic() - self._last_progress > _PROGRESS_EVERY and made != self._said_progress:
+            self._last_progress, self._said_progress = time.monotonic(), made  # in silence there is nothing to repeat
             self.say("progress", line)
 
     def _clear(self) -> None:

@@ -12,6 +12,7 @@ from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
+from drumbeat.runfolder.world import world_of
 from drumbeat.signals import EXIT_STORAGE
 
 
@@ -36,8 +37,8 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     facts = [run.facts(node) for node in run.nodes()]
     known = [gpus_used(order, each) for each in facts if each]
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
-    replaced = replaced_nodes(events)
-    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus)
+    replaced, world = replaced_nodes(events), world_of(events)
+    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world)
 
 
 def _hung(why: str) -> Finding:

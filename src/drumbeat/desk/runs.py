@@ -14,6 +14,10 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder.run import Run
 
 
+class NoSuchRun(Problem):
+    """No run fits what was named."""
+
+
 @dataclass(frozen=True)
 class Found:
     runs: Tuple[Run, ...]  # the newest first
@@ -60,7 +64,7 @@ def find_run(wanted: Optional[str], environ: Mapping[str, str]) -> Run:
         return matches[0]
     if matches:
         raise Problem(f"{wanted} could be any of {_ids(matches)}", "type more of the run id")
-    raise Problem(f"no run {wanted}", "drumbeat list shows them; the path of a run folder works too")
+    raise NoSuchRun(f"no run {wanted}", "drumbeat list shows them; the path of a run folder works too")
 
 
 def find_running(wanted: Optional[str], environ: Mapping[str, str], is_running: Callable[[Run], bool]) -> Run:
@@ -87,7 +91,7 @@ def _opened(path: str, environ: Mapping[str, str]) -> Run:
     try:
         return open_run(path, environ)
     except RecordError as error:
-        raise Problem(str(error)) from None
+        raise (Problem if os.path.isdir(path) else NoSuchRun)(str(error)) from None
 
 
 def _matches(wanted: str, runs: Tuple[Run, ...]) -> List[Run]:

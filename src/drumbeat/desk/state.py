@@ -38,6 +38,7 @@ from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import RunRecord, keep_last_word, read_run_record, write_run_record
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE, next_step
+from drumbeat.runfolder.world import world_of
 
 _ASK_EVERY = 20.0  # seconds between two questions to a scheduler
 GOING_ON = ALIVE
@@ -58,6 +59,11 @@ class State:
     summary: Optional[Summary] = None
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
     hang: Optional[Hang] = None  # reported, and not over
+    world: Optional[Finding] = None  # why its ranks are not the one training that was planned
+    quiet: Optional[float] = (
+        None  # seconds without a step, of a run that is running and usually makes steps much faster
+    )
+    seconds_left: Optional[float] = None
     gpus: Optional[GpuUse] = None  # of a run that is running
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
     spares: int = 0  # nodes that wait without a role, of a run that goes on
@@ -98,9 +104,13 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     events = run.run_events() if goes_on else []
     muster = muster_of(events) if told.state == RUNNING else None
     gpus = gpu_use(run) if told.state == RUNNING else None
+    hang = hang_of(events)
+    world = summary.world if summary else world_of(events)
+    quiet = progress.quiet(now) if told.state == RUNNING and hang is None else None
+    left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None
     return State(
-        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang_of(events),
-        gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events),
+        run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,
+        left, gpus, muster, spares_left(events), summary.replaced if summary else replaced_nodes(events),
     )  # fmt: skip
 
 

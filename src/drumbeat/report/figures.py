@@ -23,6 +23,7 @@ class Speed:
     error: Optional[float] = None  # half of the 95 % interval of the mean; None: too few intervals
     no_spread: str = ""  # why there is none
     rough: bool = False  # measured over a short time between printed lines
+    hung: float = 0.0  # seconds of a hang that are part of the time it was measured over
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import not_finite_words
+from drumbeat.desk.closing import duration, not_finite_words
 from drumbeat.desk.state import state_of
 from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.hardware import peak_of
@@ -86,7 +86,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         network_why="the ranks talk over loopback" if order and order.emulated else "",
         slowest=slowest,
         no_slowest=no_slowest,
-        phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch),
+        phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
         notes=tuple(_notes(events, state.failure)),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
@@ -102,7 +102,10 @@ def _order(run: Run) -> Optional[Order]:
 
 def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
     starts = [event.t for event in events if isinstance(event, kinds.AttemptStarted)]
-    reports = Reports(last_step=progress.steps or progress.step, since=starts[-1] if starts else 0.0)
+    since = starts[-1] if starts else 0.0
+    over = [event for event in events if isinstance(event, kinds.Resumed) and event.t > since]
+    hangs = tuple((event.t - event.seconds, event.t) for event in over if not event.ended)
+    reports = Reports(last_step=progress.steps or progress.step, since=since, hangs=hangs)
     offsets = run.clock_offsets()
     for node in run.nodes():
         shift = offsets.get(node, 0.0)
@@ -121,22 +124,24 @@ def _speed(
     how = "reported steps, first to last" + (
         "; times of printed lines, to about 0.25 s on an idle node" if reports.printed else ""
     )
+    hung = reports.hung
     if not (progress.tokens or progress.samples) and not unit.startswith("steps"):
-        how = "as the program states it" if reports.stated else "the program's own summary"
+        how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
     factor = 1
     for words, count in zip(_PER, (gpus or ranks, ranks)):
         if unit.endswith(words) and count:
             factor, unit = count, unit[: -len(words)]
             how = f"the program's own figure{words}, times {count}"
-    rates = [each * factor for _, each in reports.rates() if each > 0]
+    how += f"; {duration(hung)} of it in a hang" if hung else ""
+    rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = "steps are counted anew in each epoch" if progress.laps and not reports.stated else ""
     if reports.too_close:
         no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
     if no_spread or not rates:
-        return Speed(value * factor, unit, how, no_spread=no_spread, rough=progress.rough)
+        return Speed(value * factor, unit, how, no_spread=no_spread, rough=progress.rough, hung=hung)
     return Speed(
         value * factor, unit, how, len(rates), quantile(rates, 0.1), statistics.median(rates), quantile(rates, 0.9),
-        error_of_mean(rates), rough=progress.rough,
+        error_of_mean(rates), rough=progress.rough, hung=hung,
     )  # fmt: skip
 
 
@@ -205,16 +210,26 @@ def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
 
 
 def _step_ms(reports: Reports) -> Optional[float]:
+    """How long one step took; a hang is no part of it."""
     made = sorted((number, step.t) for number, step in reports.steps.items() if not math.isnan(step.t))
     if reports.too_close:
         (first, begin), (last, end) = made[0], made[-1]
-        return 1e3 * (end - begin) / (last - first) if end > begin else None
+        return _mean_ms(end - begin, last - first, reports)
     each = [1e3 * (t - before) / (number - first) for (first, before), (number, t) in zip(made, made[1:])]
     return statistics.median(each) if each else None
 
 
-def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float]) -> Phases:
-    step = 1e3 * batch / speed.value if speed and batch and speed.value else _step_ms(reports)
+def _mean_ms(seconds: float, steps: float, reports: Reports) -> Optional[float]:
+    """Of one step; hangs, and the step that each of them held up, do not count."""
+    seconds, steps = seconds - reports.hung, steps - len(reports.hangs)
+    return 1e3 * seconds / steps if seconds > 0 and steps > 0 else None
+
+
+def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], seconds: float) -> Phases:
+    """`seconds`: over which the speed was measured."""
+    step = _step_ms(reports)
+    if speed and batch and speed.value:
+        step = _mean_ms(seconds, speed.value * seconds / batch, reports) if speed.hung else 1e3 * batch / speed.value
     exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
     least = min(exposed.values()) if exposed else None
     waiting = statistics.fmean(exposed.values()) - least if least is not None and len(exposed) > 1 else None
@@ -247,9 +262,8 @@ def _note(finding: Finding) -> Note:
 
 
 def _verdict(verdict: Verdict) -> str:
-    about = verdict.summary[len("unknown: ") :] if verdict.summary.startswith("unknown: ") else verdict.summary
     sure = "" if verdict.answer == UNKNOWN else f" ({verdict.confidence})"
-    return f"{verdict.check}: {verdict.answer}{sure}" + (f"; {about}" if about else "")
+    return f"{verdict.check}: {verdict.words}{sure}"
 
 
 def _curves(

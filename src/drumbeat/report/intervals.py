@@ -62,6 +62,7 @@ class Reports:
     setup: Dict[str, object] = field(default_factory=dict)
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
+    hangs: Tuple[Tuple[float, float], ...] = ()  # from, to: reported and over
 
     def add(self, metric: Metric) -> None:
         rank = metric.rank
@@ -115,13 +116,22 @@ class Reports:
         each = [later - earlier for earlier, later in zip(times, times[1:])]
         return self.printed and not self.unit and bool(each) and statistics.median(each) < _CLOSE
 
-    def rates(self) -> List[Tuple[float, float]]:
-        """Time and speed of each interval between two reports: from work and steps, else as the program states it."""
+    @property
+    def hung(self) -> float:
+        """Seconds between the first and the last step in which nothing went on."""
+        return sum(end - begin for begin, end in self.hangs)
+
+    def _spans_hang(self, begin: float, end: float) -> bool:
+        return any(begin < (first + last) / 2 < end for first, last in self.hangs)
+
+    def rates(self, hangs: bool = True) -> List[Tuple[float, float]]:
+        """Time and speed of each interval between two reports: from work and steps, else as the program states it.
+        `hangs`: also of those in which it hung."""
         made = [(number, step) for number, step in sorted(self.steps.items()) if not math.isnan(step.t)]
         found = []
         for (before, first), (number, second) in zip(made, made[1:]):
             seconds = second.t - first.t
-            if seconds > 0:
+            if seconds > 0 and (hangs or not self._spans_hang(first.t, second.t)):
                 found.append((second.t, (second.work or (0.0 if self.unit else number - before)) / seconds))
         if any(rate for _, rate in found):
             return found

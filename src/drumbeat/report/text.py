@@ -55,12 +55,20 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
     if setting.hardware:
         found.append(("hardware", ", ".join(f"{name} {value}" for name, value in setting.hardware.items())))
     main = ("drumbeat", "torch", "torch-cuda", "torch-rocm", "cuda", "rocm", "nccl", "rccl", "jax", "nvidia-driver")
-    shown = [f"{name} {setting.software[name]}" for name in main if setting.software.get(name)]
+    shown = [software_words(name, setting.software[name], figures.gpus) for name in main if setting.software.get(name)]
     if shown:
         others = len(setting.software) - len(shown)
         found.append(("software", ", ".join(shown) + (f"; {count(others, 'more package')}: --json" if others else "")))
     found.append(("source", figures.source))
     return [(label, " ".join(text.split())) for label, text in found]
+
+
+def software_words(name: str, version: str, gpus: Optional[int]) -> str:
+    """A toolkit is what is installed; which one torch uses is torch's own."""
+    what = {"cuda": "CUDA toolkit", "rocm": "ROCm", "torch-cuda": "torch built for CUDA"}
+    what["torch-rocm"] = "torch built for ROCm"
+    unused = " (installed, not used: no GPU)" if gpus == 0 and name in ("cuda", "rocm") else ""
+    return f"{what.get(name, name)} {version}{unused}"
 
 
 def end_words(figures: Figures) -> str:

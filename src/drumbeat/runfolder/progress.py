@@ -13,9 +13,12 @@ _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
 _UNKNOWN = (None, "")
+# No step for longer than both of these, as the hang watcher has it: then nobody knows how much time is left.
+_QUIET = 5.0  # seconds
+_QUIET_TIMES = 5.0  # times the usual time between two reports
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step"),
+    ("step", "first_step", "reports"),
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
@@ -42,6 +45,7 @@ class Progress:
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
     last_t: Optional[float] = None
     first_step: Optional[int] = None
+    reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
     laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
@@ -59,7 +63,7 @@ class Progress:
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
         rank = metric.rank
         if self._lowest is None or rank < self._lowest:
-            self._lowest, self._previous = rank, (None, None)
+            self._lowest, self._previous, self.reports = rank, (None, None), None
         lowest = rank == self._lowest
         if metric.seconds is not None and lowest and (metric.kind in self.spent or len(self.spent) < _MOST_KINDS):
             self.spent[metric.kind] = self.spent.get(metric.kind, 0.0) + metric.seconds
@@ -95,6 +99,8 @@ class Progress:
         if self.last_t is None or t > self.last_t:
             self.last_t = t
         step = metric.step
+        if lowest:
+            self.reports = (self.reports or 0) + 1
         if step is not None:
             if lowest:
                 self._count_laps(metric, step)
@@ -173,7 +179,17 @@ class Progress:
         """Whether `rate` is only about right: a short time between lines that are read a few times per second."""
         return self.printed and not self.reported_rate and self.seconds < _SHORT
 
-    def seconds_left(self) -> Optional[float]:
+    def quiet(self, now: float) -> Optional[float]:
+        """Seconds without a step, once that is much longer than the usual time between two reports; else None."""
+        if self.last_t is None or not self.reports or self.reports < 2:
+            return None
+        silent = now - self.last_t
+        return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
+
+    def seconds_left(self, now: Optional[float] = None) -> Optional[float]:
+        """None where it is not known; with `now`, also once no step has come for long."""
+        if now is not None and self.quiet(now) is not None:
+            return None
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):

@@ -68,6 +68,7 @@ class Summary:
     start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
     hang: Optional[Finding] = None  # the hang that had been reported and was not over when the run ended
+    world: Optional[Finding] = None  # why its ranks are not the one training that was planned
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
     throughput: Optional[Throughput] = None
@@ -95,9 +96,10 @@ def summarize(
     hang: Optional[Finding] = None,
     replaced: Sequence[str] = (),
     gpus: Optional[int] = None,
+    world: Optional[Finding] = None,
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over; `replaced`: which spares took whose place."""
+    reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
@@ -115,6 +117,7 @@ def summarize(
         attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
         failure=shortened(last.finding) if last.finding else None,
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
+        world=shortened(world) if world and (last.finding is None or world.code != last.finding.code) else None,
         consequences=tuple(affected) if last.finding else (),
         progress=progress,
         throughput=Throughput(round(rate[0], 3), rate[1]) if rate else None,

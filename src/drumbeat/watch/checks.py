@@ -15,6 +15,7 @@ class Check:
     check: str
     answer: str  # the answer that needs attention first, else the one of most nodes
     summary: str
+    words: str  # answer and summary in one sentence
     nodes: int  # that gave this answer
     judged: int  # nodes that gave any answer
     confidence: str
@@ -26,4 +27,4 @@ def check_of(name: str, by_node: Mapping[int, Verdict]) -> Check:
         answers.setdefault(verdict.answer, []).append(verdict)
     worst = max(answers, key=lambda answer: (answer == "mismatch", answer != UNKNOWN, len(answers[answer])))
     first = answers[worst][0]
-    return Check(name, worst, first.summary, len(answers[worst]), len(by_node), first.confidence)
+    return Check(name, worst, first.summary, first.words, len(answers[worst]), len(by_node), first.confidence)

@@ -41,6 +41,7 @@ class Head:
     step: Optional[int]
     steps: Optional[int]
     loss: Optional[float]  # reported last; None also where that is not finite
+    loss_step: Optional[int]  # of which that loss is; None: of `step`, or not named
     loss_not_finite: str  # then: nan, inf or -inf, and since which step
     validation_loss: Optional[float]
     validation_not_finite: str
@@ -51,6 +52,7 @@ class Head:
     recent_rate: Optional[float]  # over the last minute
     step_seconds: Optional[float]
     seconds_left: Optional[float]
+    quiet: Optional[float]  # seconds without a step, where that is unusually long and not yet called a hang
     elapsed: Optional[float]  # since the lead's start, or how long it took; waiting time while it is queued
     nodes: int  # planned
     nodes_here: int  # that have joined and are neither lost, excluded nor spare
@@ -89,6 +91,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         step=progress.step,
         steps=progress.steps,
         loss=None if progress.not_finite else progress.last_loss,
+        loss_step=None if progress.last_loss_step == progress.step else progress.last_loss_step,
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation_loss=None if progress.validation_not_finite else progress.last_validation,
         validation_not_finite=progress.validation_not_finite,
@@ -98,7 +101,8 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         steps_of_epoch=progress.laps > 0,
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
-        seconds_left=progress.seconds_left() if standing.goes_on and not view.hangs else None,
+        seconds_left=progress.seconds_left(now) if standing.goes_on and not view.hangs else None,
+        quiet=progress.quiet(now) if standing.state == RUNNING and not view.hangs else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,
         nodes_here=sum(1 for node in nodes if node.joined and not (node.lost or node.idle)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from drumbeat.record import to_plain
 from drumbeat.watch.curve import Curve, Point
@@ -12,6 +12,7 @@ from drumbeat.watch.text import COLUMNS, GPU_COLUMNS, RANK_COLUMNS, gpu_rows, ma
 
 _OVERLAP = 120.0  # seconds that are sent again: nodes of a large run are read in turns, so their values come late
 _FEW_NODES = 8  # up to here every node has a line of its own in the charts
+_NARROWEST = 0.1  # of the highest value: the least that a scale of the heat map spans
 _MOST_ROWS = 200
 _MOST_LINES = 60
 
@@ -63,7 +64,7 @@ def heat(session: Session, show: str) -> Dict[str, Any]:
     nodes = [session.view.nodes[number] for number in sorted(session.view.nodes)]
     rows = [_heat_row(node, show) for node in nodes]
     known = [value for row in rows for value in row if value is not None]
-    low, high = limits or (min(known, default=0.0), max(known, default=1.0))
+    low, high = limits or scale(known)
     return {
         "show": show,
         "label": label,
@@ -77,6 +78,15 @@ def heat(session: Session, show: str) -> Dict[str, Any]:
         "ranks": [min(node.ranks, default=None) for node in nodes],
         "values": rows,
     }
+
+
+def scale(values: List[float]) -> Tuple[float, float]:
+    """From the lowest to the highest, and never so narrow that values which are nearly equal get opposite colours."""
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    missing = max(0.0, (_NARROWEST * high or 1.0) - (high - low))
+    return low - missing / 2, high + missing / 2
 
 
 def _heat_row(node: NodeView, show: str) -> List[Optional[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import count, duration, end_words, speed
+from drumbeat.desk.closing import count, duration, end_words, quiet_words, speed
 from drumbeat.finding import Finding
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
@@ -30,7 +30,7 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
     unknown = [check.check for check in head.checks if check.answer == "unknown"]
     for check in shown:
         where = f" (on {check.nodes} of {count(check.judged, 'node')})" if check.nodes < check.judged else ""
-        lines.append((check.check, f"{check.answer}: {check.summary}{where}"))
+        lines.append((check.check, f"{check.words}{where}"))
     if unknown:
         lines.append(("unknown", f"{', '.join(unknown)}: could not be judged"))
     if head.failure:
@@ -65,13 +65,16 @@ def _progress(head: Head) -> str:
     if head.loss_not_finite:
         parts.append(f"loss {head.loss_not_finite}")
     elif head.loss is not None:
-        parts.append(f"loss {head.loss:.4g}")
+        at = f" (step {head.loss_step})" if head.loss_step is not None else ""
+        parts.append(f"loss {head.loss:.4g}{at}")
     if head.validation_not_finite:
         parts.append(f"validation {head.validation_not_finite}")
     elif head.validation_loss is not None:
         parts.append(f"validation {head.validation_loss:.4g}")
     if head.seconds_left is not None:
         parts.append(f"{duration(head.seconds_left)} left")
+    if head.quiet is not None:
+        parts.append(quiet_words(head.quiet))
     return "  ".join(parts)
 
 

@@ -15,7 +15,8 @@ function trend(head) {
 function lossOf(head) {
   const validation = head.validation_not_finite || (head.validation_loss === null ? "" : number(head.validation_loss));
   const [shown, ...since] = head.loss_not_finite ? head.loss_not_finite.split(" ") : [number(head.loss)];
-  const note = [since.join(" "), validation && `validation ${validation}`].filter(Boolean).join(", ");
+  const at = head.loss_not_finite || head.loss_step === null ? "" : `of step ${number(head.loss_step)}`;
+  const note = [since.join(" "), at, validation && `validation ${validation}`].filter(Boolean).join(", ");
   return ["loss", "loss", head.loss_not_finite || head.loss, [shown, ""], note, head.loss_not_finite || head.validation_not_finite ? "warn" : ""];
 }
 
@@ -31,7 +32,8 @@ function figuresOf(head) {
     ["rate", head.rate_rough ? "throughput, about" : "throughput", head.rate, scaled(head.rate, head.rate === null ? "" : ` ${head.rate_unit}`), ...trend(head)],
     ["step_seconds", "time per step", head.step_seconds, stepTime(head.step_seconds), head.slowest ? `median rank ${stepTime(slow.median_seconds).join(" ")}` : ""],
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
-      : ["elapsed", head.state === "queued" ? "waiting" : "took", head.elapsed, [duration(head.elapsed), ""], head.attempt ? `attempt ${head.attempt + 1}` : ""],
+      : ["elapsed", { queued: "waiting", running: "elapsed" }[head.state] || "took", head.elapsed, [duration(head.elapsed), ""],
+        [head.quiet === null ? "" : `no step for ${duration(head.quiet)}`, head.attempt ? `attempt ${head.attempt + 1}` : ""].filter(Boolean).join(", "), head.quiet === null ? "" : "warn"],
     slow ? ["slowest", "slowest rank", slow.rank, [`rank ${slow.rank}`, ""], `node ${slow.node}, +${Math.round(slow.spread * 100)} %` + (slow.behind > 1 ? `, ${slow.behind} steps behind` : ""), slow.spread > 0.1 || slow.behind > 1 ? "warn" : ""] : null,
     ["nodes", "nodes", head.nodes_here, [`${number(head.nodes_here)}`, head.nodes ? ` of ${number(head.nodes)}` : ""], [head.world ? `${number(head.world)} ranks` : "", ended].filter(Boolean).join(", "), head.state === "running" && away > 0 ? "warn" : ""],
     gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,

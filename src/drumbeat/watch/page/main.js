@@ -106,7 +106,7 @@ function showChecks(head) {
   const lines = head.checks.map((check) => {
     const where = check.judged > 1 ? `${check.nodes} of ${check.judged} nodes` : "";
     const dot = check.answer in dots ? dots[check.answer] : "plain";
-    return item(dot, `${check.check}: ${check.answer}${check.summary ? " – " + check.summary : ""}`, where);
+    return item(dot, `${check.check}: ${check.words}`, where);
   });
   for (const finding of head.findings.slice(-8).reverse()) {
     lines.push(item({ error: "bad", warning: "warn" }[finding.severity] || "plain", finding.fix ? `${finding.title}. ${finding.fix}` : finding.title, ""));
