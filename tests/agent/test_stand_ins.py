@@ -11,9 +11,10 @@ import pytest
 
 from drumbeat.agent.causes import CONFIGURATION, cause_of
 from drumbeat.agent.ranks import launcher_driver
+from drumbeat.agent.ranks.ends import rank_meant
 from drumbeat.agent.ranks.launcher_driver import program
 from drumbeat.agent.ranks.launchers import launcher_of
-from drumbeat.agent.ranks.stages import Stages
+from drumbeat.agent.ranks.stages import Stages, read_report
 from drumbeat.agent.ranks.stand_ins import run_stand_in
 from drumbeat.facts.model import Facts, Identity, Peer, Peers
 from drumbeat.plan.argv import Process
@@ -24,13 +25,13 @@ from tests.agent.test_lead import order
 BOUND = Binding((Slot(0), Slot(1)), 1, "")
 
 
-def launcher_and_variables(tmp_path, node, **changes):
+def launcher_and_variables(tmp_path, node, script="torchrun --standalone x.py\n", **changes):
     """One node of a joined run: each knows only its own facts, and has a run id of its own."""
     folder = NodeFolder(str(tmp_path / "nodes" / str(node)), node)
     os.makedirs(folder.attempt(0))
     local = tmp_path / f"local-{node}"
     local.mkdir()
-    (tmp_path / "x.sh").write_text("torchrun --standalone x.py\n")
+    (tmp_path / "x.sh").write_text(script)
     asked = order(command=("bash", "x.sh"), workdir=str(tmp_path), launcher="once", run_id=f"r{node}", **changes)
     facts = [Facts(f"h{each}", identity=Identity(job_id="77")) if each == node else Facts("") for each in range(2)]
     peers = Peers(tuple(Peer(each, f"h{each}", "", facts[each], 0.0, 2) for each in range(2)), "10.0.0.1", 61000)
@@ -89,6 +90,25 @@ def test_a_launcher_that_is_not_there_starts_no_rank_whatever_the_script_ends_wi
     )
 
 
+def test_a_stand_in_finds_the_real_launcher_though_the_script_has_unset_our_variables(tmp_path):
+    """`env -u DRUMBEAT_LAUNCHERS torchrun`, `env -i PATH=$PATH torchrun`: it must not take itself for the launcher."""
+    _, environ = launcher_and_variables(tmp_path, 0)
+    folder = environ["DRUMBEAT_LAUNCHERS"]
+    real = tmp_path / "bin" / "torchrun"
+    real.parent.mkdir()
+    real.write_text('#!/bin/sh\n[ -z "$DRUMBEAT_LAUNCHERS" ] && echo real $1 $PATH\n')
+    real.chmod(0o755)
+    call = [
+        sys.executable,
+        "-c",
+        "import sys; from drumbeat.agent.ranks.stand_ins import run_stand_in as r; r(sys.argv[1:])",
+    ]
+    paths = {"PATH": f"{folder}:{real.parent}:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    words = [*call, os.path.join(folder, ".settings.json"), "torchrun", "--version"]
+    done = subprocess.run(words, env=paths, capture_output=True, text=True)
+    assert done.stdout == f"real --version {real.parent}:/bin\n", done.stderr
+
+
 def test_a_launcher_that_ended_before_its_first_rank_is_no_success(tmp_path):
     launcher, environ = launcher_and_variables(tmp_path, 0)
     Stages(environ["DRUMBEAT_LAUNCHERS"]).begin(["torchrun", "--no-such-flag", "train.py"])
@@ -99,7 +119,7 @@ def test_a_launcher_that_ended_before_its_first_rank_is_no_success(tmp_path):
     assert launcher.ends(0, script, 0, 5.0)[0].exit_code == 0
 
 
-def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(monkeypatch, capsys):
+def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(tmp_path, monkeypatch, capsys):
     """With --cpu, accelerate's own way is one process per node, and each takes itself for rank 0."""
     started, wanted = [], SimpleNamespace()
     launch = ModuleType("accelerate.commands.launch")
@@ -111,14 +131,102 @@ def test_accelerate_that_would_start_one_process_for_several_ranks_is_refused(mo
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.setattr(launcher_driver, "by_torch", lambda settings, begin, arguments: begin() or 0)
     shim = ["python3", "_shim"]
-    for processes, machines, code in ((1, 1, 0), (4, 2, 2), (2, 1, 2)):
-        wanted.num_processes, wanted.num_machines = processes, machines
+    settings = {"shim": shim, "report": str(tmp_path / "report.json"), "redirected": False}
+    refusals = []
+    for processes, machines, cpu, code in ((1, 1, True, 0), (4, 2, True, 2), (2, 1, False, 2)):
+        wanted.num_processes, wanted.num_machines, wanted.cpu, wanted.use_cpu = processes, machines, cpu, cpu
         launch.simple_launcher = started.append
-        assert launcher_driver.accelerate({"shim": shim}, ["--cpu", *shim, "python", "-u", "a.py"]) == code
-    assert len(started) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert "not 4 ranks" in first and "-- env ACCELERATE_USE_CPU=true python -u a.py;" in first
-    assert "drumbeat run --nodes 2 --ranks-per-node 2 --" in first and "--nodes 1 --ranks-per-node 2 --" in second
+        assert launcher_driver.accelerate(settings, ["--cpu", *shim, "python", "-u", "a.py"]) == code
+        refusals += [read_report(settings["report"]).refused] if code else []
+    assert len(started) == 1 and not any(capsys.readouterr())  # drumbeat says it, once for all nodes
+    first, second = refusals
+    assert first.startswith("on CPUs accelerate launch starts one process per node") and "not 4 ranks\n" in first
+    assert first.endswith("  drumbeat run --nodes 2 --ranks-per-node 2 -- env ACCELERATE_USE_CPU=true python -u a.py")
+    assert "--multi_gpu" in second and "--nodes 1 --ranks-per-node 2 --" in second
+
+
+def test_a_refusal_of_the_driver_is_the_commands_and_has_the_line_to_type(tmp_path):
+    """Not a failure of rank 0 for a cause that is not known."""
+    scripts, environ = launcher_and_variables(tmp_path, 0)
+    stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
+    stages.begin(["accelerate", "launch", "a.py"])
+    driven = launcher_of(
+        order(command=("accelerate", "launch", "a.py"), launcher="once"), scripts.folder, scripts.logs, "b.pyz", ""
+    )
+    driver = json.loads(driven.driver_tools(0, 0, BOUND).settings)
+    for report in (driver["report"], stages.report(0)):
+        launcher_driver.write({"report": report}, [], refused="one process, not 4 ranks\n  drumbeat run -- python a.py")
+    for launcher in (driven, scripts):
+        (end,) = launcher.ends(0, Process(0, 0, ("accelerate",)), 2 << 8, 5.0)
+        assert (end.exit_code, end.of_command, end.finding.code) == (2, True, "launcher-refused")
+        assert (end.finding.title, end.finding.fix) == ("one process, not 4 ranks", "drumbeat run -- python a.py")
+        assert rank_meant(launcher, end, end.finding) is None
+
+
+def test_a_launcher_that_fails_before_its_first_rank_is_not_rank_0(tmp_path):
+    folder = NodeFolder(str(tmp_path), 0)
+    os.makedirs(folder.attempt(0))
+    launcher = launcher_of(order(command=("torchrun", "a.py"), launcher="torchrun"), folder, folder, "b.pyz", "")
+    process = Process(0, 0, ("torchrun",))
+    assert launcher.ends(0, process, 2 << 8, 5.0)[0].of_command
+    Path(folder.log(0, 0, "out")).touch()
+    assert not launcher.ends(0, process, 2 << 8, 5.0)[0].of_command
+
+
+FAILED = [{"rank": 1, "exit_code": 9, "t": 4.0}]
+
+
+@pytest.mark.parametrize(
+    "script, reports, status, outcome",
+    [
+        ("torchrun a.py || python b.py\n", [FAILED], 0, "told"),
+        ("torchrun a.py | tee log\n", [FAILED], 0, "failed"),
+        ("torchrun a.py || python b.py\necho done\n", [FAILED], 0, "failed"),  # nothing says how b.py ended
+        ("torchrun a.py || python b.py\n", [FAILED], 256, "failed"),
+        ("torchrun a.py || torchrun b.py\n", [FAILED, []], 0, "told"),
+        ("torchrun a.py | tee log; torchrun --no-such-flag b.py | tee log\n", [FAILED, None], 0, "failed"),
+        ("torchrun a.py; torchrun b.py | tee log\n", [[], FAILED], 0, "failed"),
+        ("torchrun a.py; torchrun b.py\n", [[], []], 0, "ended well"),
+    ],
+)
+def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
+    tmp_path, script, reports, status, outcome
+):
+    launcher, environ = launcher_and_variables(tmp_path, 0, script=script)
+    stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
+    for number, failures in enumerate(reports):
+        stages._add({"command": f"torchrun {'ab'[number]}.py"})
+        if failures is not None:
+            launcher_driver.write({"report": stages.report(number)}, failures)
+    Path(launcher.logs.log(0, 0, "out")).touch()
+    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), status, 5.0)
+    if outcome == "failed":
+        assert (end.rank, end.exit_code, end.of_command) == (1, 9, False)
+        return
+    assert end.exit_code == 0 and end.of_command
+    if outcome == "ended well":
+        assert end.finding is None
+        return
+    finding = end.finding
+    assert (finding.code, finding.severity, finding.rank) == ("stage-failed", "warning", 1)
+    assert finding.title == "the script's torchrun a.py failed (exit code 9)" and "b.py" in finding.cause
+
+
+def test_a_single_process_of_accelerate_that_fails_is_reported(tmp_path, monkeypatch):
+    """accelerate starts it without torchrun; behind a pipe into tee nobody would see its exit code."""
+    package = "torch.distributed.elastic.multiprocessing"
+    for name in ("api", "errors"):
+        module = ModuleType(f"{package}.{name}")
+        module.SignalException = module.ChildFailedError = type("Other", (Exception,), {})
+        monkeypatch.setitem(sys.modules, f"{package}.{name}", module)
+
+    def fails():
+        raise subprocess.CalledProcessError(-9, ["python", "a.py"])
+
+    settings = {"report": str(tmp_path / "report.json"), "first": 3}
+    assert launcher_driver.by_torch(settings, fails, []) == 137
+    (failure,) = read_report(settings["report"]).failures
+    assert (failure["rank"], failure["exit_code"]) == (3, -9)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ is changed: daemons run in the foreground of their namespaces with their files i
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.owner = os.getpid()
-        self.net = f"db{self.owner % 100000}"
+        self.net = f"db{secrets.token_hex(4)}"  # names of network namespaces: unlike those of any other bench
         self.home = os.path.join(self.base, "home")
         self.environ = {
             "PATH": os.path.dirname(sys.executable) + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",

@@ -7,6 +7,7 @@ has its own configuration and keys, and everything ends by recorded pid.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ class Machines:
     def __init__(self, base: str, names: Sequence[str]) -> None:
         self.base, self.names = base, list(names)
         self.owner = os.getpid()
-        self.net = f"dh{self.owner % 100000}"
+        self.net = f"dh{secrets.token_hex(4)}"  # names of network namespaces: unlike those of any other bench
         self.pids: Dict[str, int] = {}
         self.path = f"{base}/bin:{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         self.environ = {"PATH": self.path, "HOME": f"{base}/home", "LANG": "C.UTF-8", "XDG_RUNTIME_DIR": f"{base}/own"}

@@ -263,3 +263,14 @@ def test_accelerates_configuration_file():
     assert accelerate.config_path({}, {"HOME": "/h"}) == "/h/.cache/huggingface/accelerate/default_config.yaml"
     assert accelerate.config_path({}, {"HF_HOME": "/s/hf"}) == "/s/hf/accelerate/default_config.yaml"
     assert accelerate.config_path({"--config-file": "c.yaml"}, {}) == "c.yaml"
+
+
+def test_accelerate_with_cpu_and_several_ranks_is_refused_with_the_line_to_type():
+    found = find_launcher(["accelerate", "launch", "--cpu", "x.py", "--name", "a b"])
+    accelerate.refuse_cpu_ranks(found.flags, found.script, 1, 1)
+    with pytest.raises(Problem) as refused:
+        accelerate.refuse_cpu_ranks(found.flags, found.script, 2, 2)
+    assert "not 2 x 2 ranks" in refused.value.what and refused.value.exit_code == 2
+    assert refused.value.fix.endswith(
+        "--nodes 2 --ranks-per-node 2 -- env ACCELERATE_USE_CPU=true python x.py --name 'a b'"
+    )

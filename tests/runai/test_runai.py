@@ -77,7 +77,7 @@ def any_desk(request, tmp_path):
 
 
 def test_submit_status_shell_and_cancel(desk):
-    job = desk.job(env="{HF_TOKEN: pass}")
+    job = desk.job(env="{HF_TOKEN: pass}", submit_options="['--linger=5m']")
     shown = desk("plan", "--render", "--save", "order.json", job, HF_TOKEN="hf_never_shown")
     assert shown.returncode == 0, shown.stderr
     sent = desk("submit", "--json", "order.json", HF_TOKEN="hf_never_shown")
@@ -99,6 +99,7 @@ def test_submit_status_shell_and_cancel(desk):
     cancelled = desk("cancel")
     assert cancelled.returncode == 0, cancelled.stderr
     assert "2 pods with 4 of a node's 8 GPUs each" in sent.stderr, "part of a node"
+    assert "within 300 s after the end" in sent.stderr
     assert json.loads(desk("status", "--json").stdout)["status"]["state"] == "cancelled"
     assert not (desk.kept / "secret.json").exists() and not (desk.kept / "state").exists(), "nothing is left"
     assert not [call for call in desk.calls() if "exec" in call], "no pod is asked of a job that is queued or gone"

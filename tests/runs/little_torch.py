@@ -43,8 +43,11 @@ Failure = namedtuple("Failure", "local_rank exitcode timestamp")
 
 class ChildFailedError(Exception):
     def __init__(self, failures):
-        super().__init__("its own table")
-        self.failures = failures
+        self.name, self.failures = "a shim", failures
+        super().__init__(self.format_msg())
+
+    def format_msg(self):
+        return f"its own table: {self.name} FAILED"
 
     def get_first_failure(self):
         return next(iter(self.failures.items()))

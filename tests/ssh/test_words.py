@@ -1,5 +1,6 @@
 """Host files, names of hosts, the line that ssh runs, and what its complaints mean; without a network."""
 
+import dataclasses
 import hashlib
 import os
 import signal
@@ -8,12 +9,15 @@ import sys
 
 import pytest
 
+from drumbeat import backends
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
+from drumbeat.order import Option
 from drumbeat.problem import Problem
 from drumbeat.spec.hostfile import read_hostfile
 from drumbeat.spec.job import job_from_text
 from tests.conftest import wait_for
+from tests.plan.making import order
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,15 @@ def test_reasons():
         return " ".join(connection.reason("h", code, complaint))
 
     assert "3.6" in why(1, "drumbeat-python 3.6\n")
+    assert "its python3 is Python 2" in why(
+        2, "Unknown option: -I\nusage: python2 [option] ...\nTry `python -h' for more"
+    )
+    # ssh has let us in: neither the key nor the network is at fault
+    denied = why(126, "bash: line 1: /usr/bin/python3: Permission denied")
+    assert "its python3 ended with exit code 126: bash: line 1" in denied and "ssh h python3 --version" in denied
+    assert "password" not in denied and "ssh h true" not in denied
+    broken = connection.reason("h", 1, "Traceback\nOSError: no room", answered=True)
+    assert broken == ("drumbeat ended there with exit code 1: OSError: no room", "")
     assert "no python3" in why(127, "bash: line 1: python3: command not found")
     assert "host key has changed" in why(
         255, "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."
@@ -152,6 +165,15 @@ def test_the_loader_refuses_a_folder_that_others_can_write_to(tmp_path):
     done = subprocess.run([sys.executable, loader], input=f"{digest}\n".encode(), capture_output=True, check=False,
                           env={"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]})  # fmt: skip
     assert MARK.encode() in done.stdout and b"others can write" in done.stdout and done.returncode == 1
+
+
+def test_submit_options_have_no_effect_and_that_is_said():
+    asked = dataclasses.replace(
+        order(backend="ssh").resources, options=(Option("--pvc scratch:/scratch", "the job file"),)
+    )
+    (note,) = backends.get("ssh").notes(order(backend="ssh", resources=asked))
+    assert note == "submit-options are not used (--pvc scratch:/scratch): ssh hosts have no scheduler"
+    assert backends.get("ssh").notes(order(backend="ssh")) == []
 
 
 @pytest.mark.parametrize(

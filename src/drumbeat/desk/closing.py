@@ -112,7 +112,10 @@ def failure_lines(
     who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
     if same and failure.rank is not None:
         who = f"{named_ranks([failure.rank, *same], 8)}: "
-    lines = [("failed", f"{who}{failure.title}")]
+    named, what = f"rank {failure.rank} ", f"{who}{failure.title}"
+    if who and failure.title.startswith(named):  # it is not named twice
+        what = f"{who[:-2]} {failure.title[len(named) :]}"
+    lines = [("failed", what)]
     if failure.cause:
         lines.append(("cause", failure.cause))
     last = [("fix", failure.fix)] if failure.fix else []
@@ -141,6 +144,8 @@ def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
+        return f"finished in {took}, after an earlier stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
         return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":

@@ -18,7 +18,7 @@ _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step", "reports"),
+    ("step", "first_step", "widest", "reports"),
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
@@ -45,6 +45,7 @@ class Progress:
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
     last_t: Optional[float] = None
     first_step: Optional[int] = None
+    widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
     laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
@@ -122,6 +123,8 @@ class Progress:
         back = before is not None and (step < before or again)
         if back and self.first_step is not None and step <= self.first_step:
             self.laps, self.step = self.laps + 1, step
+        elif before is not None:
+            self.widest = max(self.widest or 0, step - before)
         self._previous = (step, epoch)
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
@@ -151,6 +154,14 @@ class Progress:
             if all(getattr(self, name) in _UNKNOWN for name in names):
                 for name in names:
                     setattr(self, name, getattr(other, name))
+
+    @property
+    def short_of_steps(self) -> bool:
+        """Whether the announced number of steps was surely not reached: more are missing than lie between two reports.
+        False where that is not known, as where steps are counted per epoch."""
+        if self.step is None or self.steps is None or self.laps or self.target_reached:
+            return False
+        return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 
     @property
     def seconds(self) -> float:

@@ -55,6 +55,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
+    if launch and launch.kind == "accelerate":
+        accelerate.refuse_cpu_ranks(launch.flags, launch.script, nodes, ranks)
     _check_gpus(job, site, here)
     if emulated:
         _check_room(job, nodes, ranks, here)

@@ -1,7 +1,8 @@
 """Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
 
-Launchers exit with 1 whatever happened; this writes which rank failed, with which exit code or signal, as JSON. Ranks write
-to logs of their own; where a script has redirected the launcher's output, to a pipe into tee say, their lines are copied there.
+Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal; none,
+if all ranks ended well; or why no rank was started. Ranks write to logs of their own; where a script has redirected the
+launcher's output, to a pipe into tee say, their lines are copied there.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
     return streams
 
 
-def write(settings: Dict[str, Any], failures: List[Dict[str, Any]]) -> None:
-    with open(settings["failures"] + ".tmp", "w") as file:
-        json.dump(failures, file)
-    os.replace(settings["failures"] + ".tmp", settings["failures"])
+def write(settings: Dict[str, Any], failures: List[Dict[str, Any]], refused: str = "") -> None:
+    with open(settings["report"] + ".tmp", "w") as file:
+        json.dump({"failures": failures, "refused": refused}, file)
+    os.replace(settings["report"] + ".tmp", settings["report"])
 
 
 def ended(code: int) -> int:
@@ -117,10 +118,10 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
         write(settings, failures)
         if settings["redirected"]:  # a script's own log would have its table
             error.name = program(settings.get("shim", []), arguments) or error.name  # not the shim's
-            print(str(error), file=sys.stderr)
+            print(error.format_msg(), file=sys.stderr)  # type: ignore[no-untyped-call]  # its text was made with the old name
         return ended(error.get_first_failure()[1].exitcode)
     except subprocess.CalledProcessError as error:  # accelerate starts a single rank without torchrun
-        print(str(error), file=sys.stderr)
+        write(settings, [{"rank": settings["first"], "exit_code": error.returncode, "t": time.time()}])
         return ended(error.returncode)
     return 0
 
@@ -143,27 +144,34 @@ def accelerate(settings: Dict[str, Any], arguments: List[str]) -> int:
         """accelerate's way with --cpu, and without GPUs: one process, which is told no rank."""
         processes, nodes = args.num_processes or 1, args.num_machines or 1
         if max(processes, nodes) > 1:
-            raise SystemExit(several_wanted(processes, nodes, worker_of(settings.get("shim", []), arguments)))
+            worker = worker_of(settings.get("shim", []), arguments)
+            raise Refused(several_wanted(processes, nodes, bool(args.cpu or args.use_cpu), worker))
+        args.quiet = False  # quietly, it would not say how the process failed
         simple_launcher(args)
 
     launch.simple_launcher = one_process
     sys.argv = ["accelerate-launch", *arguments]
     try:
         return by_torch(settings, launch.main, arguments)
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 2
-        raise
+    except Refused as why:
+        write(settings, [], refused=str(why))
+        if settings["redirected"]:  # else drumbeat says it where the run ends
+            print(f"drumbeat: {why}", file=sys.stderr)
+        return 2
 
 
-def several_wanted(processes: int, nodes: int, worker: List[str]) -> str:
+class Refused(Exception):
+    """Why no rank is started, and in the next line what to type."""
+
+
+def several_wanted(processes: int, nodes: int, cpu: bool, worker: List[str]) -> str:
     """Why accelerate cannot start these ranks, and the line to type instead."""
-    per_node = max(1, processes // nodes)
+    why = "on CPUs" if cpu else "without --multi_gpu, where it finds no second GPU by itself,"
+    other = "" if cpu else "add --multi_gpu; on CPUs: "
+    line = f"drumbeat run --nodes {nodes} --ranks-per-node {max(1, processes // nodes)} -- env ACCELERATE_USE_CPU=true"
     return (
-        f"drumbeat: error: with --cpu, or where it sees no second GPU, accelerate launch starts one process per node that knows "
-        f"no rank, not {processes} ranks: give drumbeat the program itself: drumbeat run --nodes {nodes} --ranks-per-node "
-        f"{per_node} -- env ACCELERATE_USE_CPU=true {' '.join(worker)}; on GPUs, add --multi_gpu"
+        f"{why} accelerate launch starts one process per node that knows no rank, not {processes} ranks\n"
+        f"  {other}{line} {' '.join(worker)}"
     )
 
 
@@ -236,7 +244,10 @@ def main() -> int:
     if streams:
         copier.start()
     try:
-        return MODULES[module](settings, arguments)
+        code = MODULES[module](settings, arguments)
+        if code == 0:
+            write(settings, [])
+        return code
     except ImportError as error:
         name = module.split(".")[0]
         if (error.name or "").split(".")[0] != name:

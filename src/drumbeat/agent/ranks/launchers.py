@@ -13,14 +13,16 @@ from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
-from drumbeat.agent.ranks.stages import Stage, Stages, read_failures
+from drumbeat.agent.ranks.stages import Stage, Stages, read_report
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
 from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
+from drumbeat.plan.launchers.fallback import fallback
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.plan.launchers.inside import Script
 from drumbeat.plan.launchers.others import starts_its_own_ranks
 from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
@@ -55,6 +57,7 @@ class Direct:
         self.order, self.folder, self.logs, self.bundle, self.local = order, folder, logs, bundle, local
         self.first_rank = 0
         self._stages: Optional[Stages] = None
+        self._script = Script()
 
     def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
         """Before the processes of an attempt start: variables that all of them get."""
@@ -62,7 +65,7 @@ class Direct:
         self._stages = None
         if self.order.launcher == "tasks" or find_launcher(self.order.command):
             return []
-        script = script_of(self.order)
+        script = self._script = script_of(self.order)
         if not (script.shell or starts_its_own_ranks(self.order.command)):
             return []
         place = next((each for each in (self.local, self.folder.attempt(attempt)) if may_run_programs(each)), "")
@@ -97,10 +100,11 @@ class Direct:
         driver = pkgutil.get_data("drumbeat.agent.ranks", "launcher_driver.py") or b""
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
         settings = {
-            "failures": self._failures(attempt),
+            "report": self._report(attempt),
             "folder": self.logs.attempt(attempt),
             "log": os.path.join(self.folder.attempt(attempt), "launcher"),
             "shim": list(shim),
+            "first": self.first_rank,
         }
         return Tools(tuple(shim), driver.decode(), json.dumps(settings), launcher_interpreter(self.order))
 
@@ -119,8 +123,8 @@ class Direct:
         """What the exit status of a process says about ranks. It may read files: see `ends.py`."""
         return [plain_end(process.rank, status, at)]
 
-    def _failures(self, attempt: int) -> str:
-        return os.path.join(self.folder.attempt(attempt), "failures.json")
+    def _report(self, attempt: int) -> str:
+        return os.path.join(self.folder.attempt(attempt), "launcher.json")
 
 
 class Once(Direct):
@@ -150,19 +154,26 @@ class Once(Direct):
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """A script may end well although a rank failed, behind a pipe into tee say: its last launcher tells."""
+        """A script may end well although a rank failed, behind a pipe into tee say: its launchers tell. A failed launcher is
+        the run's failure, unless what ran after it in the same script is known to have ended well."""
         stages = self._stages.read() if self._stages else []
         end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
             return [end]
         last = stages[-1]
-        if last.refused:
-            return [End(process.rank, EXIT_USAGE, None, end.at, of_command=True, finding=_refused(last.refused))]
-        if last.failures:
-            return rank_ends(last.failures)
+        if last.refusal:
+            return [_refused_end(process, end.at, last.refusal)]
+        reported = [stage for stage in stages if stage.report]
+        failed = next((stage for stage in reversed(reported) if stage.failures), None)
+        if failed is not None:
+            later = _later(failed, reported, self._script) if end.exit_code == 0 else ""
+            if not later and failed is reported[-1]:
+                return rank_ends(failed.failures)
+            if later:
+                return [replace(end, finding=_stage_failed(failed, later))]
         if end.exit_code == 0 and not self.logs.ranks(attempt):
-            failed = EXIT_NOT_FOUND if last.missing else 1
-            return [End(process.rank, failed, None, end.at, of_command=True, finding=_no_rank(last))]
+            failed_code = EXIT_NOT_FOUND if last.missing else 1
+            return [End(process.rank, failed_code, None, end.at, of_command=True, finding=_no_rank(last))]
         if last.missing:
             return [replace(end, finding=_missing(last, end.exit_code))]
         return [end]
@@ -188,9 +199,14 @@ class Driven(Once):
         return os.path.join(self.folder.attempt(attempt), f"launcher.{stream}")
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """The launcher's own status says little; the driver has written how each failed rank ended."""
-        found = rank_ends(read_failures(self._failures(attempt))) if status else []
-        return found or [replace(plain_end(process.rank, status, at), of_command=status == 0)]
+        """The launcher's own status says little; the driver has written how each failed rank ended. A launcher that fails
+        before its first rank fails by itself."""
+        report = read_report(self._report(attempt)) if status else None
+        if report and report.refused:
+            return [_refused_end(process, at, report.refused)]
+        found = rank_ends(report.failures) if report else []
+        before_ranks = status == 0 or not self.logs.ranks(attempt)
+        return found or [replace(plain_end(process.rank, status, at), of_command=before_ranks)]
 
 
 def may_run_programs(folder: str) -> bool:
@@ -203,9 +219,34 @@ def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
     return [End(rank, None if code < 0 else code, -code if code < 0 else None, at) for rank, code, at in codes]
 
 
-def _refused(why: str) -> Finding:
+def _refused_end(process: Process, at: float, why: str) -> End:
     what, _, fix = why.partition("\n")
-    return Finding("launcher-refused", ERROR, what, "", fix.strip())
+    finding = Finding("launcher-refused", ERROR, what, "", fix.strip())
+    return End(process.rank, EXIT_USAGE, None, at, of_command=True, finding=finding)
+
+
+def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
+    """What ran after this stage in a script that ended with 0, and is known to have ended well; '' if nothing is."""
+    last = reported[-1]
+    if last.report and last.report.succeeded:
+        return last.command
+    if last is not failed:
+        return ""
+    return fallback(script.text, os.path.basename(failed.command.partition(" ")[0]))
+
+
+def _stage_failed(stage: Stage, later: str) -> Finding:
+    first = stage.failures[0]
+    return Finding(
+        "stage-failed", WARNING, f"the script's {stage.command[:200]} failed ({_words(int(first['exit_code']))})",
+        f"the script went on, and what ran after it ended well: {later[:200]}",
+        "look at the rank's log; if the run should end at such a failure, leave out what follows it in the script",
+        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"), rank=first["rank"],
+    )  # fmt: skip
+
+
+def _words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _missing(stage: Stage, exit_code: Optional[int]) -> Finding:

@@ -1,4 +1,4 @@
-"""The launchers that a script has started on this node, one after another: a line for each, and how its ranks failed."""
+"""The launchers that a script has started on this node, one after another: a line for each, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,21 +7,42 @@ import json
 import os
 import shlex
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.problem import Problem
 
 
 @dataclass(frozen=True)
+class Report:
+    """What the driver around a launcher wrote when the launcher ended. No failure and no refusal: all its ranks ended well."""
+
+    failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t
+    refused: str = ""  # why no rank was started, and in the next line what to type
+
+    @property
+    def succeeded(self) -> bool:
+        return not (self.failures or self.refused)
+
+
+@dataclass(frozen=True)
 class Stage:
     command: str
-    refused: str  # why it was not started; '' if it was
+    refused: str  # why its stand-in did not start it; '' if it did
     missing: bool  # there is no such program
-    failures: List[Dict[str, Any]]  # rank, exit_code, t
+    report: Optional[Report] = None  # none: it has not ended, or broke off before it could say how
 
     @property
     def began(self) -> bool:
         return not (self.refused or self.missing)
+
+    @property
+    def refusal(self) -> str:
+        """Why it started no rank, as its stand-in or its driver says; '' if neither refused it."""
+        return self.refused or (self.report.refused if self.report else "")
+
+    @property
+    def failures(self) -> Tuple[Dict[str, Any], ...]:
+        return self.report.failures if self.report else ()
 
 
 class Stages:
@@ -53,17 +74,17 @@ class Stages:
     def miss(self, command: Sequence[str]) -> None:
         self._add({"command": shlex.join(command), "missing": True})
 
-    def failures(self, number: int) -> str:
-        """The file in which the driver of this stage says how its ranks failed."""
-        return os.path.join(self.folder, f".failures-{number}.json")
+    def report(self, number: int) -> str:
+        """The file in which the driver of this stage says how it ended."""
+        return os.path.join(self.folder, f".report-{number}.json")
 
     def read(self) -> List[Stage]:
         stages: List[Stage] = []
         number = 0
         for line in _lines(self._file):
-            stage = Stage(str(line.get("command", "")), str(line.get("refused", "")), bool(line.get("missing")), [])
+            stage = Stage(str(line.get("command", "")), str(line.get("refused", "")), bool(line.get("missing")))
             if stage.began:
-                stage = replace(stage, failures=read_failures(self.failures(number)))
+                stage = replace(stage, report=read_report(self.report(number)))
                 number += 1
             stages.append(stage)
         return stages
@@ -74,14 +95,16 @@ class Stages:
             file.write(json.dumps(record) + "\n")
 
 
-def read_failures(path: str) -> List[Dict[str, Any]]:
-    """Ranks that a driver has seen fail: rank, exit_code (negative: a signal), t."""
+def read_report(path: str) -> Optional[Report]:
+    """None where the driver has written none."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError):
-        return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        return None
+    if not isinstance(found, dict):
+        return None
+    return Report(tuple(each for each in found.get("failures", ()) if isinstance(each, dict)), found.get("refused", ""))
 
 
 def _lines(path: str) -> List[Dict[str, Any]]:

@@ -140,7 +140,7 @@ def run_stand_in(arguments: List[str]) -> int:
     with open(arguments[0], encoding="utf-8") as file:
         settings = from_plain(Settings, json.load(file))
     name, rest = arguments[1], arguments[2:]
-    environ = without_stand_ins(dict(os.environ))
+    environ = without_stand_ins({**os.environ, STAND_INS: settings.folder})  # a script may have unset it
     real = shutil.which(name, path=environ.get("PATH", os.defpath))
     stages = Stages(settings.folder)
     if real is None:
@@ -181,6 +181,8 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
             f"the script's {found.words} is for {found.nodes} nodes, but this run has {len(settings.counts)}",
             f"say --nodes {found.nodes}; a script that starts other nodes itself belongs behind no launcher",
         )
+    if found.kind == "accelerate":
+        accelerate.refuse_cpu_ranks(found.flags, found.script, len(settings.counts), _counts(settings, found)[0])
     number = stages.begin(command)
     found = replace(found, program=real)
     if not found.python:
@@ -189,7 +191,7 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
     else:
         python = ()
         found = replace(found, python=(real, *found.python[1:]))
-    driver = {**settings.driver_settings, "failures": stages.failures(number)}
+    driver = {**settings.driver_settings, "report": stages.report(number)}
     tools = Tools(settings.shim, settings.driver, json.dumps(driver), python)
     peers = _peers(settings, found, settings.ports[number % len(settings.ports)])
     said = " ".join(f"{flag}={value}" if value else flag for flag, value in found.replaced.items())
@@ -212,14 +214,18 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
         raise Problem(f"{path}: cannot be read: {error}") from None
 
 
+def _counts(settings: Settings, found: Found) -> Tuple[int, ...]:
+    """Ranks of each node. Where the run plans one per node, the script's own number counts: nothing else has said how many."""
+    if set(settings.counts) == {1} and found.ranks_per_node:
+        return (found.ranks_per_node,) * len(settings.counts)
+    return settings.counts
+
+
 def _peers(settings: Settings, found: Found, port: int) -> Peers:
-    """All nodes. Where the run plans one rank per node, the script's own number counts: nothing else has said how many."""
-    counts = settings.counts
-    if set(counts) == {1} and found.ranks_per_node:
-        counts = (found.ranks_per_node,) * len(counts)
+    """All nodes."""
     nodes = tuple(
         Peer(node, host, settings.address if node == settings.node else "", Facts(host), 0.0, ranks)
-        for node, (host, ranks) in enumerate(zip(settings.hosts, counts))
+        for node, (host, ranks) in enumerate(zip(settings.hosts, _counts(settings, found)))
     )
     return Peers(nodes, settings.master_addr, port)
 

@@ -45,7 +45,7 @@ ONCE = {
 }
 SEVERAL = {
     "annotation": "NAME=VALUE on every pod (networks)",
-    "label": "NAME=VALUE on every object (queues)",
+    "label": "NAME=VALUE on the object that starts the pods (queues)",
     "node-selector": "NAME=VALUE that nodes must have (pools)",
     "toleration": "KEY[=VALUE][:EFFECT] of nodes that are tainted",
     "resource": "NAME=COUNT besides GPUs, cores and memory (RDMA devices)",

@@ -77,9 +77,10 @@ class RunAi(Backend):
                 f"{order.workdir} is a folder of this machine: in a pod it must be part of the image or on a claim; "
                 "workdir: names another"
             )
-        if not _split(order)[1]:
+        _, folder, linger = _split(order)
+        if not folder:
             said.append(
-                f"the run folder is fetched from the pods: `drumbeat logs --follow` or `status` within {_LINGER} s after the "
+                f"the run folder is fetched from the pods: `drumbeat logs --follow` or `status` within {linger} s after the "
                 "end; with --run-folder=PATH on a claim it stays"
             )
         return said

@@ -39,7 +39,11 @@ def call(
             **source,
         )
     except FileNotFoundError:
-        fix = "docs/runai.md says where it is from" if argv[0] == "runai" else "it is needed to make the run's secret"
+        fix = (
+            "your Run:ai control plane has its installer (docs/runai.md)"
+            if argv[0] == "runai"
+            else "it is needed to make the run's secret"
+        )
         raise Problem(f"there is no {argv[0]} here", fix) from None
     except subprocess.TimeoutExpired:
         raise Problem(

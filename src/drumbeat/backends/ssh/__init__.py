@@ -78,6 +78,10 @@ class Ssh(Backend):
                 "leave it out: drumbeat starts the ranks of each host itself",
             )
 
+    def notes(self, order: Order) -> List[str]:
+        options = [option.text for option in order.resources.options]
+        return [f"submit-options are not used ({', '.join(options)}): ssh hosts have no scheduler"] if options else []
+
     def render(self, order: Order) -> Request:
         return render(order)
 

@@ -113,29 +113,42 @@ _REASONS = (
     ),
 )
 _OLD_PYTHON = re.compile(r"drumbeat-python (\d+\.\d+)")
+_NAME_ANOTHER = "name another in the job: python: python3.11"
 
 
-def reason(host: str, code: Optional[int], complaint: str, python: str = "") -> Tuple[str, str]:
-    """Why a host did not take part, and what to do: from ssh's exit code and what came on standard error."""
-    old = _OLD_PYTHON.search(complaint)
-    name = python or "python3"
-    if old:
-        return (
-            f"its {name} is {old.group(1)}, and the agent needs 3.9 or newer",
-            "name another in the job: python: python3.11",
-        )
+def reason(host: str, code: Optional[int], complaint: str, python: str = "", answered: bool = False) -> Tuple[str, str]:
+    """Why a host did not take part, and what to do: from ssh's exit code and what came on standard error. `answered`: its
+    Python has started, and is new enough."""
+    said = last_line(complaint)
+    if code not in (None, 255):  # not ssh's own: it reached the host, and what it ran there ended
+        if answered:
+            return f"drumbeat ended there with exit code {code}{': ' + said if said else ''}", ""
+        return _python_reason(host, code, complaint, python or "python3")
     lowered = complaint.lower()
-    if code == 127 or (code not in (None, 255) and "not found" in lowered):
+    for words, meaning, advice in _REASONS:
+        if words in lowered:
+            return meaning, advice.format(host=host)
+    ended = f"ssh ended with {code}" if code is not None else "it did not answer"
+    return f"{ended}{': ' + said if said else ''}", _BY_HAND.format(host=host)
+
+
+def _python_reason(host: str, code: Optional[int], complaint: str, name: str) -> Tuple[str, str]:
+    """Why Python did not start on a host that let us in."""
+    old = _OLD_PYTHON.search(complaint)
+    if old:
+        return f"its {name} is {old.group(1)}, and the agent needs 3.9 or newer", _NAME_ANOTHER
+    if re.search(r"^unknown option: -I", complaint, re.IGNORECASE | re.MULTILINE):
+        return f"its {name} is Python 2, and the agent needs 3.9 or newer", _NAME_ANOTHER
+    if code == 127 or "not found" in complaint.lower():
         return (
             f"it has no {name}",
             "install Python 3.9 or newer there, or name it in the job: python: /opt/python/bin/python3",
         )
-    for words, meaning, advice in _REASONS:
-        if words in lowered:
-            return meaning, advice.format(host=host)
     said = last_line(complaint)
-    ended = f"ssh ended with {code}" if code is not None else "it did not answer"
-    return f"{ended}{': ' + said if said else ''}", _BY_HAND.format(host=host)
+    return (
+        f"its {name} ended with exit code {code}{': ' + said if said else ''}",
+        f"ssh {host} {name} --version must print 3.9 or newer; {_NAME_ANOTHER}",
+    )
 
 
 def last_line(text: str) -> str:

@@ -78,7 +78,9 @@ class Session:
             return Problem(f"{self.host}: {refused}")
         if self.code is None:
             return None
-        why, advice = connection.reason(self.host, self.code, self.complaint, self.python)
+        why, advice = connection.reason(
+            self.host, self.code, self.complaint, self.python, answered=self.reply("python") is not None
+        )
         return Problem(f"{self.host}: {why}", advice)
 
     def close(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+import shlex
+from typing import Any, Dict, Mapping, Sequence
 
 from drumbeat.plan.launchers.options import Options, names
+from drumbeat.problem import Problem
 
 _DEEPSPEED = names(
     "deepspeed-config-file zero-stage offload-optimizer-device offload-param-device offload-optimizer-nvme-path "
@@ -98,3 +100,15 @@ def from_config(config: Any) -> Dict[str, str]:
         return {}
     said = {flag: config[key] for key, flag in _FROM_CONFIG.items() if isinstance(config.get(key), (str, int))}
     return {flag: str(value) for flag, value in said.items() if not isinstance(value, bool) and str(value)}
+
+
+def refuse_cpu_ranks(flags: Mapping[str, str], script: Sequence[str], nodes: int, ranks_per_node: int) -> None:
+    """With --cpu accelerate starts one process per node, and each of them takes itself for rank 0."""
+    if "--cpu" not in flags or nodes * max(1, ranks_per_node) < 2:
+        return
+    program = script if "--no-python" in flags else ("python", *script)
+    raise Problem(
+        f"accelerate launch --cpu starts one process per node that knows no rank, not {nodes} x {max(1, ranks_per_node)} ranks",
+        f"give drumbeat the program itself: drumbeat run --nodes {nodes} --ranks-per-node {max(1, ranks_per_node)} -- "
+        f"env ACCELERATE_USE_CPU=true {shlex.join(program)}",
+    )
