@@ -19,9 +19,10 @@ demo: $(VENV)/.cpu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
+# Five workers for two cores: a third of the time tests wait, for Slurm, ssh and grace periods.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=2 check packages
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
+	$(BIN)/python -m pytest -n 5 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 packages:
 	@sh tests/system-packages.sh
