@@ -19,6 +19,7 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
+CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
 
 
 @dataclass(frozen=True)

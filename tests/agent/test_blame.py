@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from drumbeat.agent.blame import blame
 from drumbeat.agent.rank_end import RankEnd
-from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
 
 
 def end(rank, code=1, at=10.0, finding="peer-lost", by_us=False, number=None):
@@ -35,6 +35,19 @@ def test_the_cause_of_an_early_exit_is_likely_and_no_time_between_exits_is_told(
     scripts = [replace(left, of_command=True, node=1), lost]
     found = blame(scripts, None, str)
     assert found.title.startswith("the command on node 1 ended") and found.rank is None
+
+
+def test_a_rank_that_wrote_an_error_and_left_with_0_is_quoted():
+    words = Finding(
+        CAUGHT, WARNING, "KeyError", evidence=(Evidence("ERROR: failed: KeyError('labels')", "rank-1.err"),)
+    )
+    silent, spoke = end(2, 0, 4.0, None), replace(end(1, 0, 5.0, None), finding=words)
+    found = blame([end(0), silent, spoke, end(3)], None, str)
+    assert found.title == "rank 1 ended with exit code 0 after writing: ERROR: failed: KeyError('labels')"
+    assert (found.code, found.rank, found.evidence[0].file) == ("early-exit", 1, "rank-1.err")
+    assert "number of steps" not in found.cause + found.fix and "exit code other than 0" in found.fix
+    late = replace(spoke, at=20.0)  # it may have failed because of the others
+    assert "number of steps" in blame([end(0), silent, late, end(3)], None, str).cause
 
 
 def test_a_time_out_blames_who_did_not_come():

@@ -58,7 +58,7 @@ def test_a_failure_is_read_by_a_child_and_ends_keep_their_order(node):
     ends = ends_of(node, told)
     with open(node.log(0, 1, "err"), "w", encoding="utf-8") as file:
         file.write('Traceback (most recent call last):\n  File "x.py", line 3, in <module>\nValueError: odd\n')
-    ends.add(exit_of(0, 0))
+    ends.add(exit_of(0, 0, by_us=True))
     assert [(each.end.rank, each.end.exit_code) for each in told] == [(0, 0)] and not ends  # nothing to read
     ends.add(exit_of(1, FAILED))
     ends.add(exit_of(2, 0))
@@ -67,6 +67,24 @@ def test_a_failure_is_read_by_a_child_and_ends_keep_their_order(node):
     assert [(each.end.rank, each.end.exit_code, each.end.at) for each in told[1:]] == [(1, 1, 101.0), (2, 0, 102.0)]
     assert "ValueError: odd" in told[1].end.finding.title and told[2].end.finding is None
     assert told[1].seconds == 7.5 and not told[1].by_us
+
+
+def test_a_rank_that_ends_with_0_is_heard_and_one_whose_log_hangs_ends_all_the_same(node):
+    told = []
+    ends = ends_of(node, told, within=60.0)
+    with open(node.log(0, 0, "err"), "w", encoding="utf-8") as file:
+        file.write("ERROR: training failed: KeyError('labels')\n")
+    os.utime(node.log(0, 0, "err"), (100.0, 100.0))
+    ends.add(exit_of(0, 0))
+    finish(ends)
+    hung = ends_of(node, told, within=0.5)
+    os.mkfifo(node.log(0, 1, "err"))
+    hung.add(exit_of(1, 0))
+    finish(hung)
+    assert [(each.end.rank, each.end.exit_code) for each in told] == [(0, 0), (1, 0)]
+    words = told[0].end.finding
+    assert (words.code, words.title) == ("caught-error", "ERROR: training failed: KeyError('labels')")
+    assert words.evidence[0].file == "attempt-0/rank-0.err" and told[1].end.finding is None
 
 
 def test_a_log_that_hangs_is_given_up_and_said(node):

@@ -46,3 +46,56 @@ def test_a_failure_counts_only_if_the_work_did_not_go_on(tmp_path, after, doubte
     assert (doubt is not None) == doubted
     if doubt:
         assert doubt.severity == "warning" and doubt.evidence[0].file == "nodes/0/attempt-0/rank-0.out"
+
+
+def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("python", "x.py"))
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    with open(folder.log(0, 0, "err"), "w", encoding="utf-8") as file:
+        file.write("\n".join([*TRACEBACK[:2], "RuntimeError: CUDA error: out of memory (pretend)"]) + "\n")
+    failed, survived = End(0, 1, None, 0.0), End(0, 0, None, 0.0)
+    with_gpu, without = (Explainer(asked, folder, launcher, 0, str(tmp_path), no_gpu=each) for each in (False, True))
+    assert with_gpu.explain(failed, False).title == "the GPU ran out of memory"
+    for found in (without.explain(failed, False), without.doubt(survived, False)):
+        assert (found.code, found.confidence, found.fix) == ("gpu-out-of-memory", "unknown", "")
+        assert found.title == 'the log says "the GPU ran out of memory", but no GPU was seen on this node'
+
+
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "x.py", line 1, in <module>',
+    "ValueError: shapes do not match",
+]
+IGNORED = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *TRACEBACK]
+
+
+@pytest.mark.parametrize(
+    "out,err,out_later,heard",
+    [
+        (["step 8/50 loss 0.6"], [*TRACEBACK, "training aborted"], 0.0, "ValueError: shapes do not match"),
+        (["step 8/50 loss 0.6", "2026-11-16 10:00:00 - ERROR - no labels"], [], 0.0, "2026-11-16 10:00:00 - ERROR - no labels"),
+        (["step 8/50 loss 0.6"], TRACEBACK, 5.0, ""),  # it went on printing after that
+        (["step 8/50 loss 0.6"], TRACEBACK, -60.0, "ValueError: shapes do not match"),
+        ([*TRACEBACK, "step 9/50 loss 0.5"], [], 0.0, ""),
+        (["ERROR: no such cache, made a new one", "step 9/50 loss 0.5"], [], 0.0, ""),
+        (["step 8/50 loss 0.6", "Training finished"], TRACEBACK, 0.0, ""),
+        (["step 50/50 loss 0.1"], IGNORED, 0.0, ""),
+        (["step 50/50 loss 0.1", "0 errors"], ["WARNING: slow disk"], 0.0, ""),
+    ],
+)  # fmt: skip
+def test_the_error_that_a_program_wrote_last_before_it_ended_with_0(tmp_path, out, err, out_later, heard):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("python", "x.py"))
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    for stream, lines, written in (("out", out, 1000.0 + out_later), ("err", err, 1000.0)):
+        with open(folder.log(0, 0, stream), "w", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        os.utime(folder.log(0, 0, stream), (written, written))
+    explainer = Explainer(asked, folder, launcher, 0, str(tmp_path))
+    found = explainer.caught(End(0, 0, None, 1006.0), False)
+    assert (found.title if found else "") == heard
+    assert found is None or (found.code, found.severity, found.confidence) == ("caught-error", "warning", "likely")
+    assert explainer.caught(End(0, 0, None, 1100.0), False) is None  # it lived on after its last line

@@ -96,6 +96,13 @@ def test_a_rank_that_left_is_the_cause():
     assert judge([busy(rank) for rank in (0, 1, 3)], Silence(8.0, ended=(Ended(2, 1, "h1", 9.0),))) is None
 
 
+def test_a_rank_that_left_after_an_error_is_quoted():
+    gone = (Ended(1, 0, "h0", 9.5), Ended(2, 1, "h1", 9.0, "ERROR: no labels"))
+    found = judge([waits(rank) for rank in (0, 3)], Silence(8.0, ended=gone))
+    assert (found.code, found.rank, found.host) == ("hang-early-exit", 2, "h1")
+    assert "rank 2 had written: ERROR: no labels" in found.cause and "exit code other than 0" in found.fix
+
+
 def test_a_silent_rank_among_others_that_go_on():
     asleep = look(2, call="clock_nanosleep", place="train.py:31 load", stack=("train.py:31 load",))
     silence = Silence(9.0, others_go_on=True, quiet=(2,))

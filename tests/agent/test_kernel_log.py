@@ -142,6 +142,31 @@ def test_only_lines_that_come_after_the_start_and_only_of_drivers(tmp_path):
     assert log.poll(0.0) == [] and log.pid == 0
 
 
+def test_a_rotated_log_is_followed(tmp_path):
+    path = tmp_path / "kern.log"
+    path.write_text("x" * 5000 + "\n")
+    source = open_log(str(path))
+    assert source.read() == []
+    path.write_text("after copytruncate\n")  # the same file, cut and written anew
+    assert source.read() == [b"after copytruncate"] and source.read() == []
+    old = path.open("a")
+    os.rename(path, tmp_path / "kern.log.1")
+    assert source.read() == []  # the new file is not there
+    path.touch()
+    print("still into the old one", file=old, flush=True)
+    assert source.read() == [b"still into the old one"] and source.read() == []
+    print("the old one's last line", file=old, flush=True)
+    path.write_text("into the new one\n")
+    assert source.read() + source.read() == [b"the old one's last line", b"into the new one"] and source.read() == []
+    with path.open("a") as file:
+        file.write("and on\n")
+    assert source.read() == [b"and on"]
+    old.close()
+    path.unlink()
+    os.mkfifo(path)  # never blocks, whatever stands there
+    assert source.read() == []
+
+
 def test_a_log_that_cannot_be_read_is_said_so_once(tmp_path):
     log = KernelLog(str(tmp_path / "missing"))
     (saw,) = seen(log, 1)

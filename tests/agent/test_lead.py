@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, TIME_LIMIT, Member
+from drumbeat.agent.decide import CANCELLED, DOUBTFUL, FAILED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Finish, Record, Tell
 from drumbeat.agent.ranks_meeting import RanksMeeting
 from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
-from drumbeat.finding import ERROR, Finding
+from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
@@ -136,6 +136,10 @@ def test_nodes_of_one_scheduler_job_are_one_run_whatever_their_orders_say():
     wrong = hello(1, order(meeting="812.0", run_id="other", command=("y",)))
     assert "another job than the lead: command is y" in lead.refuse(wrong)
     assert finish(lead.refused(wrong, lead.refuse(wrong))) == [EXIT_MUSTER]
+    finding = lead.history[-1].finding
+    assert finding.code == "node-refused" and finding.seen == (
+        "what node 1 said of itself, beside the order of the lead",
+    )
 
 
 def test_nobody_joins_a_run_that_has_started():
@@ -305,6 +309,23 @@ def test_time_limit_while_nodes_are_missing():
     lead = lead_of(order(time_limit=100.0))
     lead.hello(hello(0, lead.order), 0.0, 1.0)
     assert finish(lead.tick(101.0)) == [EXIT_TIME_LIMIT] and lead.history[-1].outcome == TIME_LIMIT
+
+
+@pytest.mark.parametrize("step,steps,outcome", [(8, 50, DOUBTFUL), (49, 50, FINISHED), (8, None, FINISHED)])
+def test_an_error_written_last_is_a_doubt_only_if_steps_are_missing(step, steps, outcome):
+    lead, _ = mustered()
+    words = Finding(
+        CAUGHT, WARNING, "ValueError: odd", "raised at x.py:7", evidence=(Evidence("ValueError: odd"),), rank=1
+    )
+    for rank in range(4):
+        lead.rank_ended(rank // 2, RankEnded(0, rank, 0, None, 5.0, False, words if rank == 1 else None), 20.0)
+    progress = {"step": step, "steps": steps, "first_step": 1, "widest": 1}
+    assert finish([*done(lead, 0, 20.0, progress=progress), *done(lead, 1, 20.0)]) == [0]
+    last = lead.history[-1]
+    assert last.outcome == outcome
+    if outcome == DOUBTFUL:
+        assert last.finding.cause == "raised at x.py:7; it ended with exit code 0 at step 8 of 50"
+        assert "exit code other than 0" in last.finding.fix
 
 
 def test_ranks_that_end_well_at_the_limit_have_finished():

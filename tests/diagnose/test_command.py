@@ -109,6 +109,17 @@ def test_a_run_folder_knows_who_ended_first(diagnose, tmp_path):
         "host1",
     )
     assert failure["why_first"] == "drumbeat saw rank 1 fail first"
+    assert failure["confidence"] != "unknown"
+    for node, on_bus in ((0, {}), (1, {"nvidia": 1})):
+        facts = {"schema": "1.0", "host": f"host{node}", "gpus_on_bus": on_bus}
+        (folder / "nodes" / str(node) / "facts.json").write_text(json.dumps(facts))
+    assert json.loads(diagnose("run", "--json").stdout)["failure"]["confidence"] == failure["confidence"]
+    (folder / "nodes" / "1" / "facts.json").write_text(json.dumps({"schema": "1.0", "host": "host1"}))
+    without = json.loads(diagnose("run", "--json").stdout)["failure"]
+    assert (without["confidence"], without["finding"]["confidence"]) == ("unknown", "unknown")
+    title = 'the log says "the GPU ran out of memory", but no GPU was seen on this node'
+    assert (without["finding"]["title"], without["finding"]["fix"]) == (title, "")
+    assert without["finding"]["evidence"][0]["text"] == "RuntimeError: CUDA error: out of memory"
 
 
 def test_a_run_folders_nccl_logs_are_read_too(diagnose, tmp_path):

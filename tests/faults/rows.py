@@ -239,9 +239,10 @@ RETURNS = (
         job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
     ),
     Row(
-        "corrupt checkpoint (drumbeat train, 1 node): refused by name", "train", "", 0, failed="exit-code", exit_code=2,
-        within=200, command=_TRAIN, when="checkpoints/step-*/commit.json", act="corrupt the newest checkpoint",
-        job={"restarts": 1, "nodes": 1}, heard="cannot be read",
+        "corrupt checkpoint (drumbeat train, 1 node): left out, the one before is used", "train", "", None, exit_code=75,
+        outcome="requeue", command=_TRAIN, when="checkpoints/step-*/commit.json", act="corrupt the newest checkpoint",
+        comes_back=True, job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
+        heard="CANNOT BE READ and is left out",
     ),
 )  # fmt: skip
 

@@ -96,6 +96,16 @@ def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
     assert [record["t"] for record in printed.read()] == [114.0], "the file's time is no time of this run"
 
 
+def test_a_log_in_the_place_of_another_is_read_from_its_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("drumbeat.printed.reader._EVERY", 0.0)
+    log, printed = tmp_path / "rank-0.out", PrintedMetrics(str(tmp_path))
+    log.write_text(ITER.format(step=1, loss=3) + "\n")
+    assert [record["step"] for record in printed.read()] == [1] and printed.read() == []
+    (tmp_path / "new").write_text(ITER.format(step=2, loss=3) + "\n")  # of the same size
+    os.replace(tmp_path / "new", log)
+    assert [record["step"] for record in printed.read()] == [2] and printed.read() == []
+
+
 def test_who_prints_faster_than_we_read_is_read_at_its_end(tmp_path):
     line = ITER.format(step="{:07d}", loss=3) + "\n"
     (tmp_path / "rank-0.out").write_text("".join(line.format(step) for step in range(240_000)))

@@ -100,6 +100,23 @@ def test_steps_that_are_counted_anew_in_each_epoch_give_no_speed(named):
     assert "step 3 of this epoch" in progress_line(progress)
 
 
+@pytest.mark.parametrize(
+    "steps,total,short",
+    [
+        ((1, 2, 8), 50, True),
+        ((1,), 50, True),
+        ((0, 1, 49), 50, False),  # counted from 0
+        ((10, 20, 90), 99, False),  # every 10 steps, the last ones between two reports
+        ((10, 20, 30), 99, True),
+        ((50,), 99, False),  # how far reports are apart is not known
+        ((1, 2, 3, 1, 2, 3), 9, False),  # counted per epoch
+        ((1, 2, 3), None, False),
+    ],
+)
+def test_whether_the_announced_steps_were_made(steps, total, short):
+    assert added(*(step(n, 1.0, t=float(t), steps=total) for t, n in enumerate(steps))).short_of_steps is short
+
+
 def test_no_time_is_left_once_no_step_comes():
     fast = added(*(step(number, 1.0, steps=30) for number in range(1, 11)))
     assert fast.seconds_left(now=13.0) == 20.0 and fast.quiet(13.0) is None
@@ -109,6 +126,8 @@ def test_no_time_is_left_once_no_step_comes():
     assert Progress.restored(fast.snapshot()).quiet(40.0) == 30.0
     seldom = added(*(step(number, 1.0, steps=200) for number in range(10, 101, 10)))  # every tenth step is reported
     assert seldom.seconds_left(now=145.0) == 100.0 and seldom.seconds_left(now=155.0) is None
+    over = added(*(step(number, 1.0, steps=10) for number in range(1, 11)))
+    assert over.quiet(1000.0) is over.seconds_left(1000.0) is None, "it saves, or validates"
     assert added(step(1, 1.0, steps=9)).quiet(1000.0) is None, "how far apart steps are is not known yet"
 
 

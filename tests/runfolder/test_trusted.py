@@ -1,12 +1,15 @@
 """A run folder that somebody else made, or that is a link, is never written to."""
 
 import os
+import stat
 
 import pytest
 
+from drumbeat.desk.create import create_run
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.trusted import untrusted
 from drumbeat.runfolder.write import EventLog, replace
+from tests.agent.test_lead import order
 
 NOBODY = 65534
 
@@ -16,6 +19,21 @@ def test_ones_own_folder_is_fine_also_below_a_link(tmp_path):
     (tmp_path / "runs").symlink_to(tmp_path / "real")
     assert untrusted(RunFolder(str(tmp_path / "runs" / "run")), 1) == ""
     assert untrusted(RunFolder(str(tmp_path / "not-there")), 1) == ""
+
+
+@pytest.mark.parametrize("umask,mode", [(0o077, 0o700), (0o022, 0o755), (0, 0o775)])
+def test_a_run_folder_is_as_private_as_the_umask_says(tmp_path, home, umask, mode):
+    (tmp_path / "bundle").touch()
+    before = os.umask(umask)
+    try:
+        folder = create_run(
+            order(folder=str(tmp_path / "runs" / "r")), None, str(tmp_path / "bundle"), dict(os.environ)
+        )
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(folder.path).st_mode) == mode
+    written = {name: stat.S_IMODE(os.stat(folder.at(name)).st_mode) for name in ("order.json", "run.json")}
+    assert set(written.values()) == {0o644 & ~umask}
 
 
 def test_links_and_files_in_its_place(tmp_path):

@@ -113,6 +113,21 @@ def test_a_launcher_that_is_not_met_is_named(drumbeat, environ):
     assert "call it by its name, from bash" in done.stderr
 
 
+def test_a_launcher_behind_exec_after_a_change_of_path_is_stopped_before_the_first_step(drumbeat, environ):
+    """No stand-in is met. The census sees a world of its own on each node and stops the run, long before a rank makes a step."""
+    (drumbeat.folder / "bin").mkdir()
+    launcher = drumbeat.folder / "bin" / "torchrun"
+    train = "for i in $(seq 3000); do [ -e never ] && break; sleep 0.1; done; touch stepped-$NODE_RANK-$RANK"
+    launcher.write_text(
+        f"#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=$((20000 + NODE_RANK))\nRANK=1 sh -c '{train}' & RANK=0 sh -c '{train}'\n"
+    )
+    launcher.chmod(0o755)
+    done = run(drumbeat, environ, 'PATH="$PWD/bin:$PATH"\nexec torchrun --standalone --nproc_per_node=2 who.py\n')
+    assert done.returncode == 1, done.stderr
+    assert "2 separate worlds of 2 ranks each instead of one of 4 ranks" in done.stderr
+    assert "--nnodes=$NNODES --node_rank=$NODE_RANK" in done.stderr and not list(drumbeat.folder.glob("stepped-*"))
+
+
 def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     (drumbeat.folder / "f.py").write_text(
         "import os, sys, time\nrank = os.environ['RANK']\n"

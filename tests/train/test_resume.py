@@ -105,7 +105,7 @@ def train_until_interrupted(folder: str) -> int:
 
 
 def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(world: GlooWorld, tmp_path: Path) -> None:
-    from drumbeat.train.checkpoint.folder import newest
+    from drumbeat.train.checkpoint.folder import committed
 
     output, folder = tmp_path / "output", tmp_path / "checkpoints"
     process = world.start(output, train_until_interrupted, str(folder))
@@ -114,7 +114,7 @@ def test_ctrl_c_without_a_launcher_saves_and_asks_to_be_requeued(world: GlooWorl
     process.join(300)
     assert process.exitcode == 75
     assert "stopped by a signal" in output.read_text()
-    assert newest(str(folder)) is not None
+    assert committed(str(folder))
 
 
 def told_by(number: int, folder: str) -> Any:
@@ -146,11 +146,11 @@ def told_by(number: int, folder: str) -> Any:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_every_stop_signal_saves_and_does_not_validate_first(world: GlooWorld, tmp_path: Path, name: str) -> None:
-    from drumbeat.train.checkpoint.folder import newest
+    from drumbeat.train.checkpoint.folder import committed
 
     number = int(getattr(signal, name))
     assert world.run(told_by, number, str(tmp_path), size=1) == [(2, 75, 0)]
-    assert newest(str(tmp_path)) == 2
+    assert committed(str(tmp_path))[-1] == 2
     assert world.run(told_by, number, "", size=1) == [(2, 128 + number, 0)], "nothing saved: not a requeue"
 
 

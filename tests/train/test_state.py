@@ -16,6 +16,7 @@ from torch import nn
 from drumbeat.cli import main
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.optim import MasterAdamW
+from drumbeat.train.refusal import Refusal
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> None:
@@ -197,6 +198,62 @@ def test_every_rank_hears_of_a_failed_commit(world: GlooWorld, tmp_path: Path) -
     for (error,) in world.run(failing, str(tmp_path), size=2):
         assert "Is a directory" in error
     assert not (tmp_path / "latest").exists()
+
+
+def damaged(folder: str, damage: List[str]) -> Tuple[str, List[str]]:
+    """Save after one step and after two, damage files, load into a fresh model: what was loaded, and what is said of it."""
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
+
+    def fresh() -> Tuple[nn.Module, torch.optim.Optimizer, Checkpoints]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        return model, optimizer, Checkpoints(folder, [model], optimizer)
+
+    def tensors() -> List[torch.Tensor]:
+        return [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
+
+    model, optimizer, saves = fresh()
+    states = []
+    for step in (1, 2):
+        stepped(optimizer)
+        states.append([tensor.detach().clone() for tensor in tensors()])
+        saves.save(step, {"sample": 10 * step}, wait=True)
+    if saves.rank == 0:
+        for name in damage:
+            path = Path(folder) / name
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    saves._meet()
+    model, optimizer, saves = fresh()
+    try:
+        loaded = saves.load(["sample"])
+    except Refusal as refusal:
+        return str(refusal), []
+    assert loaded is not None
+    same = [torch.equal(now, before) for now, before in zip(tensors(), states[loaded.step - 1])]
+    words = "as saved" if same == [True] * 4 else "another state"
+    return f"step {loaded.step}, sample {loaded.extra['sample']}, {words}", list(loaded.left_out)
+
+
+@pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata", "commit.json"])
+def test_all_ranks_fall_back_to_the_checkpoint_before_a_damaged_one(
+    world: GlooWorld, tmp_path: Path, name: str
+) -> None:
+    (first, said), (second, nothing) = world.run(damaged, str(tmp_path), [f"step-00000002/{name}"], size=2)
+    assert first == second == "step 1, sample 10, as saved" and nothing == []
+    (words,) = said
+    assert words.startswith("the checkpoint of step 2 CANNOT BE READ and is left out, 1 step is lost: "), words
+    assert words.endswith("it is now called step-00000002.unreadable")
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001", "step-00000002.unreadable"]
+
+
+def test_where_no_checkpoint_can_be_read_all_ranks_refuse_and_nothing_is_moved(
+    world: GlooWorld, tmp_path: Path
+) -> None:
+    names = [f"step-0000000{step}/__{rank}_0.distcp" for step, rank in ((1, 0), (2, 1))]
+    (first, _), (second, _) = world.run(damaged, str(tmp_path), names, size=2)
+    assert first == second and first.startswith("none of 2 checkpoints can be read: "), first
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001", "step-00000002"]
 
 
 def test_room_is_made_before_it_is_needed_and_kept_while_it_fits() -> None:

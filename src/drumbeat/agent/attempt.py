@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.census import WorldCount
 from drumbeat.agent.decide import Assignment
 from drumbeat.agent.lead_findings import left_behind_finding
-from drumbeat.agent.rank_end import RankEnd, is_consequence
-from drumbeat.finding import Finding
+from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence
+from drumbeat.finding import CAUGHT, Finding
 from drumbeat.order import Order
 from drumbeat.plan.world_seen import Planned, Row
 from drumbeat.runfolder.progress import Progress, merged
@@ -87,10 +87,18 @@ class Attempt:
         parts = [(self.done.get(number), clock_offsets.get(number, 0.0)) for number in self.assignment]
         return merged((Progress.from_plain(part or {}), offset) for part, offset in parts)
 
-    def doubt(self) -> Optional[Finding]:
-        """The first sign of a failure where all exit codes are 0."""
+    def doubt(self, progress: Progress) -> Optional[Finding]:
+        """The first sign of a failure where all exit codes are 0. An error that a program wrote last and survived is one only if
+        it has not made the steps that it announced."""
+        short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
-        return min(doubtful, key=lambda end: end.at).finding if doubtful else None
+        doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
+        first = min(doubtful, key=lambda end: end.at, default=None)
+        if first is None or first.finding is None or first.finding.code != CAUGHT:
+            return first.finding if first else None
+        where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
+        cause = f"{first.finding.cause}; {where}" if first.finding.cause else where
+        return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""

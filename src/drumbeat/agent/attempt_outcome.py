@@ -13,6 +13,7 @@ from drumbeat.agent.rank_end import RankEnd, is_consequence, named
 from drumbeat.agent.stop_requests import LAUNCHER, StopRequests
 from drumbeat.finding import ERROR, STOPPED, Finding
 from drumbeat.record import to_plain
+from drumbeat.runfolder.progress import Progress
 from drumbeat.signals import EXIT_MUSTER, EXIT_REQUEUE, EXIT_STORAGE
 
 _OUTSIDE = frozenset((STOPPED, "killed", "terminated", "interrupted", "time-limit"))  # codes of ends that others caused
@@ -25,7 +26,7 @@ def concluded(
     from it, how far the attempt came."""
     progress = attempt.progress({number: member.clock_offset for number, member in members.items()})
     outcome = replace(
-        attempt_outcome(attempt, requests, members), assignment=attempt.assignment, port=attempt.port,
+        attempt_outcome(attempt, requests, members, progress), assignment=attempt.assignment, port=attempt.port,
         t=now, step=progress.step, nan_since=progress.not_finite_since, saved=progress.saved,
     )  # fmt: skip
     if outcome.outcome == FAILED:
@@ -43,7 +44,9 @@ def concluded(
     return outcome, [*acts, Record("attempt-ended", ended)]
 
 
-def attempt_outcome(attempt: Attempt, requests: StopRequests, members: Mapping[int, Member]) -> Outcome:
+def attempt_outcome(
+    attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], progress: Progress
+) -> Outcome:
     aborted = _own_failure(attempt) if requests.way == LAUNCHER else None
     if aborted:  # where its guard was killed with it, nobody has seen its exit code
         return Outcome(FAILED, aborted.exit_code or 1, aborted.finding)
@@ -55,7 +58,7 @@ def attempt_outcome(attempt: Attempt, requests: StopRequests, members: Mapping[i
         return Outcome(FAILED, code, attempt.finding)
     first = attempt.cause()
     if first is None:
-        doubt = attempt.doubt()
+        doubt = attempt.doubt(progress)
         return Outcome(DOUBTFUL, 0, doubt) if doubt else Outcome(FINISHED, 0)
     if first.exit_code == EXIT_REQUEUE:
         return Outcome(REQUEUE, EXIT_REQUEUE)

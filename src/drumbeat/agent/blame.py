@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.causes import NAN, NETWORK, PROGRAM, UNCLEAR, cause_of
-from drumbeat.agent.rank_end import RankEnd, is_consequence, named
+from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence, named
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
 
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
@@ -54,6 +54,9 @@ def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence
 
 
 def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+    spoke = next((end for end in early if end.finding and end.finding.evidence), None)
+    if spoke is not None and spoke.finding is not None:
+        return _caught(spoke, spoke.finding, first, host_of)
     one = early[0]
     return Finding(
         "early-exit", ERROR, f"{named(early)} ended with exit code 0 while the others went on",
@@ -61,6 +64,17 @@ def _early_exit(early: List[RankEnd], first: RankEnd, host_of: Callable[[int], s
         "give every rank the same number of steps: drop_last, an even sampler, or torch's Join for uneven data",
         _shown(first), node=one.node, host=host_of(one.member), rank=None if one.of_command else one.rank,
         confidence=LIKELY, seen=("exit codes and times of all ranks",),
+    )  # fmt: skip
+
+
+def _caught(one: RankEnd, words: Finding, first: RankEnd, host_of: Callable[[int], str]) -> Finding:
+    """It left because of an error that it caught: its own last words say which."""
+    return Finding(
+        "early-exit", ERROR, f"{named([one])} ended with exit code 0 after writing: {words.evidence[0].text[:200]}",
+        f"{named([first])} lost its connection to it; likely it failed, caught its own error and left",
+        f"{words.fix}; and {NOT_ZERO}" if words.fix else NOT_ZERO, (*words.evidence[:1], *_shown(first)),
+        node=one.node, host=host_of(one.member), rank=words.rank if one.of_command else one.rank,
+        confidence=LIKELY, seen=("exit codes, times and last lines of all ranks",),
     )  # fmt: skip
 
 

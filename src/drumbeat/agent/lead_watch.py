@@ -25,6 +25,7 @@ class LeadWatching:
         about = {
             "rank": ended.rank, "exit_code": ended.exit_code, "by_us": ended.by_us,
             "node": self.lead.node_rank(member), "host": known.host if known else "", "of_command": ended.of_command,
+            "words": ended.finding.evidence[0].text[:200] if ended.finding and ended.finding.evidence else "",
         }  # fmt: skip
         return self._feed(Saw("exited", about), now)
 

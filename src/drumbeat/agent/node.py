@@ -260,7 +260,9 @@ class Node:
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
-        explainer = Explainer(self.order, self.logs, self.launcher, self.attempt, run_folder, kept)
+        explainer = Explainer(
+            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu
+        )
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _rank_of(self, pid: int) -> Optional[int]:

@@ -13,6 +13,9 @@ CONSEQUENCES = frozenset((
     "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
 ))  # fmt: skip
 
+# The fix for a program that catches its own failure and ends as if all were well.
+NOT_ZERO = "let the failure end the program: raise the exception again, or leave with an exit code other than 0"
+
 
 @dataclass(frozen=True)
 class RankEnd:

@@ -101,7 +101,7 @@ def _add_record(reader: Reader, run: Run) -> None:
     reader.of_a_run = True
     reader.recorded = with_paths(run, recorded_end(run))
     facts = [run.facts(node) for node in run.nodes()]
-    reader.communicators.no_gpus = bool(facts) and all(each is not None and not each.gpus for each in facts)
+    reader.communicators.no_gpus = bool(facts) and all(each is not None and each.has_no_gpu for each in facts)
     hosts = {member.node: member.host for member in run.members()}
     first = next((end for end in run.ranks().ended if end.failed), None)
     if first is not None and reader.elastic.first is None:

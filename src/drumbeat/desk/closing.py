@@ -112,7 +112,10 @@ def failure_lines(
     who = "" if failure.rank is None else f"rank {failure.rank}{where}: "
     if same and failure.rank is not None:
         who = f"{named_ranks([failure.rank, *same], 8)}: "
-    lines = [("failed", f"{who}{failure.title}")]
+    named, what = f"rank {failure.rank} ", f"{who}{failure.title}"
+    if who and failure.title.startswith(named):  # it is not named twice
+        what = f"{who[:-2]} {failure.title[len(named) :]}"
+    lines = [("failed", what)]
     if failure.cause:
         lines.append(("cause", failure.cause))
     last = [("fix", failure.fix)] if failure.fix else []

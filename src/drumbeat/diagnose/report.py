@@ -19,6 +19,7 @@ from drumbeat.diagnose.survived import survived
 from drumbeat.diagnose.tiers import AT_THE_END
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
+from drumbeat.diagnose.without_gpu import all_quoted
 from drumbeat.finding import Evidence, Finding
 
 SCHEMA = "1.1"
@@ -74,6 +75,8 @@ def make_report(
         unfinished,
         log,
     )
+    if state.no_gpus:
+        failed = all_quoted(failed)
     if recorded is not None:
         failed = with_record(failed, recorded)
     settings = (*environment.differences(state), *missing.lone_worlds(state))

@@ -221,6 +221,12 @@ class Facts:
     gpu_events: Optional[Tuple[str, ...]] = None  # Xid and amdgpu errors in the kernel's log; None: it may not be read
     schema: str = SCHEMA
 
+    @property
+    def has_no_gpu(self) -> bool:
+        """Whether the machine was looked at and has none; one that this process may not open is still a GPU."""
+        unread = any(words.startswith("gpus:") for words in self.unknown)
+        return not (self.gpus or any(self.gpus_on_bus.values()) or unread)
+
 
 @dataclass(frozen=True)
 class Peer:

@@ -151,6 +151,7 @@ class _Log:
         self.path, self.rank = path, rank
         self._looked = looked  # when there was nothing new
         self._place = 0
+        self._which: Optional[Tuple[int, int]] = None  # device and inode of the file that was read so far
         self._reader = Reader()
 
     def read(self, final: bool) -> List[Tuple[float, Dict[str, Any]]]:
@@ -160,8 +161,10 @@ class _Log:
         try:
             status = os.stat(self.path)
             size, data = status.st_size, b""
-            if size < self._place:  # begun anew
+            which = (status.st_dev, status.st_ino)
+            if size < self._place or which != (self._which or which):  # begun anew, or another file in its place
                 self._place, self._reader = 0, Reader()
+            self._which = which
             if size != self._place:
                 with open(self.path, "rb", buffering=0) as file:
                     if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts

@@ -18,7 +18,7 @@ _QUIET = 5.0  # seconds
 _QUIET_TIMES = 5.0  # times the usual time between two reports
 # Values that belong together: each group is that of the first node that has any of it.
 _OF_FIRST_NODE = (
-    ("step", "first_step", "reports"),
+    ("step", "first_step", "widest", "reports"),
     ("steps",),
     ("first_loss", "first_loss_step", "last_loss", "last_loss_step", "not_finite", "not_finite_since"),
     ("first_validation", "last_validation", "validation_not_finite"),
@@ -45,6 +45,7 @@ class Progress:
     first_t: Optional[float] = None  # of the first report of a step, on this node's clock
     last_t: Optional[float] = None
     first_step: Optional[int] = None
+    widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
     laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
@@ -122,6 +123,8 @@ class Progress:
         back = before is not None and (step < before or again)
         if back and self.first_step is not None and step <= self.first_step:
             self.laps, self.step = self.laps + 1, step
+        elif before is not None:
+            self.widest = max(self.widest or 0, step - before)
         self._previous = (step, epoch)
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
@@ -153,6 +156,14 @@ class Progress:
                     setattr(self, name, getattr(other, name))
 
     @property
+    def short_of_steps(self) -> bool:
+        """Whether the announced number of steps was surely not reached: more are missing than lie between two reports.
+        False where that is not known, as where steps are counted per epoch."""
+        if self.step is None or self.steps is None or self.laps or self.target_reached:
+            return False
+        return self.steps - self.step > max(1, self.widest or self.first_step or 0)
+
+    @property
     def seconds(self) -> float:
         """From the first report of a step to the last one."""
         if self.first_t is None or self.last_t is None:
@@ -179,9 +190,14 @@ class Progress:
         """Whether `rate` is only about right: a short time between lines that are read a few times per second."""
         return self.printed and not self.reported_rate and self.seconds < _SHORT
 
+    @property
+    def all_made(self) -> bool:
+        """All planned steps are made; nothing says how long what follows takes: a validation, saving, the end."""
+        return not self.laps and self.step is not None and self.steps is not None and self.step >= self.steps
+
     def quiet(self, now: float) -> Optional[float]:
         """Seconds without a step, once that is much longer than the usual time between two reports; else None."""
-        if self.last_t is None or not self.reports or self.reports < 2:
+        if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
             return None
         silent = now - self.last_t
         return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
@@ -192,9 +208,9 @@ class Progress:
             return None
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        if self.laps or (self.printed and self.seconds < _TOO_SHORT):
+        if self.laps or self.all_made or (self.printed and self.seconds < _TOO_SHORT):
             return None
-        return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
+        return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def snapshot(self) -> Dict[str, Any]:
         """All that `restored` needs to count on from here."""

@@ -101,8 +101,10 @@ def _train(
     if checkpoints is not None:
         loaded = checkpoints.load(["sample"])
         if loaded is not None:
-            done = first = loaded[0]
-            stream.load_state_dict({"sample": loaded[1]["sample"]})
+            for words in loaded.left_out:
+                reporter.say(words)
+            done = first = loaded.step
+            stream.load_state_dict({"sample": loaded.extra["sample"]})
             reporter.say(f"resumed after step {done}")
             if plan.deterministic:
                 digests.append(_digest(reporter, step, stream, done))

@@ -186,12 +186,14 @@ class Trainer:
                 self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
 
     def load(self, folder: str) -> int:
-        """Load the newest checkpoint in `folder`, saved on any layout and number of ranks; the step it was taken after,
-        or 0 where there is none."""
+        """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it
+        was taken after, or 0 where there is none."""
         loaded = self._saved(folder, 2).load(["trainer"])
         if loaded is None:
             return 0
-        state = json.loads(loaded[1]["trainer"])
+        for words in loaded.left_out:
+            self.say(words)
+        state = json.loads(loaded.extra["trainer"])
         self.steps, self._positions = int(state["steps"]), state["batches"]
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import stat
 import subprocess
 import time
 from typing import Any, Dict, List, Optional, Protocol, Sequence
@@ -70,17 +71,27 @@ class Kmsg:
 
 
 class File:
-    """A growing text file."""
+    """A growing text file. It is followed when it is rotated, by renaming or by copying and truncating."""
 
     def __init__(self, path: str) -> None:
         self.name = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd = self._open()
         os.lseek(self.fd, 0, os.SEEK_END)
         self._rest = b""
 
     def read(self) -> List[bytes]:
+        replaced = self._is_replaced()  # asked first: then an empty read means that nothing more comes to the old file
         try:
             data = os.read(self.fd, 1 << 20)
+            if not data and replaced:
+                fd = self._open()
+                os.close(self.fd)
+                self.fd, self._rest = fd, b""
+                data = os.read(self.fd, 1 << 20)
+            elif not data and self._is_truncated():
+                self._rest = b""
+                os.lseek(self.fd, 0, os.SEEK_SET)
+                data = os.read(self.fd, 1 << 20)
         except BlockingIOError:  # a device, and nothing new
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -89,6 +100,21 @@ class File:
 
     def wait(self) -> None:
         time.sleep(_FILE_EVERY)
+
+    def _open(self) -> int:
+        return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _is_replaced(self) -> bool:
+        """Whether the name stands for another file, into which something has been written."""
+        try:
+            named, own = os.stat(self.name), os.fstat(self.fd)
+        except FileNotFoundError:  # renamed, and the new one has not been made
+            return False
+        return bool(named.st_size) and (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino)
+
+    def _is_truncated(self) -> bool:
+        own = os.fstat(self.fd)
+        return stat.S_ISREG(own.st_mode) and own.st_size < os.lseek(self.fd, 0, os.SEEK_CUR)
 
 
 class Command:

@@ -58,7 +58,7 @@ class Ends:
         return self._child.pid if self._child else 0
 
     def add(self, ended: Exit) -> None:
-        if ended.status == 0 and not self.launcher.may_hide_failures and not self:
+        if ended.status == 0 and ended.by_us and not self.launcher.may_hide_failures and not self:
             end = replace(plain_end(ended.process.rank, 0, ended.at), of_command=not self.launcher.is_rank)
             self.done(RankExit(end, ended.seconds, ended.by_us))
         else:
@@ -102,8 +102,9 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
         finding = end.finding
         if finding is None and end.exit_code != 0:
             finding = explainer.explain(end, ended.by_us)
-        elif finding is None and launcher.may_hide_failures and not ended.by_us:
-            finding = explainer.doubt(end, launcher.once)
+        elif finding is None and not ended.by_us:
+            look = explainer.doubt if launcher.may_hide_failures else explainer.caught
+            finding = look(end, launcher.once)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, ended.by_us))
     return found
 

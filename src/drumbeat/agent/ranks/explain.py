@@ -6,20 +6,19 @@ import os
 import re
 import signal
 from dataclasses import replace
-from typing import Optional
+from typing import List, Optional, Tuple
 
+from drumbeat.agent.ranks.last_words import Stream, last_error, last_failure, may_hold_error, read_stream, wrote_on
 from drumbeat.agent.ranks.launchers import Direct, End
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
 from drumbeat.facts.host import LiveHost
-from drumbeat.finding import ERROR, LIKELY, PEER_LOST, WARNING, Evidence, Finding
+from drumbeat.finding import CAUGHT, ERROR, LIKELY, WARNING, Evidence, Finding
 from drumbeat.order import Order
-from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
 _STREAM = re.compile(r"std(?:err|out) of (?:process|rank) \d+:")  # as diagnose names what it was given
-_TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 
 
 class Explainer:
@@ -27,14 +26,16 @@ class Explainer:
     the rank's lines, where they are merged."""
 
     def __init__(
-        self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = ""
-    ) -> None:
+        self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
+        no_gpu: bool = False,
+    ) -> None:  # fmt: skip
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
-        self.run_folder, self.kept = run_folder, kept
+        self.run_folder, self.kept, self.no_gpu = run_folder, kept, no_gpu
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
         from drumbeat.diagnose.exits import explain_exit  # here and below: the agent of a healthy run starts without it
+        from drumbeat.diagnose.without_gpu import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
         lines, printed = tail(log), tail(out)
@@ -49,6 +50,8 @@ class Explainer:
         if any(each.text in line for each in found.evidence for line in printed):
             log = out
         file = os.path.relpath(self.kept or log, self.run_folder)
+        if self.no_gpu:
+            found = without_gpu(found)
         seen = tuple(f"the last lines of {file}" if _STREAM.match(each) else each for each in found.seen)
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
@@ -66,30 +69,42 @@ class Explainer:
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
         last echo. None if what its processes wrote shows no failure, or if the work went on after it."""
-        from drumbeat.diagnose.exits import RankEnd, explain_run
-        from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
+        found = last_failure(self._streams(end, every_rank), self.order.command)
+        return self._quoted(*found) if found else None
 
-        ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
-        paths = [[self.logs.log(self.attempt, rank, stream) for stream in ("out", "err")] for rank in ranks]
-        ends = [RankEnd(rank, 0, None, tail(out), tail(err)) for rank, (out, err) in zip(ranks, paths)]
-        if every_rank:
-            paths.append([self.launcher.log(self.attempt, end.rank, stream) for stream in ("out", "err")])
-            ends.append(RankEnd(None, 0, None, tail(paths[-1][0]), tail(paths[-1][1])))
-        failure = explain_run(ends, self.order.command)
-        found = failure.finding
-        if found is None or failure.answer in (NO_FAILURE, NOT_KNOWN, PEER_LOST) or not found.evidence:
+    def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
+        """The error that a program wrote last before it ended with 0 by itself, in its own words: it caught its own failure.
+        None if it wrote none, or if its work went on after it."""
+        streams = self._streams(end, every_rank)
+        if not any(may_hold_error(each.lines) for each in streams):
+            return None  # most programs: what follows reads all rules
+        found = last_failure(streams, self.order.command) or last_error(streams)
+        if found is None or wrote_on(streams, found[1], end.at):
             return None
-        text = found.evidence[0].text
-        for written, (out, err) in zip(ends, paths):
-            for lines, path in ((written.stderr, err), (written.stdout, out)):
-                place = max((number for number, line in enumerate(lines) if text in line), default=None)
-                if place is not None:
-                    after = [line for line in lines[place + 1 :] if line.strip()]
-                    if len(after) > _TABLE or any(read_line(line) for line in after):
-                        return None
-                    file = os.path.relpath(self.kept or path, self.run_folder)
-                    return replace(found, severity=WARNING, confidence=LIKELY, evidence=(Evidence(text, file),))
-        return None
+        quoted = self._quoted(*found)
+        return replace(quoted, code=CAUGHT, title=quoted.evidence[0].text[:200])
+
+    def _streams(self, end: End, every_rank: bool) -> List[Stream]:
+        """What the rank has written; of a node's command, what all its ranks and the command itself have."""
+        ranks = sorted(self.logs.ranks(self.attempt)) if every_rank else [end.rank]
+        logs: List[Tuple[Optional[int], str, str]]
+        logs = [(rank, name, self.logs.log(self.attempt, rank, name)) for rank in ranks for name in ("out", "err")]
+        if every_rank:
+            own = {name: self.launcher.log(self.attempt, end.rank, name) for name in ("out", "err")}
+            known = {path for _, _, path in logs}
+            logs += [(None, name, path) for name, path in own.items() if path not in known]
+        return [read_stream(rank, name, path) for rank, name, path in logs]
+
+    def _quoted(self, finding: Finding, stream: Stream) -> Finding:
+        file = os.path.relpath(self.kept or stream.path, self.run_folder)
+        evidence = (Evidence(finding.evidence[0].text, file),)
+        seen = (f"the last lines of {file}",)
+        quoted = replace(finding, severity=WARNING, confidence=LIKELY, evidence=evidence, seen=seen)
+        if self.no_gpu:
+            from drumbeat.diagnose.without_gpu import quoted as without_gpu
+
+            quoted = without_gpu(quoted)
+        return quoted
 
     def _written(self, end: End, stream: str) -> str:
         """The rank's own log, or its launcher's where the rank was never started."""

@@ -114,7 +114,7 @@ def unmet_finding(rows: Sequence[Row]) -> Finding:
     """The script has started a launcher past its stand-in."""
     return Finding(
         "launcher-not-met", WARNING, "the ranks have no logs of their own: the script starts its launcher past drumbeat's",
-        "by a path that a command puts together, by its path behind exec or timeout, or from an sh script that changes PATH",
+        "by a path that a command puts together, by its path behind exec or timeout, or by its name after a change of PATH",
         "call it by its name, from bash; until then the ranks' lines are in launcher.out and launcher.err of each node",
         tuple(Evidence(f"process {row.pid} on node {row.node} has RANK={row.rank}") for row in rows[:4]),
         seen=("RANK of the processes below the script",),

@@ -53,7 +53,8 @@ class Hang:
         elif saw.kind == "exited":
             rank = None if saw.data.get("of_command") else saw.data["rank"]
             about = (now, saw.data["exit_code"], saw.data["node"], saw.data["host"])
-            self._ended[("node", saw.data["node"]) if rank is None else ("rank", rank)] = about
+            who = ("node", saw.data["node"]) if rank is None else ("rank", rank)
+            self._ended[who], self._ended_words[who] = about, saw.data.get("words", "")
         elif saw.kind == "looked" and self._waiting is not None:
             self._answers[saw.data["member"]] = saw.data["looks"]
             self._ras += saw.data.get("ras", [])
@@ -69,6 +70,7 @@ class Hang:
         self._reporter: Optional[int] = None  # the member that said so
         # A rank's end, or that of a node's command, which starts the ranks: when, exit code, node, host.
         self._ended: Dict[Tuple[str, int], Tuple[float, Optional[int], int, str]] = {}
+        self._ended_words: Dict[Tuple[str, int], str] = {}  # the error that it wrote before it ended with 0
         self._stepped = False  # the first step has come
         self._waiting: Optional[float] = None  # since when answers are awaited
         self._answers: Dict[int, List[RankLook]] = {}
@@ -230,7 +232,8 @@ class Hang:
     def _ended_well(self, now: float) -> Tuple[Ended, ...]:
         ended = sorted((at, who, node, host) for who, (at, code, node, host) in self._ended.items() if code == 0)
         return tuple(
-            Ended(number if kind == "rank" else None, node, host, now - at) for at, (kind, number), node, host in ended
+            Ended(who[1] if who[0] == "rank" else None, node, host, now - at, self._ended_words[who])
+            for at, who, node, host in ended
         )
 
     def _say(self, finding: Optional[Finding], may_stop: bool = True) -> List[Action]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
 from drumbeat.agent.looks.record import RankLook
+from drumbeat.agent.rank_end import NOT_ZERO
 from drumbeat.agent.watchers.hang_activity import (
     ALL_IDLE,
     ASLEEP,
@@ -71,6 +72,7 @@ class Ended:
     node: int
     host: str
     seconds: float  # ago
+    words: str = ""  # the error that it wrote last
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
     names += [named_commands(nodes)] if nodes else []
     first = silence.ended[0]
     cause, fix = _CAUSES[EARLY]
+    spoke = next((ended for ended in silence.ended if ended.words), None)
+    if spoke is not None:
+        who = named_ranks([spoke.rank]) if spoke.rank is not None else named_commands([spoke.node])
+        first, cause, fix = spoke, f"{who} had written: {spoke.words}; the others still wait for it", NOT_ZERO
     title = f"{' and '.join(names)} ended with exit code 0 {first.seconds:.0f} s ago{_rest(looks, ())}"
     return Finding(
         "hang-early-exit", WARNING, title, cause, fix, _evidence((), looks), node=first.node, host=first.host,

@@ -12,25 +12,34 @@ import shutil
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from drumbeat.train.checkpoint.folder import commit, name_of, newest, read_marker, remove_uncommitted
+from drumbeat.train.checkpoint.folder import (
+    Unreadable,
+    commit,
+    committed,
+    name_of,
+    read_marker,
+    remove_uncommitted,
+    set_aside,
+)
 from drumbeat.train.checkpoint.generators import generators, restore_generators
+from drumbeat.train.checkpoint.reading import dtypes, first_line, load_into, saved_part, unreadable
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
 
 # torch says so at every save and load of a world of one, where it is meant.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+
+T = TypeVar("T")
 
 
 class Saved(NamedTuple):
@@ -41,6 +50,14 @@ class Saved(NamedTuple):
     seconds: float  # from the call until it was durable
     error: str  # one line; empty: it is durable
     waited: float = 0.0  # seconds that training stood still for it
+
+
+class Loaded(NamedTuple):
+    """What was loaded."""
+
+    step: int
+    extra: Dict[str, Any]
+    left_out: Sequence[str]  # on rank 0: what is to be said of newer checkpoints that could not be read
 
 
 class HasState(Protocol):
@@ -122,7 +139,7 @@ class Checkpoints:
             arrived()
             self._write(step, state)
         except (Exception, CheckpointException) as problem:  # the latter is no Exception
-            error = _first_line(problem)
+            error = first_line(problem)
             if self.rank == 0:  # a full disk gets its room back
                 shutil.rmtree(self.path_of(step), ignore_errors=True)
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
@@ -144,31 +161,49 @@ class Checkpoints:
         if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
             raise OSError(error)
 
-    def load(self, wanted: Sequence[str]) -> Optional[Tuple[int, Dict[str, Any]]]:
-        """Load the newest committed checkpoint: (step, the `wanted` extras), or None where there is none."""
+    def load(self, wanted: Sequence[str]) -> Optional[Loaded]:
+        """Load the newest committed checkpoint that can be read, the same one on all ranks; None where there is none.
+
+        Newer ones that cannot be read, by any rank, are set aside; a Refusal where not one can be."""
         if self.rank == 0:
             remove_uncommitted(self.folder)
-        step = self._told_by_rank_0(newest(self.folder) if self.rank == 0 else None)
-        if step is None:
-            return None
-        path = self.path_of(step)
-        marker = read_marker(path)
-        if marker["model"] != self.fingerprint:
-            raise Refusal(
-                f"{path} was saved from another model ({marker['parameters']:,} parameters)",
-                "give another checkpoint folder, or the settings it was made with",
-            )
+        steps: List[int] = self._told_by_rank_0(committed(self.folder) if self.rank == 0 else None)
+        made_state = not self.state.optimizer.state
+        damaged: List[Tuple[int, Unreadable]] = []
+        for step in reversed(steps):
+            if damaged and made_state:
+                self.state.optimizer.state.clear()  # which entries it has depends on the checkpoint
+            try:
+                extra = self._load(self.path_of(step), wanted)
+            except Unreadable as problem:
+                damaged.append((step, problem))
+                continue
+            return Loaded(step, extra, self._set_aside(damaged, step))
+        if len(damaged) > 1:
+            what = "; ".join(problem.what for _, problem in damaged)
+            raise Refusal(f"none of {len(damaged)} checkpoints can be read: {what}", "give another checkpoint folder")
+        if damaged:
+            raise damaged[0][1]
+        return None
+
+    def _set_aside(self, damaged: Sequence[Tuple[int, Unreadable]], step: int) -> List[str]:
+        """After step `step` was loaded in the place of newer ones: what is said of each of them."""
+        said = []
+        for newer, problem in damaged if self.rank == 0 else ():
+            now, lost = os.path.basename(set_aside(self.path_of(newer))), newer - step
+            steps = "1 step is" if lost == 1 else f"{lost} steps are"
+            what = f"the checkpoint of step {newer} CANNOT BE READ and is left out, {steps} lost"
+            said.append(f"{what}: {problem.what}; it is now called {now}")
+        return said
+
+    def _load(self, path: str, wanted: Sequence[str]) -> Dict[str, Any]:
+        """The `wanted` extras. Unreadable on all ranks if it is so on any; what was written into the state till then is
+        overwritten by the next that can be loaded."""
         reader = FileSystemReader(path)
-        try:
-            saved = _dtypes(reader.read_metadata())
-        except Exception as error:
-            raise _unreadable(path, error) from error
-        state = self._ready_for(path, saved, marker["ranks"] == self.size)
+        saved, ranks = self._together(lambda: self._contents(path, reader))
+        state = self._ready_for(path, saved, ranks == self.size)
         state["extra"] = dict.fromkeys(wanted, 0)
-        try:
-            load(state, storage_reader=reader, process_group=self.group)
-        except (Exception, CheckpointException) as error:  # all mean: unusable files
-            raise _unreadable(path, error) from error
+        self._together(lambda: load_into(state, reader, self.group, path))
         own = state.pop(self._own, {})
         self.state.restore({**state, "buffers": own.get("buffers", {})})
         for name, values in state.get("others", {}).items():
@@ -177,7 +212,37 @@ class Checkpoints:
             self.rank_state[name].copy_(value)
         if own:
             restore_generators(own["generators"])
-        return step, state["extra"]
+        extra: Dict[str, Any] = state["extra"]
+        return extra
+
+    def _contents(self, path: str, reader: FileSystemReader) -> Tuple[Dict[str, Optional[torch.dtype]], int]:
+        """Its entries, and the number of ranks that saved it."""
+        marker = read_marker(path)
+        if marker["model"] != self.fingerprint:
+            raise Refusal(
+                f"{path} was saved from another model ({marker['parameters']:,} parameters)",
+                "give another checkpoint folder, or the settings it was made with",
+            )
+        try:
+            return dtypes(reader.read_metadata()), marker["ranks"]
+        except Exception as error:
+            raise unreadable(path, error) from error
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Do it on all ranks. Where it is refused on one, it is on all, for the same reason: the first rank's."""
+        refusal: Optional[Refusal] = None
+        try:
+            done = work()
+        except Refusal as problem:
+            refusal = problem
+        told = (type(refusal), refusal.what, refusal.fix) if refusal else None
+        every: List[Any] = [told]
+        if self.group is not None:
+            every = [None] * self.size
+            dist.all_gather_object(every, told, group=self.group)
+        for kind, what, fix in filter(None, every):
+            raise kind(what, fix) from refusal
+        return done
 
     def _ready_for(self, path: str, saved: Dict[str, Optional[torch.dtype]], same_ranks: bool) -> Dict[str, Any]:
         """Live tensors and placeholders to load into. On another number of ranks, generators are drawn anew from the seed
@@ -193,10 +258,10 @@ class Checkpoints:
             state[self._own] = {
                 "generators": here,
                 "buffers": {name: buffers[name].clone() for name in mine},
-                "state": _saved_part(self.rank_state, f"{self._own}.state", saved),
+                "state": saved_part(self.rank_state, f"{self._own}.state", saved),
             }
         others = {name: other.state_dict() for name, other in self.others.items()}
-        state["others"] = _saved_part(others, "others", saved)
+        state["others"] = saved_part(others, "others", saved)
         return state
 
     @property
@@ -234,33 +299,3 @@ def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:
         dist.all_gather_object(gathered, own, group=group)
         own = sorted({line for lines in gathered for line in lines})
     return hashlib.sha256("\n".join(own).encode()).hexdigest()[:16]
-
-
-def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
-    """The entries of a checkpoint; None for those that are not tensors."""
-    return {
-        name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
-        for name, entry in metadata.state_dict_metadata.items()
-    }
-
-
-def _saved_part(state: Mapping[str, Any], path: str, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """Copies of those entries of a nested state that a checkpoint has, too, under `path`."""
-    part: Dict[str, Any] = {}
-    for key, value in state.items():
-        if isinstance(value, dict):
-            part[key] = _saved_part(value, f"{path}.{key}", saved)
-        elif f"{path}.{key}" in saved:
-            part[key] = value.clone() if isinstance(value, Tensor) else value
-    return {key: value for key, value in part.items() if not isinstance(value, dict) or value}
-
-
-def _unreadable(path: str, error: BaseException) -> Refusal:
-    return Refusal(f"{path} cannot be read: {_first_line(error)}", "delete it: the one before will be used")
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (inner, _) = next(iter(error.failures.items()))
-        return f"{type(inner).__name__} on rank {rank}: {str(inner)[:150]}".rstrip(": ")
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -4,6 +4,8 @@
     FOLDER/step-00000400/commit.json     the commit marker, after .metadata: version, step, ranks, the model's fingerprint
     FOLDER/latest                        the name of the newest committed one
 
+    FOLDER/step-00000800.unreadable/     one that was committed and could not be read: set aside, for somebody to look at
+
 A folder without a commit marker is a save that did not finish. It is never loaded; the next start or save removes it.
 """
 
@@ -16,6 +18,7 @@ from typing import Any, Dict, List, Optional
 
 from drumbeat.train.refusal import Refusal
 
+UNREADABLE = ".unreadable"  # behind the name of a checkpoint that could not be read: it is neither loaded nor removed
 VERSION = (
     2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
 )
@@ -39,11 +42,6 @@ def committed(folder: str) -> List[int]:
     return sorted(step for step in steps if step is not None)
 
 
-def newest(folder: str) -> Optional[int]:
-    steps = committed(folder)
-    return steps[-1] if steps else None
-
-
 def commit(folder: str, marker: Dict[str, Any], keep: int) -> None:
     """Make the checkpoint of step `marker["step"]` the latest; remove those beyond `keep` and what was cut short."""
     step = marker["step"]
@@ -61,6 +59,19 @@ def remove_uncommitted(folder: str) -> None:
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
+class Unreadable(Refusal):
+    """A checkpoint that was committed, and whose files are damaged or gone."""
+
+
+def set_aside(path: str) -> str:
+    """Give a checkpoint a name under which it is not looked for; the new path, or the old one where that cannot be done."""
+    try:
+        os.rename(path, path + UNREADABLE)
+    except OSError:
+        return path
+    return path + UNREADABLE
+
+
 def read_marker(path: str) -> Dict[str, Any]:
     """The commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it."""
     try:
@@ -69,7 +80,7 @@ def read_marker(path: str) -> Dict[str, Any]:
         version = int(marker.get("version", 1))
         found = {key: marker[key] for key in ("step", "ranks", "model", "parameters")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refusal(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
+        raise Unreadable(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
     if version != VERSION:
         age = "an older" if version < VERSION else "a newer"
         raise Refusal(
