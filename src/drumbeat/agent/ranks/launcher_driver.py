@@ -7,6 +7,7 @@ launcher's output, to a pipe into tee say, their lines are copied there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -246,7 +247,8 @@ def main() -> int:
     try:
         code = MODULES[module](settings, arguments)
         if code == 0:
-            write(settings, [])
+            with contextlib.suppress(OSError):  # a full disk does not make a failure of a training that went well
+                write(settings, [])
         return code
     except ImportError as error:
         name = module.split(".")[0]
