@@ -244,13 +244,10 @@ def test_the_failure_table_names_the_users_program(worker, name):
 
 
 def test_a_report_that_cannot_be_written_makes_no_failure_of_a_success(tmp_path, monkeypatch):
-    settings = {
-        "report": str(tmp_path / "gone" / "report.json"),
-        "folder": str(tmp_path),
-        "log": str(tmp_path / "launcher"),
-    }
+    report = str(tmp_path / "gone" / "report.json")
+    settings = {"report": report, "folder": str(tmp_path), "log": str(tmp_path / "launcher"), "stage": True}
     monkeypatch.setitem(launcher_driver.MODULES, "good", lambda settings, arguments: 0)
     monkeypatch.setattr(sys, "argv", ["driver", json.dumps(settings), "good"])
     assert launcher_driver.main() == 0
     (tmp_path / "gone").mkdir()
-    assert launcher_driver.main() == 0 and read_report(settings["report"]).succeeded
+    assert launcher_driver.main() == 0 and read_report(report).succeeded
