@@ -18,9 +18,10 @@ $(VENV)/.dev: $(VENV)/.cpu
 demo: $(VENV)/.cpu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
 
+# A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=2 check packages
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 packages:
 	@sh tests/system-packages.sh

@@ -59,6 +59,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONG.index(groups[item]) if groups[item] in LONG else len(LONG))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """How a worker ended that should not have: xdist itself does not say whether it was a signal."""
+    if error:
+        code = node.gateway._io.popen.wait(30)
+        print(f"\n{node.gateway.id} (pid {node.gateway._io.popen.pid}) ended with {code}", flush=True)
+
+
 SOURCE = str(ROOT / "src")
 
 # Where everything can be installed (root on Debian), a skip hides a missing proof and counts as a failure. What may still

@@ -148,6 +148,9 @@ def test_a_variable_that_a_script_has_changed_is_named():
     actions = watch.on(seen, 1.0) + watch.on(seen, 3.0)
     (warning,) = [action.finding for action in actions if isinstance(action, Warn)]
     assert warning.title == "2 of 2 ranks have NCCL_IB_GID_INDEX=1, planned was 3"
+    assert warning.seen == ("the environment of ranks 0-1 in /proc",)  # and of no other
+    (verdict,) = [action.data["verdict"] for action in actions if isinstance(action, Emit)]
+    assert verdict.answer == "mismatch" and "rank 1" in verdict.seen[-1]
 
 
 MINORS = "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci0/access 31\ngpu0/gi5/access 48\ngpu0/gi5/ci0/access 49\n"

@@ -8,9 +8,11 @@ import time
 import pytest
 
 from drumbeat.agent import folder_child
+from drumbeat.agent.agent import Agent
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.runfolder.stop_file import StopFile, ask_to_stop
 from drumbeat.runfolder.write import EventLog
+from tests.agent.test_lead import order
 from tests.conftest import wait_for
 
 
@@ -99,3 +101,23 @@ def test_events_stay_in_order(child, tmp_path):
     assert one.flush(30, lambda: None)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["seq"] for event in events] == list(range(100))
+
+
+def test_storage_that_begins_to_hang_at_the_end_is_said_and_waited_for_once(child, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(folder_child, "STALLED", 0.2)
+    agent = Agent.__new__(Agent)  # its signal handlers are not for a test
+    agent.number, agent.order, agent.beat = 0, order(), lambda: None
+    agent.child, agent.stalled, agent.without_storage = child(), False, False
+    os.kill(agent.child.pid, signal.SIGSTOP)
+    agent.child.append(str(tmp_path / "log"), b"last words\n")
+    assert not agent.flush(1.5) and agent.stalled
+    asked = []
+    monkeypatch.setattr(agent.child, "flush", lambda seconds, meanwhile: asked.append(seconds))
+    agent.flush(60.0)
+    assert asked == [3.0]  # known by now
+    monkeypatch.undo()
+    os.kill(agent.child.pid, signal.SIGCONT)
+    assert agent.flush(120.0) or agent.flush(120.0)  # the first one is short
+    said = capfd.readouterr().err
+    assert said.count("its storage hangs; its last writes are waited for, 1.5 s at most") == 1
+    assert (tmp_path / "log").read_text() == "last words\n"

@@ -227,11 +227,13 @@ def test_the_other_end_of_a_unix_socket_must_be_this_user():
         listener.listen()
         child = os.fork()
         if child == 0:
-            os.setuid(65534)
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.connect(name)
-                sock.recv(1)
-            os._exit(0)
+            try:
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.connect(name)
+                    sock.recv(1)
+            finally:
+                os._exit(0)
         with socket.socket(socket.AF_UNIX) as own:
             accepted = listener.accept()[0]
             with accepted, pytest.raises(WireError, match="another user"):

@@ -53,6 +53,14 @@ def test_the_records_certainty_and_rank_stand_and_the_logs_add_their_lines():
     assert (quiet.answer, quiet.confidence, quiet.seen[-1]) == ("exception", CERTAIN, "summary.json")
 
 
+def test_a_line_that_the_record_quotes_is_told_once_and_with_its_number():
+    own = Finding("caught-error", WARNING, "ValueError: a bug", evidence=(Evidence("ValueError: a bug", "x"),), rank=2,
+                  confidence=LIKELY)  # fmt: skip
+    failure = read(Recorded("summary.json", "doubtful", 0, own), r2=traceback("ValueError: a bug"))
+    assert (failure.answer, failure.confidence, failure.others) == ("caught-error", LIKELY, ())
+    assert failure.finding.evidence[0].place == "rank-2.err:4"
+
+
 def test_a_record_without_a_cause_leaves_the_answer_to_the_logs():
     own = Finding("exit-code", ERROR, "exit code 1", rank=2, confidence="unknown")
     failure = read(Recorded("summary.json", "failed", 1, own), r2=traceback("ValueError: a bug"))

@@ -126,6 +126,8 @@ def test_no_time_is_left_once_no_step_comes():
     assert Progress.restored(fast.snapshot()).quiet(40.0) == 30.0
     seldom = added(*(step(number, 1.0, steps=200) for number in range(10, 101, 10)))  # every tenth step is reported
     assert seldom.seconds_left(now=145.0) == 100.0 and seldom.seconds_left(now=155.0) is None
+    over = added(*(step(number, 1.0, steps=10) for number in range(1, 11)))
+    assert over.quiet(1000.0) is over.seconds_left(1000.0) is None, "it saves, or validates"
     assert added(step(1, 1.0, steps=9)).quiet(1000.0) is None, "how far apart steps are is not known yet"
 
 

@@ -51,6 +51,14 @@ def test_nodes_that_name_themselves_agree():
         for node in (0, 1)
     )
     assert one.command != other.command and one.terms() == other.terms() and one.digest() == other.digest()
+    machines = [
+        order(
+            f"command: accelerate launch --num_machines 2 --machine_rank {node} --main_process_ip h x.py",
+            hosts=("a", "b"),
+        )
+        for node in (0, 1)
+    ]
+    assert machines[0].command != machines[1].command and machines[0].terms() == machines[1].terms()
     third = order("command: torchrun --nnodes=2 --node_rank=1 x.py --lr 2", hosts=("a", "b"))
     assert third.terms() != one.terms()
 

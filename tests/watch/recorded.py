@@ -16,9 +16,9 @@ def gpu(index, busy=90.0, **more):
     return {"index": index, **known, **more}
 
 
-def sample(run, node, t, gpus=(), received=0, sent=0, busy_ticks=0, all_ticks=0):
+def sample(run, node, t, gpus=(), received=0, sent=0, busy_ticks=0, all_ticks=0, host=""):
     line = {
-        "t": t, "node": node, "host": f"n{node:03d}", "gpus": list(gpus),
+        "t": t, "node": node, "host": host or f"n{node:03d}", "gpus": list(gpus),
         "cpu": {"busy_ticks": busy_ticks, "all_ticks": all_ticks, "load": 1.0},
         "memory": {"total": 100, "used": 40}, "network": {"mlx5_0:1": {"received": received, "sent": sent}},
     }  # fmt: skip

@@ -159,6 +159,7 @@ def test_what_was_announced_is_marked_once():
     view = RunView()
     for t, kind, seconds in ((1.0, "validation", None), (5.0, "validation", 4.0), (6.0, "checkpoint", 1.0)):
         view.add(Metric(0, 0, 1000.0 + t, kind, step=10, seconds=seconds))
+        view.add(Metric(0, 0, 1000.5 + t, kind, step=10, loss=2.0, printed=True))  # the program prints it too
     assert [(mark.t, mark.text) for mark in view.marks] == [
         (1001.0, "validation at step 10"),
         (1006.0, "checkpoint at step 10"),

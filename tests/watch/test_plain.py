@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from drumbeat.watch.plain import screen
+from drumbeat.watch.plain import screen, table
 from drumbeat.watch.session import Session
 from tests.runfolder.folders import events, make_run
 from tests.watch.recorded import begin, recorded
@@ -24,6 +24,18 @@ def test_it_fits_80_by_24(tmp_path, nodes):
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     assert any("step 10 of 100 (10 %)  loss 3.9" in line for line in lines)
     assert ("more nodes" in " ".join(lines)) == (nodes == 30)
+
+
+def test_a_table_of_any_size_leaves_out_whole_columns():
+    row = ("0", "n" * 40, "8", "97 %", "50 %", "5600 W", "1500", "88", "lost: " + "why " * 40, "12.0 GB/s", "-", "7 %")
+    for nodes in (1, 1000):
+        lines = table([row] * nodes, 80)
+        assert max(map(len, lines)) <= 80 and len(lines) == nodes + 1
+        assert lines[0].split() == ["node", "host", "use", "mem", "power", "temp", "slowed", "by"]
+        assert lines[-1].startswith("0     nnnnnnnnn…nnnnnnnnnn  97 %  50 %  5600 W  88    lost: why") and lines[
+            -1
+        ].endswith("…")
+    assert "out" not in table([row], 400)[0] and "clock" in table([row], 400)[0], "nothing is known of `out`"
 
 
 def test_once(drumbeat, demo_run):

@@ -7,11 +7,13 @@ import pytest
 from drumbeat.watch.session import Session
 from tests.runfolder.folders import events, log, make_run
 from tests.watch.pages import running
-from tests.watch.recorded import recorded, steps
+from tests.watch.recorded import gpu, recorded, sample, steps
 
 pytest.importorskip("textual")
 
 from drumbeat.watch.terminal import NodeScreen, RankScreen, WatchApp  # noqa: E402
+
+LONG_FIX = f"a smaller batch, or {'more accumulation, ' * 6}the last word"
 
 
 def text_of(app):
@@ -89,6 +91,44 @@ def test_many_nodes(tmp_path, size):
     drive(session, size, script)
 
 
+def test_the_most_important_columns_are_whole_at_80_columns(tmp_path):
+    run = running(recorded(tmp_path / "r"))
+    slow = [gpu(index, 47.0, throttle=["power limit", "temperature"], power=690.0) for index in range(4)]
+    for node, host in enumerate(("nid005026.hsn.cm.example.org", "nid005027.hsn.cm.example.org")):
+        events(run, ("node-joined", {"peer": node, "peer_host": host, "address": "", "clock_offset": 0.0}))
+        for second in (50, 55):
+            sample(
+                run,
+                node,
+                run.record.created + second,
+                slow,
+                12 * 10**9 * second,
+                12 * 10**9 * second,
+                second,
+                500,
+                host,
+            )
+    session = Session(run)
+    session.load()
+
+    async def script(app, pilot):
+        await shows(app, pilot, "node  host", "slowed by")
+        lines = [line.split() for line in text_of(app)]
+        (head,) = [line for line in lines if line[:2] == ["node", "host"]]
+        assert head == ["node", "host", "GPU", "use", "mem", "power", "slowed", "by"], (
+            "others are left out, none is clipped"
+        )
+        row = ["0", "nid005026…ample.org", "4", "47", "%", "50", "%", "2760", "W", "power", "limit,", "temperature"]
+        assert row in lines, lines
+
+    drive(session, (80, 24), script)
+
+    async def wide(app, pilot):
+        await shows(app, pilot, "clock", "12.0 GB/s  12.0 GB/s", "nid005026.hsn.cm.example.org")
+
+    drive(session, (200, 50), wide)
+
+
 def test_a_queued_run_shows_why_and_an_ended_one_how(tmp_path, demo_run, monkeypatch):
     from drumbeat.backends.contract import QUEUED, Status
     from drumbeat.watch import session as module
@@ -98,7 +138,7 @@ def test_a_queued_run_shows_why_and_an_ended_one_how(tmp_path, demo_run, monkeyp
     queued.load()
 
     async def waits(app, pilot):
-        await shows(app, pilot, "queued: Priority")
+        await shows(app, pilot, "queued, ", ": Priority", "not started yet")
 
     drive(queued, (80, 24), waits)
     monkeypatch.undo()
@@ -117,8 +157,8 @@ def test_a_failure_appears(tmp_path):
     session.load()
 
     async def script(app, pilot):
-        finding = {"code": "oom", "severity": "error", "title": "out of memory", "rank": 2, "fix": "a smaller batch"}
+        finding = {"code": "oom", "severity": "error", "title": "out of memory", "rank": 2, "fix": LONG_FIX}
         events(run, ("failed", {"finding": finding}))
-        await shows(app, pilot, "rank 2: out of memory", "a smaller batch")
+        await shows(app, pilot, "rank 2: out of memory", "a smaller batch, or", "the last word")
 
     drive(session, (80, 24), script)

@@ -173,20 +173,31 @@ class Agent:
         if self.child.answers != answers:
             self.selector.unregister(answers)
             self.selector.register(self.child.answers, selectors.EVENT_READ, self.pump)
-        stalled = self.child.stalled(time.monotonic())
-        if stalled and not self.stalled:
-            self.complain(f"the run folder has taken nothing for {stalled:.0f} s: its storage hangs; the ranks go on")
-            if self.node:
-                self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
-        elif self.stalled and not stalled:
+        stalled = self._notice_stall("the ranks go on")
+        if stalled and self.node:
+            self.side.tell(Found(stalled_finding(self.number, self.facts.host, self.order.folder, stalled)))
+
+    def _notice_stall(self, what_now: str) -> float:
+        """Say so when the storage begins to hang, and when it answers again; for how long it has hung, when that is said."""
+        stalled = self.child.stalled(time.monotonic()) if self.child else 0.0
+        before, self.stalled = self.stalled, stalled > 0
+        if self.stalled and not before:
+            self.complain(f"the run folder has taken nothing for {stalled:.0f} s: its storage hangs; {what_now}")
+            return stalled
+        if before and not self.stalled:
             self.complain("the run folder takes writes again")
-        self.stalled = stalled > 0
+        return 0.0
 
     def flush(self, seconds: float) -> bool:
         """Whether all that is to be written was written; storage that hangs already is not waited for long."""
+
+        def meanwhile() -> None:
+            self.beat()
+            self._notice_stall(f"its last writes are waited for, {seconds:g} s at most")
+
         while self.child is not None:
             try:
-                return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, self.beat)
+                return self.child.flush(min(seconds, _STALLED_WAIT) if self.stalled else seconds, meanwhile)
             except OSError:
                 if not self.without_storage:
                     raise  # else it is known, and the rest may still be possible

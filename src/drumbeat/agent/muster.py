@@ -115,6 +115,7 @@ class Muster:
         return Finding(
             "muster-timeout", ERROR, f"{self.missing()} did not come within {self.order.timing.muster:g} s",
             f"only {here} came", "look at the other nodes' output; check that they reach the lead's address and port",
+            seen=("who connected to the lead",), unseen=(f"{self.missing()}: nothing was heard",),
         )  # fmt: skip
 
 
@@ -123,6 +124,7 @@ def refused_finding(hello: Hello, why: str) -> Finding:
         "node-refused", ERROR, f"node {hello.member} ({hello.host}) cannot take part", why,
         "start all nodes with the same command, options and number of tasks, each with a node rank of its own",
         (Evidence(why),), node=hello.member, host=hello.host,
+        seen=(f"what node {hello.member} said of itself, beside the order of the lead",),
     )  # fmt: skip
 
 

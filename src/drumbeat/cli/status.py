@@ -67,14 +67,15 @@ def run(args: Any) -> int:
 
 def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Time, progress and ranks of a run that has not ended."""
-    from drumbeat.backends.contract import RUNNING
+    from drumbeat.backends.contract import QUEUED, RUNNING
     from drumbeat.desk.closing import duration, progress_line
     from drumbeat.ranges import named_ranks
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
         rest = f", about {duration(state.seconds_left)} left" if state.seconds_left is not None else ""
-        lines.append(("elapsed", duration(state.seconds) + rest))
+        queued = state.status.state == QUEUED
+        lines.append(("waiting" if queued else "elapsed", duration(state.seconds) + ("" if queued else rest)))
     if state.muster:
         lines.append(("waiting", f"{state.muster.words}, since {duration(max(0.0, now - state.muster.since))}"))
     if state.hang:

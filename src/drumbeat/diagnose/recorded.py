@@ -92,7 +92,7 @@ def _names_cause(failure: Failure) -> bool:
 def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
     """`own` is the answer; the logs' evidence for the same thing is kept, since it has line numbers."""
     found = failure.finding if failure.answer not in (NO_FAILURE, NOT_KNOWN) else None
-    same = found is not None and found.code == own.code and (found.rank == own.rank or found.rank is None)
+    same = found is not None and _is_same(found, own) and (found.rank == own.rank or found.rank is None)
     if found is not None and same:
         lines, seen = found.evidence, failure.seen
     else:
@@ -102,10 +102,16 @@ def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
         failure, answer=own.code, confidence=own.confidence, why_first=WHY, seen=seen,
         finding=replace(own, evidence=lines, seen=seen, unseen=failure.unseen),
     )  # fmt: skip
-    others = tuple(other for other in failure.others if other.code != own.code)
+    others = tuple(other for other in failure.others if not _is_same(other, own))
     if found is None or same:
         return replace(answer, others=others)
     answer = replace(answer, rule="", source="", others=others)
     if _names_cause(failure):
         return replace(answer, others=(found, *others))
     return replace(answer, consequences=(replace(found, severity=INFO), *failure.consequences))
+
+
+def _is_same(found: Finding, own: Finding) -> bool:
+    """Whether the logs' finding is about what was recorded: of the same kind, or about the very line that the record quotes."""
+    quoted = own.evidence[0].text if own.evidence else ""
+    return found.code == own.code or bool(quoted and any(each.text == quoted for each in found.evidence))

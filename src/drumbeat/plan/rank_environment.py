@@ -7,6 +7,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 from drumbeat.finding import Evidence, Finding
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import Binding
+from drumbeat.ranges import named_ranks
 
 _SHOWN = 8
 # Each process has its own value: what a launcher of MPI tells its tasks about themselves.
@@ -25,12 +26,12 @@ def changed(
         for name, value in planned.items():
             if environ.get(name) != value and not name.startswith(_OF_ONE_PROCESS):
                 wrong.setdefault(name, []).append((rank, environ.get(name, "unset"), value))
-    return [_finding(name, ranks, len(environments)) for name, ranks in wrong.items()]
+    return [_finding(name, ranks, sorted(environments)) for name, ranks in wrong.items()]
 
 
-def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], total: int) -> Finding:
+def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], looked_at: Sequence[int]) -> Finding:
     rank, value, planned = ranks[0]
-    who = f"rank {rank} has" if len(ranks) == 1 else f"{len(ranks)} of {total} ranks have"
+    who = f"rank {rank} has" if len(ranks) == 1 else f"{len(ranks)} of {len(looked_at)} ranks have"
     return Finding(
         "environment-mismatch",
         "warning",
@@ -39,4 +40,5 @@ def _finding(name: str, ranks: Sequence[Tuple[int, str, str]], total: int) -> Fi
         "set it in the job's env, which wins over a site and over what is detected",
         tuple(Evidence(f"rank {each}: {name}={now}") for each, now, _ in ranks[:_SHOWN]),
         rank=rank,
+        seen=(f"the environment of {named_ranks(looked_at, _SHOWN)} in /proc",),
     )

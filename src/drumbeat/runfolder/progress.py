@@ -190,9 +190,14 @@ class Progress:
         """Whether `rate` is only about right: a short time between lines that are read a few times per second."""
         return self.printed and not self.reported_rate and self.seconds < _SHORT
 
+    @property
+    def all_made(self) -> bool:
+        """All planned steps are made; nothing says how long what follows takes: a validation, saving, the end."""
+        return not self.laps and self.step is not None and self.steps is not None and self.step >= self.steps
+
     def quiet(self, now: float) -> Optional[float]:
         """Seconds without a step, once that is much longer than the usual time between two reports; else None."""
-        if self.last_t is None or not self.reports or self.reports < 2:
+        if self.last_t is None or not self.reports or self.reports < 2 or self.all_made:
             return None
         silent = now - self.last_t
         return silent if silent > max(_QUIET, _QUIET_TIMES * self.seconds / (self.reports - 1)) else None
@@ -203,9 +208,9 @@ class Progress:
             return None
         if self.steps is None or self.step is None or self.first_step is None or self.step <= self.first_step:
             return None
-        if self.laps or (self.printed and self.seconds < _TOO_SHORT):
+        if self.laps or self.all_made or (self.printed and self.seconds < _TOO_SHORT):
             return None
-        return max(0, self.steps - self.step) * self.seconds / (self.step - self.first_step)
+        return (self.steps - self.step) * self.seconds / (self.step - self.first_step)
 
     def snapshot(self) -> Dict[str, Any]:
         """All that `restored` needs to count on from here."""

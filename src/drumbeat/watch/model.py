@@ -152,10 +152,12 @@ class RunView(RunState):
                 self.validation.add(t, loss)
             if self.phase == "training":
                 self.phase = metric.kind
-            if self._announced != (metric.kind, metric.step):  # its beginning was marked
+            what = (metric.kind, metric.step)
+            if what not in (self._announced, self._marked):  # its beginning was marked, or another report of it
                 at = f" at step {metric.step}" if metric.step is not None else ""
                 self.mark(t, metric.kind, f"{metric.kind}{at}")
-            self._announced = (metric.kind, metric.step) if metric.announces else None
+            self._announced = what if metric.announces else None
+            self._marked = what if metric.step is not None else None
 
     def _sample(self, sample: Sample) -> None:
         t = sample.t + self.offsets.get(sample.node, 0.0)

@@ -8,7 +8,7 @@ import time
 from typing import List, Sequence, Tuple
 
 from drumbeat.watch.session import Session
-from drumbeat.watch.text import COLUMNS, clock, glance, node_cells
+from drumbeat.watch.text import COLUMNS, FIRST, clock, column_widths, cut_row, fitting, glance, node_cells, wrapped
 
 _EVERY = 2.0
 _AT_ONCE = 20  # polls between two drawings of a run that still has to be read
@@ -35,12 +35,12 @@ def watch_plain(session: Session, once: bool) -> int:
 def screen(session: Session, columns: int, rows: int, whole: bool = False) -> List[str]:
     """No line is wider than `columns`; not more than `rows` lines, unless `whole`."""
     head, view = session.head(), session.view
-    lines = [f"{label:<10} {text}" for label, text in glance(head, view)]
+    lines = [f"{label:<10} {text}" for label, text in wrapped(glance(head, view), columns)]
     nodes = [view.nodes[number] for number in sorted(view.nodes)]
     recent = [f"{clock(mark.t)}   {mark.text}" for mark in sorted(view.marks, key=lambda mark: mark.t)[-3:]]
     room = len(nodes) if whole else max(1, rows - len(lines) - len(recent) - 5)
     if nodes:
-        lines += ["", *table([COLUMNS, *(node_cells(node) for node in nodes[:room])])]
+        lines += ["", *table([node_cells(node) for node in nodes[:room]], columns)]
         if len(nodes) > room:
             lines.append(f"... and {len(nodes) - room:,} more nodes")
     if recent:
@@ -48,11 +48,12 @@ def screen(session: Session, columns: int, rows: int, whole: bool = False) -> Li
     return [_cut(line, columns) for line in (lines if whole else lines[:rows])]
 
 
-def table(rows: Sequence[Sequence[str]]) -> List[str]:
-    """The first row is the header; columns of which nothing is known are left out."""
-    columns = [column for column in zip(*rows) if any(cell not in ("", "-") for cell in column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    return ["  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths)).rstrip() for row in zip(*columns)]
+def table(rows: Sequence[Sequence[str]], width: int) -> List[str]:
+    """Nodes below a header; columns of which nothing is known, or for which there is no room, are left out."""
+    cut = [cut_row(COLUMNS, row, width) for row in rows]
+    widths = column_widths(COLUMNS, cut)
+    shown = fitting(COLUMNS, widths, width, FIRST)
+    return ["  ".join(f"{row[place]:<{widths[place]}}" for place in shown).rstrip() for row in [COLUMNS, *cut]]
 
 
 def _cut(line: str, columns: int) -> str:

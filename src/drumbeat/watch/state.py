@@ -59,6 +59,7 @@ class RunState:
         self.verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
         self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
+        self._marked: Optional[Tuple[str, Optional[int]]] = None  # kind and step of the last one, if it names a step
         self.offsets: Dict[int, float] = {}
 
     def node(self, number: int) -> NodeView:
@@ -73,7 +74,7 @@ class RunState:
     def go_to(self, attempt: int) -> None:
         """Ranks of an earlier attempt are gone. Its nodes may speak of a new attempt before the lead is heard."""
         if attempt > self.attempt:
-            self.attempt, self.ended_ranks = attempt, 0
+            self.attempt, self.ended_ranks, self._marked = attempt, 0, None
             self.ranks.clear()
             for node in self.nodes.values():
                 node.ranks.clear()

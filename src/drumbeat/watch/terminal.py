@@ -17,18 +17,27 @@ from drumbeat.watch.node_view import NodeView
 from drumbeat.watch.session import Session
 from drumbeat.watch.text import (
     COLUMNS,
+    FIRST,
     GPU_COLUMNS,
+    GPU_FIRST,
     RANK_COLUMNS,
     clock,
+    column_widths,
+    cut_row,
+    fitting,
     glance,
     gpu_rows,
     matching,
     node_cells,
     rank_rows,
     spark,
+    wrapped,
 )
 
 _EVERY = 1.0
+_SCROLLBAR = (
+    4  # columns of the screen that a table cannot use: the scroll bar, and the edges of its first and last cell
+)
 _ROOMY = 36  # lines: from here on events and small curves are shown too
 _LABELS = {"failed": "bold red", "error": "bold red", "warning": "yellow", "fix": "green", "unknown": "dim"}
 _HEAT = ((95.0, "on #12607a"), (80.0, "on #155269"), (60.0, "on #1b4457"), (30.0, "on #4a4320"), (0.0, "on #5a2a2a"))
@@ -39,15 +48,18 @@ class Lines(Static):
 
     def show(self, lines: Sequence[Tuple[str, str]]) -> None:
         shown = Text(no_wrap=True, overflow="ellipsis")
-        for number, (label, text) in enumerate(lines):
+        colour = ""
+        for number, (label, text) in enumerate(wrapped(lines, self.app.size.width - 2)):
+            colour = _LABELS.get(label, "") if label else colour  # a line without a label goes on with the one before
             shown.append("\n" if number else "")
             shown.append(f"{label:<10} ", _LABELS.get(label, "cyan"))
-            shown.append(_printable(text), _LABELS.get(label, ""))
+            shown.append(_printable(text), colour)
         self.update(shown)
 
 
 class Rows(DataTable[Any]):
-    """Rows that are known by their first cell; only those on the screen are kept up to date."""
+    """Rows that are known by their first cell; only those on the screen are kept up to date. Where there is no room for all
+    columns, the most important ones are shown."""
 
     BINDINGS = [
         Binding("home,g", "scroll_top", "first", show=False),
@@ -56,21 +68,27 @@ class Rows(DataTable[Any]):
         Binding("k", "cursor_up", "up", show=False),
     ]
 
-    def __init__(self, columns: Sequence[str], name: str) -> None:
+    def __init__(self, columns: Sequence[str], name: str, first: Sequence[str] = ()) -> None:
         super().__init__(id=name, cursor_type="row", zebra_stripes=False)
-        self.titles = columns
+        self.all_titles, self.first = columns, first
+        self.titles: List[str] = []  # of the columns that are shown
         self._names: List[str] = []
         self._shown: dict[str, Tuple[str, ...]] = {}
-
-    def on_mount(self) -> None:
-        for title in self.titles:
-            self.add_column(title, key=title)
+        self._widths: Tuple[int, List[int]] = (0, [])  # of the screen, and the widest that each column was on it
 
     def show(self, rows: Sequence[Tuple[str, ...]]) -> None:
         names = [row[0] for row in rows]
-        if names != self._names:
+        width = self.app.size.width - _SCROLLBAR
+        rows = [cut_row(self.all_titles, row, width) for row in rows]
+        places = fitting(self.all_titles, self._widest(rows, width), width, self.first)
+        titles = [self.all_titles[place] for place in places]
+        rows = [tuple(row[place] for place in places) for row in rows]
+        if names != self._names or titles != self.titles:
             at = self.cursor_row
-            self.clear()
+            self.clear(columns=True)
+            self.titles = titles
+            for title in titles:
+                self.add_column(title, key=title)
             for row in rows:
                 self.add_row(*self._cells(row), key=row[0])
             self._names, self._shown = names, {row[0]: row for row in rows}
@@ -84,6 +102,14 @@ class Rows(DataTable[Any]):
                     if old != new:
                         self.update_cell(row[0], title, cell, update_width=True)
                 self._shown[row[0]] = row
+
+    def _widest(self, rows: Sequence[Tuple[str, ...]], width: int) -> List[int]:
+        """Columns do not come and go with the length of their numbers."""
+        widths = column_widths(self.all_titles, rows)
+        if self._widths[0] == width:
+            widths = [max(pair) for pair in zip(widths, self._widths[1])]
+        self._widths = (width, widths)
+        return widths
 
     def _cells(self, row: Tuple[str, ...]) -> List[Text]:
         cells = [Text(_printable(cell), no_wrap=True) for cell in row]
@@ -137,7 +163,7 @@ class NodeScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="title", classes="title", markup=False)
         if self._node().gpus:
-            yield Rows(GPU_COLUMNS, "gpus")
+            yield Rows(GPU_COLUMNS, "gpus", GPU_FIRST)
         yield Rows(RANK_COLUMNS, "ranks")
         yield Footer()
 
@@ -191,7 +217,7 @@ class WatchApp(App[None]):
     def compose(self) -> ComposeResult:
         yield Lines(id="glance", markup=False)
         yield Input(placeholder="node, host or trouble; Escape shows all", id="filter", compact=True)
-        yield Rows(COLUMNS, "nodes")
+        yield Rows(COLUMNS, "nodes", FIRST)
         yield Static(id="events", markup=False)
         yield Footer(show_command_palette=False)
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import time
 from typing import List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import count, duration, end_words, quiet_words, speed
+from drumbeat.backends.contract import QUEUED
+from drumbeat.desk.closing import count, duration, end_words, folded, quiet_words, speed
 from drumbeat.finding import Finding
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent
 
 COLUMNS = ("node", "host", "GPU", "use", "mem", "power", "clock", "temp", "slowed by", "in", "out", "cpu")
+# Which columns are left out where there is no room for all of them: the last of these first.
+FIRST = ("node", "host", "use", "slowed by", "mem", "power", "temp", "in", "out", "GPU", "cpu", "clock")
+_GAP = 2  # between two columns
+_WRAPPED = (
+    "run",
+    "nodes",
+    "failed",
+    "error",
+    "warning",
+    "fix",
+    "cause",
+)  # labels of lines that must be readable to the end
+_MOST_WRAPPED = 3  # lines of one of them
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STEADY = 0.02  # a change of speed below this is none
 
@@ -47,16 +61,15 @@ def glance(head: Head, view: RunView) -> List[Tuple[str, str]]:
 
 def _title(head: Head) -> str:
     words = head.phase if head.phase == head.state else f"{head.state}, {head.phase}"
-    if head.detail and head.detail not in (head.state, head.phase):
-        words += f": {head.detail}"
+    detail = f": {head.detail}" if head.detail and head.detail not in (head.state, head.phase) else ""
     again = f", attempt {head.attempt + 1}" if head.attempt else ""
     took = f", {duration(head.elapsed)}" if head.elapsed is not None else ""
-    return f"{head.run_id}  {words}{again}{took}"
+    return f"{head.run_id}  {words}{again}{took}{detail}"
 
 
 def _progress(head: Head) -> str:
     if head.step is None:
-        return "no step recognised"
+        return "not started yet" if head.state == QUEUED else "no step recognised"
     parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
     if head.steps_of_epoch:
         parts[0] += " of this epoch"
@@ -83,7 +96,7 @@ def _speed(head: Head) -> str:
     if head.rate is not None:
         parts.append(speed(head.rate, head.rate_unit, rough=head.rate_rough))
         if head.recent_rate is not None:
-            parts.append(f"last minute {speed(head.recent_rate, head.rate_unit)} {trend(head)}")
+            parts.append(f"last minute {speed(head.recent_rate, '').strip()} {trend(head)}")
     if head.step_seconds is not None:
         parts.append(f"{step_time(head.step_seconds)} per step")
     return "  ".join(parts)
@@ -98,7 +111,7 @@ def trend(head: Head) -> str:
 
 
 def _nodes(head: Head) -> str:
-    here = f"{head.nodes_here} of {count(head.nodes, 'node')}" if head.nodes else "unknown"
+    here = f"{head.nodes_here:,} of {count(head.nodes, 'node')}" if head.nodes else "unknown"
     parts = [here]
     if head.world:
         parts.append(count(head.world, "rank") + (f", {head.ranks_ended} ended" if head.ranks_ended else ""))
@@ -155,6 +168,49 @@ def node_cells(node: NodeView) -> Tuple[str, ...]:
     )  # fmt: skip
 
 
+def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> List[int]:
+    """Letters that each column needs; 0: nothing is known of it. The first column is always known."""
+    found = []
+    for place, title in enumerate(columns):
+        longest = max((len(row[place]) for row in rows if row[place] != "-"), default=0)
+        found.append(max(longest, len(title)) if longest or not place else 0)
+    return found
+
+
+def fitting(columns: Sequence[str], widths: Sequence[int], width: int, first: Sequence[str] = ()) -> List[int]:
+    """The columns to show in so many letters: of those of which something is known, the most important ones, by `first`."""
+    kept, room = [], width + _GAP
+    for title in first or columns:
+        place = columns.index(title)
+        if widths[place] and widths[place] + _GAP <= room:
+            kept.append(place)
+            room -= widths[place] + _GAP
+    return sorted(kept)
+
+
+def cut_row(columns: Sequence[str], row: Sequence[str], width: int) -> Tuple[str, ...]:
+    """Of a long host name the middle is left out, of long reasons the end, so that they leave room for the numbers."""
+    cells = list(row)
+    for title, most in (("host", width // 4), ("slowed by", width // 3)):
+        place = columns.index(title) if title in columns else -1
+        if place >= 0 and len(cells[place]) > most > 3:
+            tail = most // 2 if title == "host" else 0
+            cells[place] = f"{cells[place][: most - 1 - tail]}…{cells[place][len(cells[place]) - tail :]}"
+    return tuple(cells)
+
+
+def wrapped(lines: Sequence[Tuple[str, str]], width: int) -> List[Tuple[str, str]]:
+    """What went wrong and how to fix it on up to three lines each; everything else on one."""
+    found: List[Tuple[str, str]] = []
+    for label, text in lines:
+        pieces = folded(text, width) if label in _WRAPPED else [text]
+        if len(pieces) > _MOST_WRAPPED:
+            pieces = [*pieces[: _MOST_WRAPPED - 1], " ".join(pieces[_MOST_WRAPPED - 1 :])]
+        found += [(label if not place else "", piece) for place, piece in enumerate(pieces)]
+    return found
+
+
+GPU_FIRST = ("GPU", "use", "memory", "power", "slowed by", "temp", "ECC", "clock", "cap", "energy")
 GPU_COLUMNS = ("GPU", "use", "memory", "power", "cap", "clock", "temp", "energy", "ECC", "slowed by")
 RANK_COLUMNS = ("rank", "step", "step time", "memory", "last report", "end")
 

@@ -98,7 +98,8 @@ class Explainer:
     def _quoted(self, finding: Finding, stream: Stream) -> Finding:
         file = os.path.relpath(self.kept or stream.path, self.run_folder)
         evidence = (Evidence(finding.evidence[0].text, file),)
-        quoted = replace(finding, severity=WARNING, confidence=LIKELY, evidence=evidence)
+        seen = (f"the last lines of {file}",)
+        quoted = replace(finding, severity=WARNING, confidence=LIKELY, evidence=evidence, seen=seen)
         if self.no_gpu:
             from drumbeat.diagnose.without_gpu import quoted as without_gpu
 
