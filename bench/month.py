@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.agent.decide import FAILED, Member, Outcome, Requeue, Restart, decide
+from drumbeat.agent.decide import Requeue, Restart, decide
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import FAILED, Outcome
 from drumbeat.finding import ERROR, Finding
 
 HOUR, DAY = 3600.0, 86400.0

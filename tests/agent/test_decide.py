@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumbeat.agent import causes
-from drumbeat.agent.decide import CANCELLED, FAILED, FINISHED, Member, Outcome, Requeue, Restart, Stop, decide
+from drumbeat.agent.decide import Requeue, Restart, Stop, decide
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import CANCELLED, FAILED, FINISHED, Outcome
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.decide import CANCELLED, DOUBTFUL, FAILED, FINISHED, TIME_LIMIT, Member
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.lead_acts import Finish, Record, Tell
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import CANCELLED, DOUBTFUL, FAILED, FINISHED, TIME_LIMIT
 from drumbeat.agent.ranks_meeting import RanksMeeting
 from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
@@ -101,8 +102,14 @@ def test_each_member_says_how_many_ranks_it_has():
         ({"member": -1}, "not one of"),
         ({"member": None}, "not one of"),
         ({"member": 0}, "taken by h0, and h1 claims it too"),
-        ({"terms": {**order().terms(), "nodes": 3}}, "nodes is 3 there, 2 here"),
-        ({"terms": {**order().terms(), "command": ["y"]}}, "command is y there, x here"),
+        ({"terms": {**order().terms(), "nodes": 3}}, "nodes is 3 on h1, 2 on the lead (h0)"),
+        ({"terms": {**order().terms(), "command": ["y"]}}, "command is y on h1, x on the lead (h0)"),
+        ({"terms": {**order().terms(), "ranks_per_node": 5}}, "ranks-per-node is 5 on h1, "),
+        (
+            {"terms": {**order().terms(), "launcher": "tasks"}},
+            "on h1 the scheduler starts one task per rank, on the lead (h0) drumbeat starts the ranks",
+        ),
+        ({"terms": {**order().terms(), "launcher": ["?"]}}, "on h1 the launcher is ?, on the lead (h0) drumbeat"),
     ],
 )
 def test_refuses_by_name(change, words):
@@ -122,7 +129,8 @@ def test_a_member_of_another_run_is_refused_and_the_muster_goes_on():
     lead.hello(hello(0, asked), 0.0, 0.5)
     other = order(run_id="other", command=("y",))
     for stranger in (hello(0, other), hello(1, other), hello(7, other)):
-        assert "belongs to another run than r: command is y there, x here" in lead.refuse(stranger)
+        differing = f"command is y on {stranger.host}, x on the lead (h0)"
+        assert f"belongs to another run than r: {differing}" in lead.refuse(stranger)
         assert lead.refused(stranger, lead.refuse(stranger)) == [] and lead.phase == "muster"
     lead.hello(hello(1, asked), 0.0, 1.0)
     assert lead.phase == "running"

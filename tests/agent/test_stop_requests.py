@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from drumbeat.agent.decide import CANCELLED, REQUEUE, TIME_LIMIT
 from drumbeat.agent.lead_acts import Finish, Tell
+from drumbeat.agent.outcome import CANCELLED, REQUEUE, TIME_LIMIT
 from drumbeat.agent.stop_requests import (
     BEGIN,
     CANCEL,

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from drumbeat.agent.decide import CANCELLED, TIME_LIMIT
-from drumbeat.agent.decide import REQUEUE as SAVED
+from drumbeat.agent.outcome import CANCELLED, TIME_LIMIT
+from drumbeat.agent.outcome import REQUEUE as SAVED
 from drumbeat.agent.requeue import after_end
 from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest, StopRequests
 from drumbeat.backends.contract import Status, overall, parse_handle

@@ -2,7 +2,8 @@
 
 import pytest
 
-from drumbeat.agent.decide import FAILED, Outcome, decide
+from drumbeat.agent.decide import decide
+from drumbeat.agent.outcome import FAILED, Outcome
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.feed import Watching
 from drumbeat.finding import ERROR, Finding, Verdict

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.decide import FAILED, Member, Outcome
 from drumbeat.agent.lead import Lead
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import FAILED, Outcome
 from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.summary import summary_of
 from drumbeat.backends.contract import Status

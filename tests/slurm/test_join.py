@@ -104,8 +104,9 @@ def test_uneven_tasks_are_refused_at_once_by_host(oar):
     )
     assert done.returncode == EXIT_MUSTER, done.stderr
     failed = done.stderr[done.stderr.index("failed ") :]
-    assert "node 1 (oar10) cannot take part" in failed and "launcher is 'ranks' there, 'tasks' here" in failed
-    assert "the same command, options and number of tasks" in failed
+    assert "node 1 (oar10) cannot take part" in failed
+    assert "on oar10 drumbeat starts the ranks, on the lead (oar9) the scheduler starts one task per rank" in failed
+    assert "the same command, options and number of tasks (one per node, or one per rank)" in failed
 
 
 def test_torchrun_with_several_tasks_is_refused(oar):

@@ -129,7 +129,7 @@ def test_every_tensor_comes_back_bit_by_bit_in_its_dtype(tmp_path: Path, kind: s
     saves.save(3, {"sample": 7}, wait=True)
     want = saves.state.now()
     _, again, loads = fresh()
-    assert loads.load(["sample"]) == (3, {"sample": 7})
+    assert loads.load(["sample"]) == (3, {"sample": 7}, [])
     got = loads.state.now()
     for part in ("model", "optimizer"):
         assert set(got[part]) == set(want[part])

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.census import WorldCount
-from drumbeat.agent.decide import Assignment
+from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.lead_findings import left_behind_finding
+from drumbeat.agent.member import Assignment
 from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence
 from drumbeat.finding import CAUGHT, Finding
 from drumbeat.order import Order
 from drumbeat.plan.world_seen import Planned, Row
+from drumbeat.record import to_plain
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.summary import Affected, group
 
@@ -58,6 +60,17 @@ class Attempt:
         if first_step is not None:
             self.world.first_step = first_step
         self.world.add(node, rows, at)
+
+    def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:
+        """Whether the ranks form one world, and whether some go on without the others: what to record, and what to stop for."""
+        if self.world is not None and self.world.is_due(now):
+            verdict, findings, stop = self.world.judge()
+            acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
+            acts += map(record_finding, findings)
+            if acts:
+                return acts, findings[0] if stop else None
+        left = self.left_behind(order, now)
+        return [record_finding(left)] if left else [], None
 
     def left_behind(self, order: Order, now: float) -> Optional[Finding]:
         """Some ranks have ended well, and others go on without them: they may wait for them in vain."""

@@ -7,8 +7,9 @@ from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame, hardware_behind
-from drumbeat.agent.decide import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Member, Outcome
 from drumbeat.agent.lead_acts import Act, Record, record_finding
+from drumbeat.agent.member import Member
+from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome
 from drumbeat.agent.rank_end import RankEnd, is_consequence, named
 from drumbeat.agent.stop_requests import LAUNCHER, StopRequests
 from drumbeat.finding import ERROR, STOPPED, Finding

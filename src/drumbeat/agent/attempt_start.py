@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import List, Mapping
 
 from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.decide import Assignment, Member
 from drumbeat.agent.lead_acts import Act, Record, Tell
+from drumbeat.agent.member import Assignment, Member
 from drumbeat.agent.wire.messages import Prepare, Start
 from drumbeat.agent.world import Common, World, make_world
 

@@ -2,84 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from drumbeat.agent.causes import (
-    CONFIGURATION,
-    HARDWARE,
-    NAN,
-    NEVER,
-    PORT,
-    PROGRAM,
-    SAME_WORDS,
-    SCHEDULER,
-    UNCLEAR,
-    Cause,
-    cause_of,
-)
-from drumbeat.finding import CERTAIN, Finding
-
-FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
-DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
-
-_PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
-
-
-@dataclass(frozen=True)
-class Member:
-    """An agent on a machine, stable for the run. Which node rank it is, each attempt's assignment says."""
-
-    number: int  # its place in the scheduler's order
-    host: str
-    address: str = ""
-    ranks: int = 1
-    clock_offset: float = 0.0  # seconds to add to its clock to get the lead's
-    lost: bool = False
-    stuck: bool = False  # processes of an attempt could not be ended there
-    bad: str = ""  # why no attempt may run there any more; empty: it may
-    name: str = ""  # as the scheduler calls the machine, where that is known
-    gpus: int = 0  # that the job may use there
-
-    @property
-    def fit(self) -> bool:
-        return not (self.lost or self.stuck or self.bad)
-
-    @property
-    def machine(self) -> str:
-        """What to call it towards the scheduler."""
-        return self.name or self.host
-
-
-Assignment = Tuple[int, ...]  # the member that is node rank 0, 1, 2 and so on
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one attempt ended, and who took part."""
-
-    outcome: str
-    exit_code: int
-    finding: Optional[Finding] = None
-    assignment: Assignment = ()
-    port: int = 0  # where its ranks met; 0: they did not
-    member: Optional[int] = None  # on which it failed first; none: not known
-    step: Optional[int] = None  # the last one reported; none: none was
-    nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
-    saved: Optional[int] = None  # the step of the last checkpoint; none: not known
-    t: float = 0.0  # when it ended, on the lead's monotonic clock
-
-    @property
-    def cause(self) -> Cause:
-        if self.finding is not None and self.finding.code == "port-in-use" and not self._was_our_port():
-            return PROGRAM  # a port that the program chose itself would be taken again
-        return cause_of(self.finding, self.exit_code)
-
-    def _was_our_port(self) -> bool:
-        assert self.finding
-        named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
-        return not named or not self.port or self.port in named
+from drumbeat.agent.causes import CONFIGURATION, HARDWARE, NAN, PORT, SCHEDULER
+from drumbeat.agent.history import attempts_in_a_row, is_repeated, same_again, spent_restarts
+from drumbeat.agent.member import Assignment, Member, reassign, replacements
+from drumbeat.agent.outcome import FAILED, Outcome
+from drumbeat.finding import CERTAIN
 
 
 @dataclass(frozen=True)
@@ -126,8 +56,8 @@ def decide(
     if cause is CONFIGURATION:
         what = last.finding.code if last.finding else f"exit code {last.exit_code}"
         return Stop(f"{what}: {cause.why}")
-    if _is_repeated(history):
-        return Stop(_same_again(last))
+    if is_repeated(history):
+        return Stop(same_again(last))
     if cause is SCHEDULER and can_requeue and last.finding and last.finding.confidence == CERTAIN:
         return Requeue(f"{last.finding.title}: this costs no restart", ())
     excluded = _newly_bad(history, members)
@@ -150,38 +80,12 @@ def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, 
     return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
 
 
-def reassign(before: Assignment, members: Mapping[int, Member]) -> Optional[Assignment]:
-    """Who keeps a role keeps its node rank; one that is unfit is replaced by a member without a role."""
-    taken = frozenset(before)
-    spares = [number for number, member in members.items() if number not in taken and member.fit]
-    assignment = []
-    for number in before:
-        if not members[number].fit:
-            if not spares:
-                return None
-            number = spares.pop(0)
-        assignment.append(number)
-    return tuple(assignment)
-
-
-def replacements(before: Assignment, after: Assignment, members: Mapping[int, Member]) -> List[str]:
-    """Who takes whose place, in words."""
-    if len(before) != len(after):
-        return []
-    pairs = [(node, old, new) for node, (old, new) in enumerate(zip(before, after)) if old != new]
-    return [
-        f"node {new} ({members[new].machine}) takes the place of node {old} ({members[old].machine})"
-        + (f" as node {node}" if node != old else "")
-        for node, old, new in pairs
-    ]
-
-
 # -- the same members again ----------------------------------------------------------------------------------------------
 
 
 def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) -> Decision:
     last = history[-1]
-    cause, in_a_row = last.cause, _in_a_row(history)
+    cause, in_a_row = last.cause, attempts_in_a_row(history)
     if cause.free:
         if in_a_row == 1:
             return Restart("the rendezvous port was in use; another one costs no restart", assignment)
@@ -201,7 +105,7 @@ def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) ->
         times = "once" if cause.most == 1 else f"{cause.most} times"
         hints = "; ".join(hint for hint in (older, cause.hint) if hint)
         return Stop(f"{cause.name} again, though it was started again {times}: {hints}")
-    spent = _spent(history)
+    spent = spent_restarts(history)
     if spent > restarts:
         return Stop(f"all {restarts} restarts are spent")
     limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
@@ -215,54 +119,6 @@ def _older_checkpoint(last: Outcome) -> str:
     bad = last.nan_since if last.nan_since is not None else last.step
     when = f"step {bad}" if bad is not None else "the first bad step"
     return f"only a checkpoint older than {when} helps"
-
-
-def _in_a_row(history: Sequence[Outcome]) -> int:
-    """How many attempts at the end of the history ended for the same cause."""
-    cause, count = history[-1].cause, 0
-    for outcome in reversed(history):
-        if outcome.cause is not cause:
-            break
-        count += 1
-    return count
-
-
-def _spent(history: Sequence[Outcome]) -> int:
-    """Attempts that cost a restart. Neither a taken port nor a role that went to a spare does."""
-    followers: List[Optional[Outcome]] = [*history[1:], None]
-    return sum(
-        1
-        for outcome, following in zip(history, followers)
-        if not outcome.cause.free and not (following and _was_replaced(outcome, following))
-    )
-
-
-def _was_replaced(outcome: Outcome, following: Outcome) -> bool:
-    before, after = outcome.assignment, following.assignment
-    return before is not after and len(before) == len(after) and before != after
-
-
-def _is_repeated(history: Sequence[Outcome]) -> bool:
-    """The same failure at the same step has happened before: another start would only repeat it."""
-    last = history[-1]
-    return last.cause.repeats != NEVER and any(_same(last, earlier) for earlier in history[:-1])
-
-
-def _same(one: Outcome, other: Outcome) -> bool:
-    if one.finding is None or other.finding is None or one.finding.code != other.finding.code:
-        return False
-    if one.step is not None and other.step is not None:
-        return abs(one.step - other.step) <= 1 and one.exit_code == other.exit_code  # steps are reported a little late
-    both_without = one.step is None and other.step is None
-    return both_without and one.cause.repeats == SAME_WORDS and one.finding.title == other.finding.title
-
-
-def _same_again(last: Outcome) -> str:
-    assert last.finding
-    where = f"at step {last.step}" if last.step is not None else "before the first step"
-    if last.cause is UNCLEAR or last.finding.confidence != CERTAIN:  # nothing says whose fault it was
-        return f"ended in the same way {where} twice, and would likely do so again: {last.finding.title}"
-    return f"the same failure {where} twice, so it is the program's own: {last.finding.title}"
 
 
 # -- other members -------------------------------------------------------------------------------------------------------
@@ -304,7 +160,7 @@ def _elsewhere(
         why = "; ".join(replacements(last.assignment, assignment, known))
         return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
     fewer = tuple(number for number in last.assignment if known[number].fit)
-    spent = _spent(history)
+    spent = spent_restarts(history)
     if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
         why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
         return Restart(why, fewer, 0.0, excluded)

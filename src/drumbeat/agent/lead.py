@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.attempt_outcome import concluded
 from drumbeat.agent.attempt_start import start_acts, world_of
 from drumbeat.agent.causes import HARDWARE, cause_of
-from drumbeat.agent.decide import (
-    FAILED,
-    Assignment,
-    Member,
-    Outcome,
-    Requeue,
-    Restart,
-    decide,
-    reassign,
-    replacements,
-    without_nodes,
-)
+from drumbeat.agent.decide import Requeue, Restart
 from drumbeat.agent.lead_acts import Act, Finish, Record, Tell, record_finding
 from drumbeat.agent.lead_findings import guard_lost_finding, lost_finding, stuck_finding
+from drumbeat.agent.member import Assignment, Member
 from drumbeat.agent.muster import Muster, refused_finding
-from drumbeat.agent.rank_end import RankEnd
+from drumbeat.agent.next_attempt import after_attempt, between_attempts
+from drumbeat.agent.outcome import FAILED, Outcome
+from drumbeat.agent.rank_end import rank_end
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
 from drumbeat.agent.world import World
@@ -116,10 +108,7 @@ class Lead:
         if not self.is_current(ended.attempt):
             return []
         at = ended.t + self.members[member].clock_offset
-        node = self.node_rank(member)
-        end = RankEnd(
-            ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
-        )
+        end = rank_end(ended, member, self.node_rank(member), at)
         self.attempts[-1].rank_ended(end, now, self.phase == "running")
         return []
 
@@ -203,18 +192,6 @@ class Lead:
         at = counted.t + self.members[member].clock_offset
         attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step)
 
-    def _judge_world(self, attempt: Attempt, now: float) -> List[Act]:
-        if attempt.world is None or not attempt.world.is_due(now):
-            return []
-        verdict, findings, stop = attempt.world.judge()
-        acts: List[Act] = [Record("verdict", {"verdict": to_plain(verdict), "peer": 0})] if verdict else []
-        acts += map(record_finding, findings)
-        return acts + (self.watcher_stop(findings[0], now) if stop else [])
-
-    def _left_behind(self, attempt: Attempt, now: float) -> List[Act]:
-        finding = attempt.left_behind(self.order, now)
-        return [record_finding(finding)] if finding else []
-
     def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
         """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
         its end must be seen before the others are told to stop."""
@@ -253,7 +230,8 @@ class Lead:
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:
                 return self._stop_ranks("a rank failed", signal.SIGTERM, timing.failure_grace)
-            return self._judge_world(attempt, now) or self._left_behind(attempt, now)
+            acts, stop = attempt.notice(self.order, now)
+            return acts + (self.watcher_stop(stop, now) if stop else [])
         return []
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -299,27 +277,12 @@ class Lead:
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):
             return acts + self._end(outcome, concluded=True)
-        order = self.order
-        decision = decide(
-            self.history, self.members, order.restarts, order.fewest_nodes, self._can_requeue, order.spares
-        )
-        decided: Dict[str, Any] = {"action": decision.action, "why": decision.why, "cause": outcome.cause.name}
-        if outcome.outcome != FAILED:
-            decided["cause"] = ""
+        decision, record = after_attempt(self.order, self.history, self.members)
+        acts.append(record)
         if isinstance(decision, Restart):
-            decided["wait"] = decision.wait
-            decided["replaced"] = replacements(attempt.assignment, decision.assignment, self.members)
-            acts.append(Record("decided", decided))
             return acts + self._restart(decision, now)
-        if isinstance(decision, Requeue):
-            unfit = (member.machine for _, member in sorted(self.members.items()) if not member.fit)
-            self.requeue = replace(decision, exclude=tuple(dict.fromkeys((*decision.exclude, *unfit))))
-        acts.append(Record("decided", decided))
+        self.requeue = decision if isinstance(decision, Requeue) else None
         return acts + self._end(outcome, concluded=True)
-
-    @property
-    def _can_requeue(self) -> bool:
-        return self.order.queued and self.order.resources.requeues > 0
 
     def _restart(self, decision: Restart, now: float) -> List[Act]:
         acts: List[Act] = []
@@ -335,18 +298,12 @@ class Lead:
     def _plan_again(self) -> List[Act]:
         """A node was lost between two attempts."""
         at, assignment = self.resume
-        again = reassign(assignment, self.members)
-        if again == assignment:
-            return []
-        if again is not None:
-            replaced = replacements(assignment, again, self.members)
-            self.resume = (at, again)
-            return [Record("decided", {"action": "restart", "why": "; ".join(replaced), "replaced": replaced})]
-        lost = {node: self.members[number] for node, number in enumerate(assignment) if self.members[number].lost}
-        decision = without_nodes(lost, self.order.restarts, self._can_requeue, self.order.spares)
+        decision, record = between_attempts(self.order, assignment, self.members)
+        if isinstance(decision, Restart):
+            self.resume = (at, decision.assignment)
+            return [record] if decision.assignment != assignment else []
         self.requeue = decision if isinstance(decision, Requeue) else None
-        decided = {"action": decision.action, "why": decision.why, "cause": HARDWARE.name}
-        return [Record("decided", decided), *self._end(self.history[-1], concluded=True)]
+        return [record, *self._end(self.history[-1], concluded=True)]
 
     def _end(self, outcome: Outcome, concluded: bool = False) -> List[Act]:
         self.phase = "ended"

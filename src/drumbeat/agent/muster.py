@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from drumbeat.agent.decide import Member
 from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.lead_findings import gone_finding
+from drumbeat.agent.member import Member
 from drumbeat.agent.wire.dial import FIRST_NOTICE, NOTICE_EVERY
 from drumbeat.agent.wire.messages import Hello
 from drumbeat.agent.world import Common
@@ -17,6 +17,13 @@ from drumbeat.order import Order
 from drumbeat.ranges import ranges
 
 SPARES_AFTER = 60.0  # seconds after which a job with spares starts without those who have not come
+_AS_WRITTEN = {"ranks_per_node": "ranks-per-node", "time_limit": "time"}  # in the job file, where that differs
+_STARTS = {
+    "ranks": "drumbeat starts the ranks",
+    "tasks": "the scheduler starts one task per rank",
+    "torchrun": "torchrun starts the ranks",
+    "once": "the command starts its own ranks",
+}
 
 
 class Muster:
@@ -32,7 +39,7 @@ class Muster:
     def refusal(self, hello: Hello) -> str:
         """Why this member may not join; '' if it may."""
         order, number, host = self.order, hello.member, hello.host
-        differing = _differing(order, hello)
+        differing = self._differing(hello)
         if self.is_of_another_run(hello):
             return f"{host} belongs to another run than {order.run_id}{': ' + differing if differing else ''}"
         if number is None or not 0 <= number < order.members:
@@ -110,6 +117,19 @@ class Muster:
         text = ranges(absent)
         return f"node {text}" if text.isdigit() else f"nodes {text}"
 
+    def _differing(self, hello: Hello) -> str:
+        """The terms on which that member and the lead do not agree, in words."""
+        ours, theirs = self.order.terms(), hello.terms
+        lead = f"the lead ({self.members[0].host})" if 0 in self.members else "the lead"
+        parts = []
+        for key in (key for key in ours if ours[key] != theirs.get(key)):
+            if key == "launcher":
+                parts.append(f"on {hello.host} {_starts(theirs.get(key))}, on {lead} {_starts(ours[key])}")
+            else:
+                there, here = _short(theirs.get(key)), _short(ours[key])
+                parts.append(f"{_AS_WRITTEN.get(key, key)} is {there} on {hello.host}, {here} on {lead}")
+        return "; ".join(parts)
+
     def timed_out(self) -> Finding:
         here = fold([member.host for _, member in sorted(self.members.items())]) if self.members else "none"
         return Finding(
@@ -119,20 +139,18 @@ class Muster:
         )  # fmt: skip
 
 
+def _starts(launcher: Any) -> str:
+    return _STARTS.get(str(launcher), f"the launcher is {_short(launcher)}")
+
+
 def refused_finding(hello: Hello, why: str) -> Finding:
     return Finding(
         "node-refused", ERROR, f"node {hello.member} ({hello.host}) cannot take part", why,
-        "start all nodes with the same command, options and number of tasks, each with a node rank of its own",
+        "start all nodes with the same command, options and number of tasks (one per node, or one per rank), "
+        "each with a node rank of its own",
         (Evidence(why),), node=hello.member, host=hello.host,
         seen=(f"what node {hello.member} said of itself, beside the order of the lead",),
     )  # fmt: skip
-
-
-def _differing(order: Order, hello: Hello) -> str:
-    """The terms on which that member and the lead do not agree, in words."""
-    ours, theirs = order.terms(), hello.terms
-    keys = [key for key in ours if ours[key] != theirs.get(key)]
-    return "; ".join(f"{key} is {_short(theirs.get(key))} there, {_short(ours[key])} here" for key in keys)
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -13,13 +12,11 @@ from typing import Callable, List, Optional, Set
 from drumbeat import clock
 from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.guard import warn
-from drumbeat.agent.looks.child import Looker
-from drumbeat.agent.looks.kernel_log import KernelLog, own_log
-from drumbeat.agent.looks.ras import RasNote
-from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.monitor_process import MonitorProcess
+from drumbeat.agent.node_looks import NodeLooks
 from drumbeat.agent.node_metrics import NodeMetrics
 from drumbeat.agent.node_plan import NodePlan, hang_variables, plan_node
+from drumbeat.agent.node_watch import NodeWatch
 from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.handles import Rank, Ranks
@@ -28,11 +25,9 @@ from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring
 from drumbeat.agent.ranks.starter import Starter
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.agent.watchers.build import Scene, build_watchers, gate_of
-from drumbeat.agent.watchers.feed import Watching
+from drumbeat.agent.watchers.build import Scene
 from drumbeat.agent.watchers.nccl_log import LogFiles
-from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Looked, Message, RankEnded
+from drumbeat.agent.wire.messages import Beat, Done, FirstStep, Found, Look, Message, RankEnded
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.forked import on_storage
@@ -40,7 +35,7 @@ from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import processes
 from drumbeat.private_folder import make_temporary
 from drumbeat.processes import children, describe, kill_children, rank_in_environment, sweep
-from drumbeat.record import to_json, to_plain
+from drumbeat.record import to_json
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog
 
@@ -74,9 +69,7 @@ class Node:
         self.kill_at: Optional[float] = None  # when the grace ends
         self.sweep_until: Optional[float] = None  # all is being killed; what is there then is stuck
         self.ranks = Ranks(tasks)
-        self.gates: List[OpenGate] = []
-        self.watching = Watching((), (), self.events.write, tell)
-        self.kernel_log: Optional[KernelLog] = None
+        self.watch = NodeWatch(order, member, facts, self.local, self.events.write, tell)
         self.reaped = 0
         self.logs = folder
         shipping: Optional[Shipping] = None
@@ -88,7 +81,7 @@ class Node:
         self.launcher = launcher_of(order, folder, self.logs, bundle, self.local)
         self.starter = Starter(order, folder, self.launcher, tasks, self.events)
         self.ends = self._new_ends()
-        self.looker = Looker(order.run_id, self.local, facts.gpus, self._looked)
+        self.looks = NodeLooks(order, facts, self.local, folder, self.metrics, child, tell)
         self._first_step_told = False
         self.monitor = MonitorProcess(bundle, folder, facts, order)
 
@@ -100,6 +93,7 @@ class Node:
         self.node_rank = node_rank
         self.active, self.kill_at, self.sweep_until, self.stopped_by_us = True, None, None, False
         self.ranks = Ranks(self.tasks)
+        self.looks.begin_attempt(attempt, node_rank)
         on_storage(lambda: self._make_folders(attempt), _MAKE_FOLDERS, self.beat, self.folder.path)
         plan = plan_node(
             self.order, self.facts, self.tasks, peers, node_rank, attempt, self.metrics.path,
@@ -109,17 +103,16 @@ class Node:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
         stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
-        self.gates = gate_of(self.order, self._gate)
-        for gate in self.gates:
-            variables = gate.open(variables, self.folder.attempt(attempt))
+        folder = self.folder.attempt(attempt)
+        variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
         variables = [*variables, *hang_variables(self.order, variables)]
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
         self.child.replace(self.folder.environment, to_json(known) + "\n")
-        self._watch(peers, plan, variables)
+        self.watch.begin(self._scene(peers, plan, variables))
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
         self.starter.start(self.ranks, attempt, to_start, [*variables, *stand_ins], bound)
-        self.watching.feed("started", {"pids": self.ranks.pids}, time.monotonic())
+        self.watch.feed("started", {"pids": self.ranks.pids})
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False
 
@@ -159,8 +152,8 @@ class Node:
         self._ship()
         if not self.active:
             return
-        self.watching.tick(now)
-        self.looker.poll()
+        self.watch.tick(now)
+        self.looks.poll()
         self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
@@ -205,18 +198,7 @@ class Node:
     def look(self, request: Look) -> None:
         """Somebody wants to know what the ranks are doing; the answer comes when a child has looked."""
         if self.active and request.attempt == self.attempt:
-            attempt, launcher = self.attempt, self.launcher
-            mains, had_ranks = self.ranks.rank_of, lambda: launcher.has_started_ranks(attempt)
-            self.looker.start(request.number, self.node_rank, mains, not launcher.is_rank, had_ranks)
-
-    def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
-        now, looks = time.monotonic(), []
-        for look in found:
-            step, quiet = self.metrics.ranks.last(look.rank, now)
-            looks.append(replace(look, host=self.facts.host, node=self.node_rank, step=step, quiet=quiet))
-        shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
-        self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")
-        self.tell(Looked(self.attempt, number, tuple(looks), tuple(notes)))
+            self.looks.start(request, self.ranks, self.launcher)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -226,9 +208,6 @@ class Node:
         os.makedirs(self.logs.attempt(attempt), exist_ok=True)
         bring(self.order, self.folder.attempt(attempt))
 
-    def _gate(self) -> OpenGate:
-        return OpenGate(self.order, self.node_rank, self.facts, self.local, self._rank_of, self._out_of)
-
     def _note(self, finding: Finding) -> None:
         """The user is told of what may be wrong; the rest is only recorded."""
         finding = replace(finding, node=self.node_rank)
@@ -237,25 +216,13 @@ class Node:
         else:
             self.events.write("finding", {"finding": finding})
 
-    def _watch(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> None:
+    def _scene(self, peers: Peers, plan: NodePlan, variables: List[EnvVar]) -> Scene:
         first = sum(peer.ranks for peer in peers.nodes[: self.node_rank])
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
-        scene = Scene(
+        return Scene(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
             peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.launcher.met, self.beat,
-            self._follow_kernel_log(),
         )  # fmt: skip
-        self.watching = build_watchers(self.order, scene, self.gates, self.events.write, self.tell)
-        self.watching.tick(time.monotonic())  # how the counters stood before
-
-    def _follow_kernel_log(self) -> List[KernelLog]:
-        """From now on, where the node has GPUs; emulated nodes are one machine, whose log one of them reads."""
-        own = own_log(self.member)
-        gpus = any(not gpu.integrated for gpu in self.facts.gpus)
-        if not own and (not gpus or (self.order.emulated and self.member)):
-            return []
-        self.kernel_log = KernelLog(own)
-        return [self.kernel_log]
 
     def _new_ends(self) -> Ends:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
@@ -285,14 +252,13 @@ class Node:
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
         self.metrics.ranks.ended(None if end.of_command else end.rank)
-        self.watching.feed("exited", about, time.monotonic())
+        self.watch.feed("exited", about)
         if finding is not None:
             finding = replace(
                 finding, rank=rank_meant(self.launcher, end, finding), node=self.node_rank, host=self.facts.host
             )
         if end.exit_code != 0 and not ended.by_us:
-            for gate in self.gates:
-                gate.failed = True
+            self.watch.rank_failed()
         about_end = (self.attempt, end.rank, end.exit_code, end.signal, end.at, ended.by_us, finding, end.of_command)
         self.tell(RankEnded(*about_end))
 
@@ -311,12 +277,12 @@ class Node:
 
     def _finish(self, stuck: str) -> None:
         """An error is for the loop, which mutes this node: the next tick then comes here again."""
-        self.looker.end()
+        self.looks.end()
         try:
             self.metrics.finish(self.beat)
             self._ship(final=True)
-            self.watching.end(time.monotonic())
-            kept = [gate.log for gate in self.gates if gate.log and gate.keeps_log]
+            self.watch.end()
+            kept = self.watch.kept_logs
             if kept:
                 on_storage(lambda: self._keep(kept), _KEEP, self.beat, self.folder.path)
         except OSError:
@@ -326,7 +292,7 @@ class Node:
         self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
 
     def _keep(self, logs: List[LogFiles]) -> None:
-        """In a child: what helps to explain a failure; the rest goes with the node's own folder."""
+        """In a child; the rest goes with the node's own folder."""
         for log in logs:
             log.keep(self.folder.attempt(self.attempt))
 
@@ -341,7 +307,7 @@ class Node:
         if self.events.muted:
             return
         for record in self.metrics.ship(self.attempt, final):
-            self.watching.feed("metric", record, time.monotonic())
+            self.watch.feed("metric", record)
         if self.metrics.progress.first_t is not None and not self._first_step_told:
             self._first_step_told = True
             self.tell(FirstStep(self.metrics.progress.first_t))
@@ -349,5 +315,4 @@ class Node:
     def _kept(self) -> Set[int]:
         """The monitor and the folder's child go on between attempts; whoever reads how ranks ended has a deadline. The kernel's
         log is read until the attempt is over."""
-        log = self.kernel_log.pid if self.kernel_log else 0
-        return {self.child.pid, self.monitor.pid, self.ends.pid, log} - {0}
+        return {self.child.pid, self.monitor.pid, self.ends.pid, self.watch.pid} - {0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Sequence
 
+from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.finding import STOPPED, Finding
 from drumbeat.ranges import named_commands, named_ranks
 
@@ -48,6 +49,13 @@ class RankEnd:
             title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
             return f"{title}, then ended by drumbeat" if ended_by_us else title
         return "ended by drumbeat" if ended_by_us else self.finding.title
+
+
+def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:
+    """As a member has told it; `at` is on the lead's clock."""
+    return RankEnd(
+        ended.rank, member, ended.exit_code, ended.signal, at, ended.finding, ended.by_us, node, ended.of_command
+    )
 
 
 def named(ends: Sequence[RankEnd]) -> str:

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Optional
 
-from drumbeat.agent.decide import CANCELLED, TIME_LIMIT
+from drumbeat.agent.outcome import CANCELLED, TIME_LIMIT
 from drumbeat.signals import EXIT_TIME_LIMIT
 
 SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler

@@ -6,8 +6,8 @@ import os
 from typing import List, Sequence
 
 from drumbeat import clock
-from drumbeat.agent.decide import REQUEUE
 from drumbeat.agent.lead import Lead
+from drumbeat.agent.outcome import REQUEUE
 from drumbeat.agent.requeue import Next, after_end
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event

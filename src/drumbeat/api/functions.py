@@ -7,21 +7,17 @@ import importlib
 import os
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from drumbeat.api.call.__main__ import read_own
-from drumbeat.api.jobs import JobLike, as_job
 from drumbeat.desk.make_order import site_of
 from drumbeat.desk.place import find_place, to_queue
+from drumbeat.desk.state import State
 from drumbeat.facts.host import LiveHost
 from drumbeat.problem import Problem
 from drumbeat.runfolder.run import Run
 from drumbeat.spec.job import Job
 from drumbeat.spec.resources import image_of
-
-if TYPE_CHECKING:
-    from drumbeat.api.runs import Submitted
-    from drumbeat.desk.state import State
 
 PACKAGE = "api/call"
 _MOST_BYTES = 64 << 20  # of a function and its arguments
@@ -79,31 +75,6 @@ def _described(function: Callable[..., Any]) -> Tuple[Callable[[Any], bytes], Di
 
 def _search_path() -> List[str]:
     return [os.path.abspath(path or ".") for path in sys.path[:1]] + [os.getcwd()]
-
-
-def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike, at_once: int = 0) -> List[Submitted]:
-    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time. All the
-    iterables must have the same length."""
-    from drumbeat.api.runs import Submitted
-    from drumbeat.desk import submit as desk
-
-    columns = [list(each) for each in values]
-    if len({len(column) for column in columns}) > 1:
-        lengths = " and ".join(str(len(column)) for column in columns)
-        raise Problem(
-            f"values of different lengths ({lengths}): some would be left out", "give each call all its values"
-        )
-    calls: List[Call] = [(args, {}) for args in zip(*columns)]
-    if not calls:
-        raise Problem("no values to map over")
-    asked, files = with_call(as_job(job), function, calls)
-    if asked.array:
-        raise Problem(f"{asked.where('array')}: map_array makes the array itself", "leave it out")
-    limit = f"%{at_once}" if at_once else ""
-    numbers = f"0-{len(calls) - 1}" if len(calls) > 1 else "0"
-    order = desk.queued_order(dataclasses.replace(asked, array=numbers + limit), os.environ)
-    handle = desk.submit(order, None, os.environ, files)
-    return [Submitted(handle, order.folder, task) for task in range(len(calls))]
 
 
 def _result_files(run: Run) -> Dict[int, str]:

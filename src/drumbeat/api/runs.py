@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from drumbeat.api import functions
 from drumbeat.api.jobs import JobLike, as_job, job_file
@@ -123,6 +124,28 @@ def _submitted(
     return Submitted(handle, order.folder)
 
 
+def map_array(function: Callable[..., Any], *values: Iterable[Any], job: JobLike, at_once: int = 0) -> List[Submitted]:
+    """`function(a, b)` for each pair of values, as one array of jobs; `at_once` limits how many run at a time. All the
+    iterables must have the same length."""
+    columns = [list(each) for each in values]
+    if len({len(column) for column in columns}) > 1:
+        lengths = " and ".join(str(len(column)) for column in columns)
+        raise Problem(
+            f"values of different lengths ({lengths}): some would be left out", "give each call all its values"
+        )
+    calls: List[functions.Call] = [(args, {}) for args in zip(*columns)]
+    if not calls:
+        raise Problem("no values to map over")
+    asked, files = functions.with_call(as_job(job), function, calls)
+    if asked.array:
+        raise Problem(f"{asked.where('array')}: map_array makes the array itself", "leave it out")
+    limit = f"%{at_once}" if at_once else ""
+    numbers = f"0-{len(calls) - 1}" if len(calls) > 1 else "0"
+    order = desk.queued_order(dataclasses.replace(asked, array=numbers + limit), os.environ)
+    handle = desk.submit(order, None, os.environ, files)
+    return [Submitted(handle, order.folder, task) for task in range(len(calls))]
+
+
 def status(run: RunLike) -> State:
     """How it stands, or how it went. `run` is a handle, a run id or the start of one, a run folder, or what `submit` gave."""
     return _found(run).status()
@@ -150,8 +173,6 @@ def _found(run: RunLike) -> Submitted:
 
 
 def _with_status(whole: State, status: Any) -> State:
-    import dataclasses
-
     return dataclasses.replace(whole, status=status)
 
 

@@ -13,7 +13,6 @@ from drumbeat.train.checkpoint.checkpoints import Checkpoints
 from drumbeat.train.checkpoint.generators import seed_generators
 from drumbeat.train.fit import Transformer, best_precision, device_bytes, fit
 from drumbeat.train.layers.cross_entropy import cross_entropy_sum
-from drumbeat.train.loop import Plan
 from drumbeat.train.measure.profile import Profile
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.context import Context
@@ -26,6 +25,7 @@ from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
 from drumbeat.train.step import Loss, Step, full_tensor
+from drumbeat.train.training_plan import Plan
 from drumbeat.train.world import World
 
 Shared = Callable[[Sequence[nn.Module], Meshes], Dict[str, Tensor]]

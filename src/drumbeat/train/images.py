@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from drumbeat.train.assemble import Anatomy, Assembly, assemble
 from drumbeat.train.checkpoint.state import named_buffers
 from drumbeat.train.data.stream import Images
-from drumbeat.train.loop import average
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import shards
 from drumbeat.train.recorded import record_first_call
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
+from drumbeat.train.validation import average
 from drumbeat.train.world import World
 
 

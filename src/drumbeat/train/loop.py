@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import gc
-import math
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from drumbeat.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
@@ -21,32 +15,16 @@ from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.stream import Stream
 from drumbeat.train.deterministic import deterministic
 from drumbeat.train.measure.communication import Communication
-from drumbeat.train.measure.meter import VALIDATION, Meter, own_seconds
+from drumbeat.train.measure.meter import VALIDATION, Meter
 from drumbeat.train.measure.mfu import Utilisation
-from drumbeat.train.measure.profile import Profile, Profiler
+from drumbeat.train.measure.profile import Profiler
 from drumbeat.train.measure.reporting import Reporter
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.step import Outcome, Step
+from drumbeat.train.step_report import report_step, setup_words
 from drumbeat.train.stopping import StopTogether
+from drumbeat.train.training_plan import Plan
 from drumbeat.train.world import World
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long, and how often what."""
-
-    steps: int
-    lr: Callable[[int], float]  # by step, from 0
-    report_every: int = 10
-    validate_every: int = 0  # 0: only at the end, if there is a validation
-    save_every: int = 0  # 0: only when stopped
-    stop_after: int = 0  # rehearse a stop signal after this step
-    on_nan: str = "stop"  # or skip
-    unit: str = "tokens"  # what is counted: tokens or samples
-    watch_communication: int = 1000  # steps between looks; 0: never
-    profile: Profile = field(default_factory=Profile)
-    sinks: List[str] = field(default_factory=list)
-    deterministic: bool = False
 
 
 class Result(NamedTuple):
@@ -108,7 +86,7 @@ def _train(
             reporter.say(f"resumed after step {done}")
             if plan.deterministic:
                 digests.append(_digest(reporter, step, stream, done))
-    reporter.figures("setup", done, {}, _setup(plan, step, utilisation))
+    reporter.figures("setup", done, {}, setup_words(plan, step, utilisation))
     gc.collect()
     gc.disable()  # a collection on one rank makes all others wait; it is run between steps, on all at once
     stopped = False
@@ -133,7 +111,7 @@ def _train(
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             if reporting:
-                figures |= _report(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
+                figures |= report_step(plan, reporter, meter, step, gathered, done, utilisation, world, communication)
                 losses.append(figures["loss"])
                 gathered.clear()
                 gc.collect(1)
@@ -197,61 +175,6 @@ def _due(every: int, done: int) -> bool:
     return every > 0 and done % every == 0
 
 
-def _report(
-    plan: Plan,
-    reporter: Reporter,
-    meter: Meter,
-    step: Step,
-    gathered: List[Outcome],
-    done: int,
-    utilisation: Optional[Utilisation],
-    world: World,
-    communication: Communication,
-) -> Dict[str, float]:
-    """The one place where the host waits for the device."""
-    phases = meter.take()
-    # Every rank has its share of each loss; targets and norm are known to all.
-    loss = gathered[-1].loss.clone()
-    if dist.is_initialized():
-        dist.all_reduce(loss)
-        loss /= step.meshes.layout.tp  # tensor-parallel ranks computed the same share
-    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
-    shared: Dict[str, float] = {"loss": float(loss), "grad_norm": float(gathered[-1].norm)}
-    skipped = int(step.skipped)
-    if skipped:
-        shared["skipped_steps"] = skipped
-    if step.scaler is not None and int(step.rescaled):
-        shared["rescaled_steps"] = int(step.rescaled)
-    step_ms = sum(phases.values())
-    if step_ms:
-        shared[f"{plan.unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
-        shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
-        if utilisation is not None:
-            shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
-    if world.device.type == "cuda":
-        shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
-    watched = communication.take()
-    own = {plan.unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
-    reporter.figures("step", done, own, shared, plan.steps)
-    reporter.say(_line(done, plan, {**own, **shared}))
-    if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
-        # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
-        raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
-    return {**own, **shared}
-
-
-def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
-    parts = [f"step {done}/{plan.steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
-    if f"{plan.unit}_per_s" in shared:
-        parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
-    if "mfu" in shared:
-        parts.append(f"MFU {shared['mfu']:.1%}")
-    if "communication_ms" in shared:
-        whole, open_ = shared["communication_ms"], shared["communication_exposed_ms"]
-        parts.append(f"communication {whole:.1f} ms, {open_:.1f} not hidden")
-    return "  ".join(parts)
-
-
 def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, done: int) -> Dict[str, float]:
     began = time.perf_counter()
     reporter.begins("validation", done)
@@ -259,17 +182,6 @@ def _validated(validate: Callable[[], Dict[str, float]], reporter: Reporter, don
     reporter.figures("validation", done, {"seconds": round(time.perf_counter() - began, 3)}, values)
     reporter.say(f"step {done}  validation  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
     return values
-
-
-def _setup(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
-    """What a report on this run has to know: it compares runs, and works out MFU."""
-    layout = {name: degree for name, degree in vars(step.meshes.layout).items() if degree > 1}
-    words: Dict[str, Any] = {"precision": step.precision.name}
-    words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"
-    if utilisation is not None:
-        words[f"flops_per_{plan.unit[:-1]}"] = utilisation.flops_per_sample
-        words.update(flops_formula=utilisation.formula, flops_dtype=utilisation.dtype)
-    return words
 
 
 def _save(checkpoints: Checkpoints, reporter: Reporter, done: int, stream: Stream, wait: bool) -> List[Saved]:
@@ -297,10 +209,3 @@ def _too_often(saved: Saved) -> str:
         f"training waited {saved.waited:.1f} s for the checkpoint of step {saved.step}, which took {saved.seconds:.0f} s "
         "to write: save less often, or to faster storage"
     )
-
-
-def average(values: Tensor, group: Optional[Any]) -> Tensor:
-    """Sums over ranks of (total, count) pairs -> total / count."""
-    if group is not None:
-        dist.all_reduce(values, group=group.get_group())
-    return values[..., 0] / values[..., 1].clamp(min=1)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Any, Dict, Optional
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from drumbeat.train.assemble import Assembly
 from drumbeat.train.data.stream import Samples
 from drumbeat.train.layers.cross_entropy import IGNORE
-from drumbeat.train.loop import average
 from drumbeat.train.step import Loss, full_tensor, loss_parallelism
 
 
@@ -38,5 +39,12 @@ def mean_loss(parts: Assembly, kept: Samples, count: int, loss: Loss, at_once: i
     totals[1] = (targets != IGNORE).sum()
     pipe = parts.meshes.one("pp")
     if pipe is not None:
-        torch.distributed.all_reduce(totals[0], group=pipe.get_group())
+        dist.all_reduce(totals[0], group=pipe.get_group())
     return {"loss": float(average(totals, parts.meshes.tokens))}
+
+
+def average(values: Tensor, group: Optional[Any]) -> Tensor:
+    """Sums over ranks of (total, count) pairs -> total / count."""
+    if group is not None:
+        dist.all_reduce(values, group=group.get_group())
+    return values[..., 0] / values[..., 1].clamp(min=1)

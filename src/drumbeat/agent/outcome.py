@@ -1,0 +1,43 @@
+"""How one attempt ended, as far as what follows depends on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Optional
+
+from drumbeat.agent.causes import PROGRAM, Cause, cause_of
+from drumbeat.agent.member import Assignment
+from drumbeat.finding import Finding
+
+FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
+DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
+
+_PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended, and who took part."""
+
+    outcome: str
+    exit_code: int
+    finding: Optional[Finding] = None
+    assignment: Assignment = ()
+    port: int = 0  # where its ranks met; 0: they did not
+    member: Optional[int] = None  # on which it failed first; none: not known
+    step: Optional[int] = None  # the last one reported; none: none was
+    nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
+    saved: Optional[int] = None  # the step of the last checkpoint; none: not known
+    t: float = 0.0  # when it ended, on the lead's monotonic clock
+
+    @property
+    def cause(self) -> Cause:
+        if self.finding is not None and self.finding.code == "port-in-use" and not self._was_our_port():
+            return PROGRAM  # a port that the program chose itself would be taken again
+        return cause_of(self.finding, self.exit_code)
+
+    def _was_our_port(self) -> bool:
+        assert self.finding
+        named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
+        return not named or not self.port or self.port in named

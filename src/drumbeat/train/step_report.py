@@ -1,0 +1,83 @@
+"""What is reported of steps: loss, speed, where the time went; and once what they are steps of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+
+from drumbeat.train.measure.communication import Communication
+from drumbeat.train.measure.meter import Meter, own_seconds
+from drumbeat.train.measure.mfu import Utilisation
+from drumbeat.train.measure.reporting import Reporter
+from drumbeat.train.step import Outcome, Step
+from drumbeat.train.training_plan import Plan
+from drumbeat.train.world import World
+
+
+def setup_words(plan: Plan, step: Step, utilisation: Optional[Utilisation]) -> Dict[str, Any]:
+    """What a report on this run has to know: it compares runs, and works out MFU."""
+    layout = {name: degree for name, degree in vars(step.meshes.layout).items() if degree > 1}
+    words: Dict[str, Any] = {"precision": step.precision.name}
+    words["layout"] = ",".join(f"{name}={degree}" for name, degree in layout.items()) or "one rank"
+    if utilisation is not None:
+        words[f"flops_per_{plan.unit[:-1]}"] = utilisation.flops_per_sample
+        words.update(flops_formula=utilisation.formula, flops_dtype=utilisation.dtype)
+    return words
+
+
+def report_step(
+    plan: Plan,
+    reporter: Reporter,
+    meter: Meter,
+    step: Step,
+    gathered: List[Outcome],
+    done: int,
+    utilisation: Optional[Utilisation],
+    world: World,
+    communication: Communication,
+) -> Dict[str, float]:
+    """The figures of the steps since the last report. The one place where the host waits for the device."""
+    phases = meter.take()
+    # Every rank has its share of each loss; targets and norm are known to all.
+    loss = gathered[-1].loss.clone()
+    if dist.is_initialized():
+        dist.all_reduce(loss)
+        loss /= step.meshes.layout.tp  # tensor-parallel ranks computed the same share
+    targets = float(torch.stack([outcome.targets for outcome in gathered]).sum())
+    shared: Dict[str, float] = {"loss": float(loss), "grad_norm": float(gathered[-1].norm)}
+    skipped = int(step.skipped)
+    if skipped:
+        shared["skipped_steps"] = skipped
+    if step.scaler is not None and int(step.rescaled):
+        shared["rescaled_steps"] = int(step.rescaled)
+    step_ms = sum(phases.values())
+    if step_ms:
+        shared[f"{plan.unit}_per_s"] = targets / len(gathered) / step_ms * 1e3
+        shared.update({f"{phase}_ms": ms for phase, ms in phases.items()})
+        if utilisation is not None:
+            shared.update(utilisation.of(shared[f"{plan.unit}_per_s"] / world.size))
+    if world.device.type == "cuda":
+        shared["memory_gib"] = torch.cuda.max_memory_allocated(world.device) / 2**30
+    watched = communication.take()
+    own = {plan.unit: round(targets / world.size), **watched, **own_seconds(phases, watched)}
+    reporter.figures("step", done, own, shared, plan.steps)
+    reporter.say(_line(done, plan, {**own, **shared}))
+    if plan.on_nan == "stop" and (skipped or not math.isfinite(shared["loss"])):
+        # Every rank has the same figures, so every rank stops here; no NaN has reached the weights.
+        raise FloatingPointError(f"loss or gradients are not finite at or before step {done}; {skipped} steps left out")
+    return {**own, **shared}
+
+
+def _line(done: int, plan: Plan, shared: Dict[str, float]) -> str:
+    parts = [f"step {done}/{plan.steps}", f"loss {shared['loss']:.4f}", f"grad norm {shared['grad_norm']:.3f}"]
+    if f"{plan.unit}_per_s" in shared:
+        parts.append(f"{shared[f'{plan.unit}_per_s']:,.0f} {plan.unit}/s")
+    if "mfu" in shared:
+        parts.append(f"MFU {shared['mfu']:.1%}")
+    if "communication_ms" in shared:
+        whole, open_ = shared["communication_ms"], shared["communication_exposed_ms"]
+        parts.append(f"communication {whole:.1f} ms, {open_:.1f} not hidden")
+    return "  ".join(parts)
