@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test busy check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
+.PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,10 +18,18 @@ $(VENV)/.dev: $(VENV)/.cpu
 demo: $(VENV)/.cpu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
 
-# A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=2 check packages
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-others test-train
+
+# A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
+test-others:
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 --ignore tests/train
+
+# Beside the others, in a process of its own, which is large and has torch's threads: it ends with its tests. Told when it is over.
+test-train:
+	@$(BIN)/python -m pytest tests/train > $(VENV)/test-train.out 2>&1 || { cat $(VENV)/test-train.out; exit 1; }
+	@tail -n 1 $(VENV)/test-train.out
 
 packages:
 	@sh tests/system-packages.sh

@@ -35,7 +35,7 @@ SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_v
 # Groups that take long, the longest first. They are begun first, in this order, so that no worker is left alone with one at
 # the end. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most tests, however short.
 LONG = (
-    *("train", "second slurm", "slurm", "bundle/test_oldest_python.py", "verify", "ssh"),
+    *("second slurm", "slurm", "bundle/test_oldest_python.py", "verify", "ssh"),
     *(
         "runs/test_nobody_left.py",
         "runs/test_run.py",
