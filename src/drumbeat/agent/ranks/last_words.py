@@ -13,7 +13,7 @@ from drumbeat.printed.reader import read_line
 
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 _LAST = 8  # lines among which an error line counts as the last words
-_LATER = 2.0  # seconds: both streams of a program that gives up end within this time of each other,
+_LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
 _LEFT = 30.0  # and it is gone this long after at the latest
 _SIGN = re.compile(
     r"Traceback \(most recent call last\)|\b(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
