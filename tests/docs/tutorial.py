@@ -39,10 +39,13 @@ def main():
             done = subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, timeout=900)
             missing = labels(output) - labels(done.stdout + done.stderr)
             code = int(re.search(r"exit code (\d+)", output).group(1)) if command.startswith("drumbeat run") else 0
-            if missing or done.returncode != code:
+            more = labels(done.stdout + done.stderr) - labels(output)
+            if missing or more or done.returncode != code:
                 wrong += 1
+                lists = (("not printed", missing), ("not on the page", more))
                 print(
-                    f"exit code {done.returncode}, expected {code}; not printed: {', '.join(sorted(missing)) or 'nothing'}"
+                    f"exit code {done.returncode}, expected {code}",
+                    *(f"{what}: {sorted(these)}" for what, these in lists),
                 )
                 print(done.stdout + done.stderr)
     print("all as the page says" if not wrong else f"{wrong} commands differ")
