@@ -33,17 +33,28 @@ TOGETHER = ("slurm", "ssh", "train", "verify")
 # Tests on Slurm mostly wait for it: these files do so on a second one, beside the others.
 SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_verify.py")
 # Groups that take long, the longest first. They are begun first, in this order, so that no worker is left alone with one at
-# the end. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most tests, however short.
+# the end: files that only compute come last. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most
+# tests, however short.
 LONG = (
-    *("second slurm", "slurm", "bundle/test_oldest_python.py", "verify", "ssh"),
+    *("slurm", "ssh", "second slurm", "bundle/test_oldest_python.py"),
+    *("tune/test_trials.py", "kubernetes/test_desk.py", "tune/test_recipes.py", "runs/test_run.py", "verify"),
     *(
         "runs/test_nobody_left.py",
-        "runs/test_run.py",
-        "tune/test_recipes.py",
         "backends/test_toy.py",
-        "tune/test_trials.py",
+        "runs/test_scripts.py",
+        "faults/test_rows.py",
+        "runs/test_join.py",
     ),
-    *("kubernetes/test_desk.py", "bundle/test_pyz.py", "comeback/test_spare.py"),
+    *("bundle/test_pyz.py", "integrations/test_integrations.py", "runai/test_runai.py", "report/test_runs.py"),
+    *("runs/test_torchrun.py", "api/test_api.py", "gate/test_live.py", "kubernetes/test_other_desks.py"),
+    *(
+        "runs/test_stopping.py",
+        "watch/test_web.py",
+        "watch/test_terminal.py",
+        "runs/test_storage.py",
+        "runs/test_checks.py",
+    ),
+    *("runs/test_without_lead.py", "runs/test_hung_storage.py", "runs/test_mpi.py", "comeback/test_spare.py"),
 )
 
 

@@ -241,3 +241,13 @@ def test_the_failure_table_names_the_users_program(worker, name):
     shim = ["/usr/bin/python3", "-I", "drumbeat.pyz", "_rank", "{}"]
     assert program(shim, ["--nnodes=2", "--no-python", *shim, *worker]) == name
     assert program(shim, ["--nnodes=2", *worker]) == program([], worker) == ""
+
+
+def test_a_report_that_cannot_be_written_makes_no_failure_of_a_success(tmp_path, monkeypatch):
+    report = str(tmp_path / "gone" / "report.json")
+    settings = {"report": report, "folder": str(tmp_path), "log": str(tmp_path / "launcher"), "stage": True}
+    monkeypatch.setitem(launcher_driver.MODULES, "good", lambda settings, arguments: 0)
+    monkeypatch.setattr(sys, "argv", ["driver", json.dumps(settings), "good"])
+    assert launcher_driver.main() == 0
+    (tmp_path / "gone").mkdir()
+    assert launcher_driver.main() == 0 and read_report(report).succeeded

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ _NEWER = {"failCgroupV1": False}
 class Cluster:
     def __init__(self, base: Path, programs: Path, nodes: int = 2) -> None:
         self.base, self.programs, self.count = base, programs, nodes
-        self.prefix = f"kb{os.getpid() % 100000}"
+        self.prefix = f"kb{secrets.token_hex(4)}"
         self.pids: Dict[str, int] = {}
         self.kubeconfig = base / "kubeconfig"
         self.before = networks()
@@ -327,6 +328,7 @@ def kubelet_config(cgroup: str) -> Dict[str, object]:
         "oomScoreAdj": 0,
         "makeIPTablesUtilChains": False,
         "nodeStatusUpdateFrequency": "2s",
+        "imageGCHighThresholdPercent": 100,  # never: what is removed on a full disk cannot be pulled again
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
     }
 

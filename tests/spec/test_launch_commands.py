@@ -24,7 +24,9 @@ def test_accelerates_configuration_file_counts():
             else None
         )
 
-    assert order("command: accelerate launch x.py", read_yaml=read).ranks_per_node == 2
+    counted = order("command: accelerate launch x.py", read_yaml=read)
+    assert counted.ranks_per_node == 2
+    assert counted.launcher_why.endswith("its configuration file says: --num-machines=1 --num-processes=2")
     assert order("command: accelerate launch x.py").ranks_per_node == 1
     asked = []
     order("command: accelerate launch --config_file c.yaml x.py", read_yaml=asked.append)

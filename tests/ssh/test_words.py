@@ -1,6 +1,5 @@
 """Host files, names of hosts, the line that ssh runs, and what its complaints mean; without a network."""
 
-import dataclasses
 import hashlib
 import os
 import signal
@@ -12,7 +11,7 @@ import pytest
 from drumbeat import backends
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.loader import MARK
-from drumbeat.order import Option
+from drumbeat.order import Option, Resources
 from drumbeat.problem import Problem
 from drumbeat.spec.hostfile import read_hostfile
 from drumbeat.spec.job import job_from_text
@@ -167,12 +166,10 @@ def test_the_loader_refuses_a_folder_that_others_can_write_to(tmp_path):
     assert MARK.encode() in done.stdout and b"others can write" in done.stdout and done.returncode == 1
 
 
-def test_submit_options_have_no_effect_and_that_is_said():
-    asked = dataclasses.replace(
-        order(backend="ssh").resources, options=(Option("--pvc scratch:/scratch", "the job file"),)
-    )
+def test_what_has_no_effect_on_ssh_hosts_is_named():
+    asked = Resources(account="team", options=(Option("--pvc scratch:/scratch", "as the job asks"),))
     (note,) = backends.get("ssh").notes(order(backend="ssh", resources=asked))
-    assert note == "submit-options are not used (--pvc scratch:/scratch): ssh hosts have no scheduler"
+    assert note == "no scheduler on ssh hosts, so these have no effect: account, --pvc scratch:/scratch"
     assert backends.get("ssh").notes(order(backend="ssh")) == []
 
 

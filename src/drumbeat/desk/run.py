@@ -61,6 +61,7 @@ def run_job(
 def _run_on_hosts(
     job: Job, job_file: Optional[str], site: Site, place: Place, on_created: Optional[Callable[[RunFolder], None]]
 ) -> int:
+    from drumbeat import backends
     from drumbeat.backends.ssh.request import handle_of
     from drumbeat.desk.hosts import Hosts
 
@@ -71,6 +72,8 @@ def _run_on_hosts(
             "leave hosts out, or type it elsewhere",
         )
     order = make_order(job, site, place, os.environ)
+    for note in backends.get("ssh").notes(order):
+        print(f"drumbeat run: {note}", file=sys.stderr)
     folder = create_run(order, job_file, cached_bundle(os.environ), os.environ, handle_of(order))
     if on_created:
         on_created(folder)

@@ -29,6 +29,7 @@ RUN/
   nodes/K/attempt-N/rank-R.out, rank-R.err                 rank R
   nodes/K/attempt-N/ranks.log      instead, above 64 ranks agent K
   nodes/K/attempt-N/launcher.out, launcher.err             a launcher or script that starts the ranks
+  nodes/K/attempt-N/launcher.json  after a failure: which ranks the launcher saw fail   that launcher
   nodes/K/attempt-N/looks.json     what its ranks were doing when steps stopped coming   agent K, replaced
   nodes/K/attempt-N/nccl-rankR.log   after a failure: what NCCL said   agent K
   nodes/K/attempt-N/profile/rank-R.pt.trace.json   drumbeat train with profile=   rank R

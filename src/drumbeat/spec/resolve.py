@@ -51,6 +51,9 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     if job.launcher != "auto":
         launcher_why = job.asks("launcher")
     launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
+    if launch and launch.config:
+        named = " ".join(f"{flag}={value}" for flag, value in launch.config.items())
+        launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
     nodes = job.nodes or _without_spares(job, here) or (launch and launch.nodes) or site.nodes or 1
     inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)

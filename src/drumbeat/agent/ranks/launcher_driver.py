@@ -1,12 +1,13 @@
 """Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
 
-Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal; none,
-if all ranks ended well; or why no rank was started. Ranks write to logs of their own; where a script has redirected the
-launcher's output, to a pipe into tee say, their lines are copied there.
+Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
+no rank was started; of a stage of a script also that all ranks ended well. Ranks write to logs of their own; where a script has
+redirected the launcher's output, to a pipe into tee say, their lines are copied there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -245,8 +246,9 @@ def main() -> int:
         copier.start()
     try:
         code = MODULES[module](settings, arguments)
-        if code == 0:
-            write(settings, [])
+        if code == 0 and settings.get("stage"):  # the launchers after it in the script may fail
+            with contextlib.suppress(OSError):  # a full disk does not make a failure of a training that went well
+                write(settings, [])
         return code
     except ImportError as error:
         name = module.split(".")[0]

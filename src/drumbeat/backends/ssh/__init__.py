@@ -79,8 +79,10 @@ class Ssh(Backend):
             )
 
     def notes(self, order: Order) -> List[str]:
-        options = [option.text for option in order.resources.options]
-        return [f"submit-options are not used ({', '.join(options)}): ssh hosts have no scheduler"] if options else []
+        asked = order.resources
+        names = [name for name in ("account", "partition") if getattr(asked, name)]
+        names += [option.text for option in asked.options]
+        return [f"no scheduler on ssh hosts, so these have no effect: {', '.join(names)}"] if names else []
 
     def render(self, order: Order) -> Request:
         return render(order)
