@@ -167,6 +167,17 @@ def test_ranks_that_have_left_do_not_make_it_unknown():
     assert count.judge() == (None, [], False)
 
 
+def test_ranks_of_a_later_stage_are_not_judged_by_steps_of_an_earlier_one():
+    """They have no connection yet because they have only begun."""
+    count = WorldCount(Planned(2, 1, False), "stop")
+    rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
+    count.first_step = 1.0
+    count.add(0, tuple(replace(row, later=True) for row in rows), 5.0)
+    assert count.judge() == (None, [], False)
+    count.add(0, rows, 6.0)
+    assert [finding.code for finding in count.judge()[1]] == ["ranks-never-joined"]
+
+
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     count = WorldCount(Planned(2, 1, True), "stop")
     rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))

@@ -43,6 +43,7 @@ class WorldCount:
             return None, [], False
         rows = [row for node in sorted(self.rows) for row in self.rows[node][1]]
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
+        training = training and not any(row.later for row in rows)
         verdict = judge(rows, self.planned, training)
         if verdict is not None and (verdict.answer == self._said or (self._said and verdict.answer == UNKNOWN)):
             verdict = None  # ranks that are gone again were one world all the same
