@@ -69,3 +69,14 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
     (told,) = watcher.on(seen[2][0], 3.0)
     assert told.kind == "census" and told.data["rows"][0].rank == 0
     assert watcher.on(Saw("tick"), 4.0) == []
+
+
+def test_ranks_of_a_scripts_second_launcher_are_marked():
+    with Started("print(1, flush=True); input()", RANK="0", **WORLD) as rank:
+        seen = []
+        for launchers in (None, 0, 1, 2):
+            looks = CensusLooks(0, 1, lambda: [os.getpid()], 61234, True, lambda: None, lambda count=launchers: count)
+            looks.poll(0.0)
+            (saw,) = looks.poll(1.1)
+            seen.append((saw.data["unmet"], *(row.later for row in saw.data["rows"] if row.pid == rank.pid)))
+    assert seen == [(False, False), (True, False), (False, False), (False, True)]

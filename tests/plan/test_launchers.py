@@ -267,6 +267,7 @@ def test_accelerates_configuration_file():
 
 def test_accelerate_with_cpu_and_several_ranks_is_refused_with_the_line_to_type():
     found = find_launcher(["accelerate", "launch", "--cpu", "x.py", "--name", "a b"])
+    assert found.ranks_per_node == 1  # one process, as by hand, on a node with eight GPUs too
     accelerate.refuse_cpu_ranks(found.flags, found.script, 1, 1)
     with pytest.raises(Problem) as refused:
         accelerate.refuse_cpu_ranks(found.flags, found.script, 2, 2)

@@ -21,7 +21,7 @@ from drumbeat.desk.closing import closing_lines, end_words, failure_lines
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
-from drumbeat.desk.state import State
+from drumbeat.desk.state import State, state_of
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.hostlist import expand, fold
 from drumbeat.plan.world_seen import Planned, Row, copies
@@ -290,6 +290,11 @@ def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path):
     events(run, ("finding", {"finding": Finding("hang-stopped", ERROR, "no step for 9 s: rank 1 is stopped")}))
     rows = drumbeat.here("list").stdout.splitlines()
     assert rows[0].split()[-1] == "ELAPSED" and rows[2:] == ["  hang: no step for 9 s: rank 1 is stopped"]
+    long = Finding("hang-stopped", ERROR, f"no step for 9 s: rank 1 is stopped; {'rank 2 waits; ' * 9}\x1b[31m the end")
+    events(run, ("finding", {"finding": long}))
+    assert not any("\x1b" in drumbeat.here(command).stdout for command in ("list", "status", "report"))
+    rows = drumbeat.here("list").stdout.splitlines()
+    assert max(map(len, rows)) <= 80 and rows[-1].endswith("the end") and rows[-1].startswith("    ")
     assert json.loads(drumbeat.here("list", "--json").stdout)[0]["seconds_left"] is None
 
 
@@ -307,12 +312,15 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
         ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1}),
         ("finding", {"finding": apart}),
     )
+    shown = state_of(run)
     assert words in drumbeat.here("status").stdout and "Trainer(devices=2" in drumbeat.here("status").stdout
     remarks = ["  warning: loss nan since step 5", f"  warning: {words}"]
     assert drumbeat.here("list").stdout.splitlines()[2:] == remarks
     ended = summarize(run.order(), [AttemptEnd(0, "finished", 0)], [], (), run.progress(), {}, world=apart)
     write_summary(run.folder, ended)
     make_run(tmp_path / "run")
+    hung = replace(ended, hang=Finding("hang-stopped", ERROR, "no step for 9 s"), world=None, progress=Progress())
+    assert table([replace(shown, summary=hung, world=None, progress=Progress())], 80)[2:] == ["  hang: no step for 9 s"]
     assert words in drumbeat.here("status").stdout and drumbeat.here("list").stdout.splitlines()[2:] == remarks
     assert ("warning", words) in closing_lines(run, ended)
     assert summary_without_lead(run, run.order(), 137, now=1020.0).world == apart

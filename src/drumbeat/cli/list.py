@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+import textwrap
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 from drumbeat.cli.options import add_json
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 _NEWEST = 20
 _HEAD = ("RUN", "STATE", "STEP", "SPEED", "ELAPSED", "LEFT")
-_WIDTHS = (10, 15, 8, 8)  # of the columns from STEP on; the last is there only if a run goes on
-_SHORTEST_STATE = 9
+_GAP = "  "  # between two columns
+_LONGEST_STEP = 10
 
 
 def add_arguments(parser: Any) -> None:
@@ -101,33 +102,35 @@ def table(states: Sequence[State], columns: int) -> List[str]:
     rows = [
         (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
     ]
-    count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1
-    widths: Tuple[int, ...] = (max([_SHORTEST_STATE, *(len(row[1]) for row in rows)]), *_WIDTHS)
-    room = max(20, columns - sum(widths[: count - 1]) - count + 1)
-    width = min(room, max(len(row[0]) for row in [_HEAD, *rows]))
-    widths = (width, *widths)
+    count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1  # LEFT only if a run goes on
+    longest, *others = (max(map(len, column)) for column in zip(_HEAD, *rows))
+    width = min(longest, max(20, columns - sum(others[: count - 1]) - len(_GAP) * (count - 1)))
+    widths = (width, *others)
     lines = [_row(_HEAD[:count], widths)]
     for state, row in zip(states, rows):
         if len(row[0]) > width:
             lines += [row[0], _row(("", *row[1:count]), widths)]
         else:
             lines.append(_row(row[:count], widths))
-        lines += [f"  {remark}"[:columns] for remark in remarks(state)]
+        for remark in remarks(state):
+            lines += textwrap.wrap(remark, columns, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
 def remarks(state: State) -> List[str]:
     """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
-    from drumbeat.desk.closing import not_finite_words, quiet_words
+    from drumbeat.desk.closing import not_finite_words, printable, quiet_words
 
-    found = [f"hang: {state.hang.finding.title}"] if state.hang else []
+    hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
+    found = [f"hang: {hang.title}"] if hang else []
     found += [quiet_words(state.quiet)] if state.quiet is not None else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
-    return found + ([f"warning: {state.world.title}"] if state.world else [])
+    found += [f"warning: {state.world.title}"] if state.world else []
+    return [printable(remark) for remark in found]
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return " ".join(f"{cell:<{wide}}" for cell, wide in zip(cells, widths)).rstrip()
+    return _GAP.join(f"{cell:<{wide}}" for cell, wide in zip(cells, widths)).rstrip()
 
 
 def _step(state: State) -> str:
@@ -135,7 +138,7 @@ def _step(state: State) -> str:
     if progress.step is None:
         return "-"
     plain = f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
-    if len(plain) <= _WIDTHS[0]:
+    if len(plain) <= _LONGEST_STEP:
         return plain
     return f"{_short(progress.step)}/{_short(progress.steps)}" if progress.steps else _short(progress.step)
 

@@ -30,6 +30,7 @@ class Row:
     starts_others: bool = False  # processes below it have another rank or world: a launcher, or its shell
     alone: Optional[bool] = None  # it and its helpers have no TCP connection at all; None: not looked at
     joined: bool = False  # one of its connections is to its own meeting point
+    later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
 
     @property

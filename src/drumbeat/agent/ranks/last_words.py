@@ -16,7 +16,7 @@ _LAST = 8  # lines among which an error line counts as the last words
 _LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
 _LEFT = 30.0  # and it is gone this long after at the latest
 _SIGN = re.compile(
-    r"Traceback \(most recent call last\)|\b(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
+    r"Traceback \(most recent call last\)|(?:\b|\x1b\[[\d;]*m)(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
 )
 _ERROR_LINE = re.compile(r"(?:ERROR|CRITICAL|FATAL)\b")
 
@@ -66,7 +66,7 @@ def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[
 
 def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
     """The last line that a program itself calls an error, if it stands at the end of its stream."""
-    from drumbeat.diagnose.lines import clean
+    from drumbeat.diagnose.lines import clean, without_colour
 
     for stream in streams:
         lines = [line for line in stream.lines if line.strip()][-_LAST:]
@@ -75,7 +75,9 @@ def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
             if line.level in ("E", "F") or _ERROR_LINE.match(line.text):
                 if _works(lines[number + 1 :], _LAST):
                     break
-                text = lines[number].strip()[:500]
+                text = "".join(each if each.isprintable() else " " for each in without_colour(lines[number])).strip()[
+                    :500
+                ]
                 return Finding("", WARNING, text, evidence=(Evidence(text),), rank=stream.rank), stream
     return None
 

@@ -81,9 +81,9 @@ class Direct:
         """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
         return False
 
-    def met(self) -> bool:
-        """Whether a launcher inside a script would be ours by now; False where ranks run and no stand-in was called."""
-        return self._stages is None or bool(self._stages.read())
+    def met(self) -> Optional[int]:
+        """How many launchers the script has started through our stand-ins by now; None where there are none."""
+        return None if self._stages is None else len(self._stages.read())
 
     @property
     def may_hide_failures(self) -> bool:

@@ -102,9 +102,10 @@ def read_report(path: str) -> Optional[Report]:
             found = json.load(file)
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    failures = found.get("failures") if isinstance(found, dict) else None
+    if not isinstance(failures, list):
         return None
-    return Report(tuple(each for each in found.get("failures", ()) if isinstance(each, dict)), found.get("refused", ""))
+    return Report(tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")))
 
 
 def _lines(path: str) -> List[Dict[str, Any]]:

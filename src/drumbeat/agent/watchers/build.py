@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, List, Sequence
+from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
 from drumbeat.agent.watchers.census import Census, CensusLooks
@@ -34,7 +34,7 @@ class Scene:
     planned_ranks: int  # of this node, whoever starts them
     port: int  # where the ranks meet
     mains: Callable[[], Sequence[int]]  # the processes that the agent started
-    met: Callable[[], bool]  # False where stand-ins for launchers wait, and none was called yet
+    met: Callable[[], Optional[int]]  # launchers started through stand-ins so far; None where there are no stand-ins
     beat: Callable[[], None]  # tells the guard that the agent is alive
     kernel_log: Sequence[Sensor] = ()  # what reads the kernel's log, where that makes sense
 

@@ -47,7 +47,7 @@ class CensusLooks:
         port: int,
         shared_loopback: bool,
         beat: Callable[[], None],
-        met: Callable[[], bool] = lambda: True,
+        met: Callable[[], Optional[int]] = lambda: None,
     ) -> None:
         self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
         self.beat, self.met = beat, met
@@ -70,7 +70,10 @@ class CensusLooks:
         whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
         self._complete = self._complete + 1 if whole else 0
         others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
-        return [Saw("census", {"rows": rows, "complete": whole, "unmet": bool(others) and not self.met()})]
+        launchers = self.met() if others else None
+        if launchers is not None and launchers > 1:
+            rows = [replace(row, later=True) for row in rows]
+        return [Saw("census", {"rows": rows, "complete": whole, "unmet": launchers == 0})]
 
     def _look(self) -> Optional[List[Row]]:
         """In a child: a process that hangs in the kernel can block whoever reads about it."""

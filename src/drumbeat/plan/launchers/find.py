@@ -86,7 +86,9 @@ class Found:
     def ranks_per_node(self) -> Optional[int]:
         if self.kind == "accelerate":
             total = _number(self.said("--num-processes"))
-            return max(1, total // (self.nodes or 1)) if total else None
+            if total:
+                return max(1, total // (self.nodes or 1))
+            return 1 if "--cpu" in self.flags else None  # however many GPUs there are
         return _number(self.said("--nproc-per-node", "--num-gpus", "--nproc", "--devices"))
 
     @property
