@@ -290,8 +290,9 @@ def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path):
     events(run, ("finding", {"finding": Finding("hang-stopped", ERROR, "no step for 9 s: rank 1 is stopped")}))
     rows = drumbeat.here("list").stdout.splitlines()
     assert rows[0].split()[-1] == "ELAPSED" and rows[2:] == ["  hang: no step for 9 s: rank 1 is stopped"]
-    long = Finding("hang-stopped", ERROR, f"no step for 9 s: rank 1 is stopped; {'rank 2 waits; ' * 9}the end")
+    long = Finding("hang-stopped", ERROR, f"no step for 9 s: rank 1 is stopped; {'rank 2 waits; ' * 9}\x1b[31m the end")
     events(run, ("finding", {"finding": long}))
+    assert not any("\x1b" in drumbeat.here(command).stdout for command in ("list", "status", "report"))
     rows = drumbeat.here("list").stdout.splitlines()
     assert max(map(len, rows)) <= 80 and rows[-1].endswith("the end") and rows[-1].startswith("    ")
     assert json.loads(drumbeat.here("list", "--json").stdout)[0]["seconds_left"] is None

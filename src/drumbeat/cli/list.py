@@ -119,13 +119,14 @@ def table(states: Sequence[State], columns: int) -> List[str]:
 
 def remarks(state: State) -> List[str]:
     """What the row above cannot say, and its reader must know: a hang, a loss that is no number, ranks that train apart."""
-    from drumbeat.desk.closing import not_finite_words, quiet_words
+    from drumbeat.desk.closing import not_finite_words, printable, quiet_words
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
     found += [quiet_words(state.quiet)] if state.quiet is not None else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
-    return found + ([f"warning: {state.world.title}"] if state.world else [])
+    found += [f"warning: {state.world.title}"] if state.world else []
+    return [printable(remark) for remark in found]
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded
+    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded, printable
     from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
@@ -59,7 +59,7 @@ def run(args: Any) -> int:
         number = task.handle.rpartition("_")[2]
         lines.append((f"task {number}", f"{task.state}{': ' + task.detail if task.detail else ''}"))
     width = shutil.get_terminal_size((80, 24)).columns
-    for label, text in lines:
+    for label, text in ((label, printable(text)) for label, text in lines):
         first, *more = folded(text, width) if sys.stdout.isatty() else [text]
         print(f"{label:<10} {first}", *(" " * 11 + line for line in more), sep="\n")
     return 0

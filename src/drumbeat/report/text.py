@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import List, Optional, Tuple
 
-from drumbeat.desk.closing import count, duration, ledger_words, speed
+from drumbeat.desk.closing import count, duration, ledger_words, printable, speed
 from drumbeat.report.figures import Figures, GpuUse, Traffic
 
 NOT = "not measured"
@@ -60,7 +60,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         others = len(setting.software) - len(shown)
         found.append(("software", ", ".join(shown) + (f"; {count(others, 'more package')}: --json" if others else "")))
     found.append(("source", figures.source))
-    return [(label, " ".join(text.split())) for label, text in found]
+    return [(label, " ".join(printable(text).split())) for label, text in found]
 
 
 def software_words(name: str, version: str, gpus: Optional[int]) -> str:
