@@ -2,7 +2,9 @@
 
 import pytest
 
+from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
+from drumbeat.diagnose.reader import Reader
 from tests.diagnose.reading import IB, read, read_files, run, start_up
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -338,3 +340,13 @@ def test_the_only_rdma_device_is_never_advised_away():
     bond = "NET/IB : Using [0]mlx5_bond_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"
     report = read(run("NET/IB/0/GDRDMA", more=[bond]))
     assert report.transport.path.answer == "rdma" and not [note for note in report.failure.notes if "^" in note.fix]
+
+
+def test_thousands_of_exceptions_are_not_compared_with_each_other(monkeypatch):
+    """The work grows with the number of lines, not with its square."""
+    compared = [0]
+    monkeypatch.setattr(Event, "__eq__", lambda one, other: compared.__setitem__(0, compared[0] + 1) or one is other)
+    reader = Reader()
+    reader.feed_lines("log", 1, [b"[rank%d]: ValueError: %d" % (number, number) for number in range(1000)])
+    reader.report()
+    assert compared[0] < 3000

@@ -6,6 +6,7 @@ What only a warning says, what a rank lived through, and what every healthy run 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.elastic import FirstFailure
@@ -115,8 +116,9 @@ class Tiers:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
+        near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
-            tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, known)]
+            tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
         tiers[CAUSE] = _without_reraised(tiers[CAUSE])
         absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
         if absorbed:
@@ -133,29 +135,43 @@ class Tiers:
         quiet = not any(tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE)) and not known
         if quiet and not self.extra and self.first is None:
             for tier in (CAUSE, UNEXPLAINED):
-                caught = [event for event in tiers[tier] if self._went_on(event)]
-                tiers[tier] = [event for event in tiers[tier] if event not in caught]
-                tiers[NOTE] += [event for event in caught if event.match]
+                went_on = [(event, self._went_on(event)) for event in tiers[tier]]
+                tiers[tier] = [event for event, caught in went_on if not caught]
+                tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
 
 
-def _explained(exception: Event, known: List[Event]) -> bool:
+class Nearby:
+    """Events by their place: a log may hold thousands, so that not every one can be compared with every other."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events: Dict[Optional[str], List[Event]] = {}
+        for event in sorted(events, key=lambda each: each.number):
+            self._events.setdefault(event.evidence.file, []).append(event)
+        self._numbers = {file: [event.number for event in each] for file, each in self._events.items()}
+
+    def between(self, file: Optional[str], first: int, last: int) -> List[Event]:
+        """Those on lines `first` to `last` of this file."""
+        numbers = self._numbers.get(file, [])
+        return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
+
+
+def _explained(exception: Event, known: Nearby) -> bool:
     """A known cause stands in the traceback's own message, or right before or behind it, in the same rank's lines."""
     top, bottom = exception.number - exception.lines - 3, exception.number + MESSAGE_LINES
     return any(
-        event.evidence.file == exception.evidence.file
-        and top <= event.number <= bottom
-        and (event.rank is None or exception.rank is None or event.rank == exception.rank)
-        for event in known
+        event.rank is None or exception.rank is None or event.rank == exception.rank
+        for event in known.between(exception.evidence.file, top, bottom)
     )
 
 
 def _without_reraised(causes: List[Event]) -> List[Event]:
     """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
+    near = Nearby(causes)
     return [
         event
         for event in causes
         if not (event.match is None and _RERAISED.search(event.exception))
-        or not any(e.evidence.file == event.evidence.file and 0 < e.number - event.number < 300 for e in causes)
+        or not near.between(event.evidence.file, event.number + 1, event.number + 299)
     ]
 
 
