@@ -172,19 +172,27 @@ def test_ranks_of_a_later_stage_are_not_judged_by_steps_of_an_earlier_one():
     count = WorldCount(Planned(2, 1, False), "stop")
     rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
     count.first_step = 1.0
-    count.add(0, tuple(replace(row, later=True) for row in rows), 5.0)
-    assert count.judge() == (None, [], False)
-    count.add(0, rows, 6.0)
-    assert [finding.code for finding in count.judge()[1]] == ["ranks-never-joined"]
+    for at in (5.0, 15.0):
+        count.add(0, tuple(replace(row, later=True) for row in rows), at)
+        count.last_step = at + 8.0
+        assert count.judge() == (None, [], False)
 
 
 def test_ranks_are_called_copies_only_by_looks_after_the_first_step():
     count = WorldCount(Planned(2, 1, True), "stop")
     rows = tuple(replace(row, node=0, world_size=2, alone=True, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
-    count.first_step = 6.0
+    count.first_step = count.last_step = 6.0
     assert count.judge()[1] == []
     count.add(0, rows, 7.0)
+    assert count.judge() == (None, [], False)  # they may have closed their connections after the last step
+    count.last_step = 13.0
+    count.add(0, tuple(replace(row, pid=row.pid + 100) for row in rows), 14.0)
+    assert count.judge() == (None, [], False)  # these are others than those that made the steps
+    count.add(0, rows, 15.0)
+    assert count.judge() == (None, [], False)
+    count.last_step = 21.0
+    count.add(0, rows, 22.0)
     _, (finding,), stop = count.judge()
     assert finding.code == "ranks-never-joined" and not stop
     assert count.judge()[1] == []  # said once

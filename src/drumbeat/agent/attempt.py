@@ -52,13 +52,21 @@ class Attempt:
     def is_over(self) -> bool:
         return len(self.done) == len(self.assignment)
 
-    def count(self, order: Order, node: int, rows: Tuple[Row, ...], at: float, first_step: Optional[float]) -> None:
+    def count(
+        self,
+        order: Order,
+        node: int,
+        rows: Tuple[Row, ...],
+        at: float,
+        first_step: Optional[float],
+        last_step: Optional[float],
+    ) -> None:
         """What a node sees of its rank processes, at `at`; it is judged once for all nodes that report at a time."""
         if self.world is None:
             planned = Planned(self.ranks, len(self.assignment), _starts_each_rank(order))
             self.world = WorldCount(planned, order.checks.get("world", "off"))
         if first_step is not None:
-            self.world.first_step = first_step
+            self.world.first_step, self.world.last_step = first_step, last_step
         self.world.add(node, rows, at)
 
     def notice(self, order: Order, now: float) -> Tuple[List[Act], Optional[Finding]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.finding import ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 
 _EVERY = 2.0  # seconds between two judgements
+_READ_LATE = 5.0  # seconds by which the report of a step may be read late
 
 
 class WorldCount:
@@ -19,6 +20,10 @@ class WorldCount:
         self.rows: Dict[int, Tuple[float, Tuple[Row, ...]]] = {}  # node -> when, and what it saw last
         self.most: Dict[int, Tuple[Row, ...]] = {}  # node -> the last look that showed most of its ranks
         self.first_step: Optional[float] = None
+        self.last_step: Optional[float] = None
+        self._alone: Optional[Tuple[FrozenSet[Tuple[int, int]], float]] = (
+            None  # processes without connections, since when
+        )
         self._said = ""  # the answer that was given already
         self._copies_said = False
         self._changed = False
@@ -45,19 +50,31 @@ class WorldCount:
         training = self.first_step is not None and all(at > self.first_step for at, _ in self.rows.values())
         training = training and not any(row.later for row in rows)
         verdict = judge(rows, self.planned, training)
+        lonely = copies(rows, self.planned) if training else None
+        if not self._train_alone(rows, lonely is not None):
+            if lonely and verdict is not None and verdict.answer == UNKNOWN:
+                verdict = None
+            lonely = None
         if verdict is not None and (verdict.answer == self._said or (self._said and verdict.answer == UNKNOWN)):
             verdict = None  # ranks that are gone again were one world all the same
         findings = list(verdict.findings) if verdict else []
         if verdict:
             self._said = verdict.answer
-        lonely = copies(rows, self.planned) if training and not self._copies_said else None
-        if lonely:
+        if lonely and not self._copies_said:
             self._copies_said = True
             findings.append(lonely)
         stop = self.level == "stop" and any(finding.severity == ERROR for finding in findings)
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
         return verdict, findings, stop
+
+    def _train_alone(self, rows: Sequence[Row], alone: bool) -> bool:
+        """Whether steps were reported after these very processes had been seen without a connection: at its end a program
+        may have closed them."""
+        processes = frozenset((row.node, row.pid) for row in rows)
+        if not alone or self._alone is None or self._alone[0] != processes:
+            self._alone = (processes, max(at for at, _ in self.rows.values())) if alone else None
+        return self._alone is not None and (self.last_step or 0.0) > self._alone[1] + _READ_LATE
 
     def at_end(self) -> Optional[Verdict]:
         """What the looks had shown when ranks that trained have ended, if no answer could be given before."""

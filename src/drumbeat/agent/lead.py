@@ -190,7 +190,8 @@ class Lead:
         attempt = self.attempts[-1]
         first_step = self.first_step[1] if self.first_step and self.first_step[0] == attempt.number else None
         at = counted.t + self.members[member].clock_offset
-        attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step)
+        steps = [beat.t + self.members[each].clock_offset for each, beat in self.progress.items() if beat.t is not None]
+        attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step, max(steps, default=None))
 
     def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
         """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
