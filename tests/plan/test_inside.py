@@ -109,6 +109,8 @@ def test_programs_that_start_their_ranks_themselves():
     assert chosen("rank = int(os.environ['LOCAL_RANK'])\n" + spawn) == "ranks"  # it also takes ranks from outside
     lightning = "import lightning as L\ntrainer = L.Trainer(max_epochs=1,\n  devices=2)"
     assert chosen(lightning) == "once" and chosen(lightning, 2) == "ranks"  # LOCAL_RANK tells Lightning who it is
+    assert chosen("import os, torch as t, " + lightning.partition("import ")[2]) == "once"
+    assert chosen("import torch, notlightning as L\nL.Trainer(devices=2)") == "ranks"
     assert chosen("print('Trainer(devices=2)')") == "ranks"
 
 

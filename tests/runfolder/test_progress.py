@@ -142,6 +142,14 @@ def test_a_loss_is_named_with_its_step_where_that_is_not_the_last_one(tmp_path):
     assert "step 11  loss 1.5 (step 10)" in "\n".join(screen(session, 80, 24)), "watch says the same"
 
 
+def test_a_loss_that_is_reported_and_printed_has_not_risen():
+    told = added(
+        Metric(0, 0, 1.0, "validation", loss=5.60959), Metric(0, 0, 1.0, "validation", loss=5.61, printed=True)
+    )
+    assert loss_words(told) == "validation loss 5.610"
+    assert loss_words(added(step(1, 2.00001), step(9, 2.0))) == "stayed at 2.000 over 9 steps"
+
+
 def test_the_speed_of_a_few_printed_lines_is_only_about_right(tmp_path):
     run = make_run(tmp_path / "r")
     metrics = [step(n, 1.0 + n, t=0.25 * (n // 2), printed=True) for n in range(1, 32)]

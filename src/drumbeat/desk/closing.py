@@ -216,10 +216,11 @@ def _went(first: Optional[float], last: Optional[float], begin: Optional[int], e
     """`begin` and `end` are the steps of the two losses; None: not named."""
     if first is None or last is None:
         return ""
-    if last == first and (begin == end or end is None):  # or there was only one
+    same = f"{first:.3f}" == f"{last:.3f}"  # also where a program reports a loss and prints it, rounded
+    if same and (begin == end or end is None):  # or there was only one
         return f"{last:.3f}" + (f" at step {end}" if end is not None else "")
-    verb = "stayed at" if last == first else "fell from" if last < first else "rose from"
-    words = f"{verb} {first:.3f}" + ("" if last == first else f" to {last:.3f}")
+    verb = "stayed at" if same else "fell from" if last < first else "rose from"
+    words = f"{verb} {first:.3f}" + ("" if same else f" to {last:.3f}")
     if begin is None or end is None or begin >= end:
         return words
     return f"{words} over {end} steps" if begin == 1 else f"{words} from step {begin} to {end}"

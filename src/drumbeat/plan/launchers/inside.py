@@ -55,8 +55,11 @@ _READS_RANK = re.compile(
     r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
     r"|is_torchelastic_launched"
 )
-_LIGHTNING = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:lightning|pytorch_lightning)\b", re.M)
-_MPI4PY = re.compile(r"^[ \t]*(?:from|import)[ \t]+mpi4py\b", re.M)
+_IMPORTS = (
+    r"^[ \t]*(?:from|import)[ \t]+(?:[\w. \t]{1,100},[ \t]*){0,10}"  # also behind others: import torch, lightning as L
+)
+_LIGHTNING = re.compile(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
+_MPI4PY = re.compile(_IMPORTS + r"mpi4py\b", re.M)
 _DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
