@@ -21,6 +21,7 @@ _READ = 256 << 10  # bytes in one call of the kernel, where much comes
 _FIRST_READ = 16 << 10  # enough for most messages: memory for more costs five times as much as reading a heartbeat
 _AT_ONCE = 4 << 20  # bytes taken in one turn of the loop: others wait for theirs
 _LONGEST_REFUSAL = 200  # characters of what a stranger says
+_DECODER = json.JSONDecoder()  # json.loads would first guess the encoding of every heartbeat; ours is UTF-8
 
 
 class Channel:
@@ -198,7 +199,7 @@ def _printable(text: Any) -> str:
 
 def _parse(line: bytes) -> Dict[str, Any]:
     try:
-        plain = json.loads(line)
+        plain = _DECODER.decode(line.decode())
     except (ValueError, RecursionError):
         plain = None
     if not isinstance(plain, dict):
