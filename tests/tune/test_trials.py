@@ -79,7 +79,8 @@ def test_one_rank_that_runs_out_of_memory_ends_the_trial_for_all(tune):
     assert done.returncode == 0, done.stderr
     assert outcomes(answer) == [(1, "ok"), (2, "ok"), (4, "oom"), (3, "ok"), (3, "ok")]
     assert [trial["point"]["accumulate"] for trial in answer["trials"]] == [12, 6, 3, 4, 4]
-    assert "rank 1: the GPU ran out of memory" in answer["trials"][2]["why"]
+    why = answer["trials"][2]["why"]  # where the machine has no GPU, it says that, too
+    assert why.startswith("rank 1: ") and "the GPU ran out of memory" in why, why
     assert answer["largest"]["point"]["batch"] == 3 and answer["largest"]["long"]
     assert answer["fastest"]["speed"] > 0 and answer["fastest"]["unit"] == "samples/s"
     assert answer["words"].startswith("{batch} -> ") and "{accumulate} -> " in answer["words"]
