@@ -457,3 +457,16 @@ def test_a_resumed_run_does_not_claim_the_steps_before_it(tmp_path):
     )
     summary = Summary(run_id="r", outcome="finished", exit_code=0, seconds=9.0, nodes=1, ranks=2, progress=progress)
     assert dict(closing_lines(run, summary))["loss"] == "fell from 3.100 to 1.900 from step 571 to 1175"
+
+
+def test_status_waits_for_the_last_files_of_a_run_that_has_ended(drumbeat, home, tmp_path, monkeypatch):
+    """Elsewhere the summary comes before the rest: only when all of it is here are its pods removed."""
+    waited = []
+    monkeypatch.setattr("drumbeat.runfolder.read.Files.settle", lambda files, seconds: waited.append(files.root))
+    going = make_run(tmp_path / "going", desk=desk())
+    index(home, tmp_path / "going")
+    assert "running" in drumbeat.here("status", going.run_id).stdout and not waited
+    ended = make_run(tmp_path / "ended")
+    write_summary(ended.folder, Summary(ended.run_id, "finished", 0, 7.0, 1))
+    index(home, tmp_path / "ended")
+    assert "finished" in drumbeat.here("status", ended.run_id).stdout and waited == [ended.path]

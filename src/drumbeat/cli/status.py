@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from drumbeat.desk.state import State
 
 
+_LAST_FILES = (
+    5.0  # seconds for what is still to be fetched of a run that has ended elsewhere: only then is it tidied up there
+)
+
+
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
     parser.add_argument(
@@ -35,6 +40,8 @@ def run(args: Any) -> int:
         print("\n".join(placement_lines(found)))
         return 0
     state = state_of(found)
+    if state.summary and not state.goes_on:
+        found.files.settle(_LAST_FILES)
     if args.json:
         state = state if state.goes_on else replace(state, ranks=found.ranks())
         print(json.dumps(as_plain(state), indent=2))
