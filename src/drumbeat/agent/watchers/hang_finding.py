@@ -85,6 +85,7 @@ class Silence:
     quiet: Tuple[int, ...] = ()
     ended: Tuple[Ended, ...] = ()
     again: bool = False  # an earlier look at this silence showed the same
+    done: bool = False  # all announced steps are made: what follows, an upload say, has no steps
 
 
 def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
