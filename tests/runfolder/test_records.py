@@ -143,6 +143,10 @@ def test_order_and_parts_of_a_run(tmp_path):
     run = make_run(tmp_path / "run", nodes=2, handle="local://x/run")
     assert isinstance(run.order(), Order) and run.nodes() == [0, 1] and run.size() == 2
     assert run.summary() is None and run.members() == () and run.facts(0) is None and run.environment(0) == {}
+    written = json.loads((tmp_path / "run" / "order.json").read_text())
+    (tmp_path / "run" / "order.json").write_text(json.dumps({**written, "launcher": "\x1b[2J"}))
+    with pytest.raises(RecordError, match=r"launcher '\\x1b"):
+        run.order()
     (tmp_path / "run" / "order.json").write_text("{")
     with pytest.raises(RecordError):
         run.order()
