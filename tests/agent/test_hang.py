@@ -46,6 +46,7 @@ def test_the_odd_rank_is_named_with_what_it_does():
     assert (found.code, found.rank, found.node, found.host) == ("hang-asleep", 2, 1, "h1")
     assert "rank 2 is asleep at train.py:31 load" in found.title
     assert "ranks 0-1,3 are waiting in all_reduce 8 at train.py:20 step" in found.title
+    assert found.fix == "look at train.py:31: a retry or a poll that never ends?"
     assert verdict(look(1, "T")) == ("hang-stopped", 1)
     assert verdict(look(0, place="train.py:9 f", stack=("train.py:9 f",), call="futex")) == ("hang-waits", 0)
     assert verdict(look(3, stack=("data/dataloader.py:1200 _next_data",), call="ppoll")) == ("hang-input", 3)
@@ -331,3 +332,33 @@ def test_the_silence_of_the_run_is_that_of_the_member_that_reported_last(beats):
         known = [now - at + age for at, age in last.values() if age is not None]
         silence = hang._silence(now + 1.0)
         assert silence == pytest.approx(min(known) + 1.0) if known else silence is None
+
+
+def test_what_follows_the_last_step_is_no_hang_unless_ranks_wait_for_each_other():
+    """An upload, or a sleep until the logs are flushed: no steps are missing, and nobody waits for anybody."""
+    uploads = look(
+        0, call="wait4", place="subprocess.py:2004 _wait", stack=("subprocess.py:2004 _wait", "train.py:50 main")
+    )
+    asleep = look(1, call="clock_nanosleep", place="train.py:51 main", stack=("train.py:51 main",))
+    ended = (Ended(1, 0, "h0", 8.0),)
+    assert judge([uploads], Silence(8.0, ended=ended, done=True)) is None
+    assert judge([uploads, asleep], Silence(90.0, again=True, done=True)) is None
+    assert judge([uploads, asleep], Silence(90.0, again=True)).code == "hang-all-idle"
+    assert judge([waits(0), asleep], Silence(8.0, done=True)).code == "hang-asleep"  # a last barrier
+    assert judge([waits(0)], Silence(8.0, ended=ended, done=True)).code == "hang-early-exit"
+    assert judge([uploads], Silence(8.0, ended=ended)).code == "hang-all-idle", (
+        "it does not wait for the rank that left"
+    )
+
+
+def test_ranks_that_have_made_their_steps_say_so():
+    """Steps may be counted from 0."""
+    ranks = RankProgress()
+    for step, done in ((1, False), (13, False), (14, True), (15, True)):
+        ranks.add(Metric(0, 0, float(step), step=step, steps=15), float(step))
+        assert ranks.beat(None, 20.0).done == done
+    ranks.add(Metric(0, 1, 3.0, step=3, steps=15), 3.0)
+    assert not ranks.beat(None, 20.0).done
+    ranks = RankProgress()
+    ranks.add(Metric(0, 1, 3.0, step=3), 3.0)
+    assert not ranks.beat(None, 20.0).done, "nobody has said how many there are"

@@ -174,6 +174,7 @@ def test_consequences_are_named():
 def test_nothing_known_is_said_so():
     assert "not known" in explain(code=7).cause
     assert "not known" in explain(code=None, sig=signal.SIGKILL).cause
+    assert explain(code=None, sig=signal.SIGKILL).title == "killed by SIGKILL, not by drumbeat"
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

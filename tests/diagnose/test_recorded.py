@@ -125,6 +125,38 @@ def test_attempts_before_the_last_one_are_told(tmp_path, monkeypatch, capsys):
     assert "the run's own transport check: as planned: tcp (NET/Socket)" in said
 
 
+@pytest.mark.parametrize(
+    "ends,steps,said",
+    [
+        ((12,), 100, "none seen [likely]; it ended with exit code 0 at step 12 of 100"),
+        ((12, 5), 12, "none seen [likely]; rank 1 ended with exit code 0 at step 5, others at step 12"),
+        ((12, 5), None, "none seen [likely]; rank 1 ended with exit code 0 at step 5, others at step 12"),
+        ((12, 12), 12, "none seen [certain]"),
+        ((12, 11), None, "none seen [certain]"),
+    ],
+)
+def test_a_run_that_ended_with_0_short_of_its_steps_may_have_failed(tmp_path, monkeypatch, capsys, ends, steps, said):
+    from drumbeat.cli import main
+
+    folder = tmp_path / "r1"
+    (folder / "nodes/0").mkdir(parents=True)
+    (folder / "run.json").write_text('{"run_id": "r1", "schema": "1.0"}')
+    reports = [
+        {"t": float(step), "rank": rank, "kind": "step", "step": step, **({"steps": steps} if steps else {})}
+        for rank, last in enumerate(ends)
+        for step in range(1, last + 1)
+    ]
+    (folder / "nodes/0/metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in reports))
+    progress = {"step": 12, "steps": steps, "first_step": 1, "widest": 1, "reports": 12, "ranks": len(ends)}
+    summary = {"run_id": "r1", "outcome": "finished", "exit_code": 0, "seconds": 9.0, "nodes": 1, "progress": progress}
+    (folder / "summary.json").write_text(json.dumps({**summary, "schema": "1.0"}))
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "r1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(words in out for words in said.split("; ")), out
+    assert ("exit code 0" in out) == ("exit code 0" in said)
+
+
 @pytest.mark.parametrize("with_summary", [True, False])
 def test_a_run_folder_is_read_before_its_logs(tmp_path, monkeypatch, capsys, with_summary):
     from drumbeat.cli import main

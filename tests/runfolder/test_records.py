@@ -22,6 +22,8 @@ HOSTILE = {
     "step -Infinity": '{"t": 1.0, "rank": 0, "step": -Infinity}',
     "step 400 digits": '{"t": 1.0, "rank": 0, "step": ' + "9" * 400 + "}",
     "step 5000 digits": '{"t": 1.0, "rank": 0, "step": ' + "9" * 5000 + "}",
+    "step beyond counting": '{"t": 1.0, "rank": 0, "step": 9007199254740993}',
+    "step negative": '{"t": 1.0, "rank": 0, "step": -1}',
     "tokens 400 digits": '{"t": 1.0, "rank": 0, "step": 1, "tokens": ' + "9" * 400 + "}",
     "t NaN": '{"t": NaN, "rank": 0, "step": 1}',
     "t 400 digits": '{"t": ' + "9" * 400 + ', "step": 1}',

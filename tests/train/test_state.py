@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -254,6 +255,27 @@ def test_where_no_checkpoint_can_be_read_all_ranks_refuse_and_nothing_is_moved(
     (first, _), (second, _) = world.run(damaged, str(tmp_path), names, size=2)
     assert first == second and first.startswith("none of 2 checkpoints can be read: "), first
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001", "step-00000002"]
+
+
+def test_a_later_checkpoint_that_cannot_be_read_costs_none_of_the_new_ones(tmp_path: Path) -> None:
+    """It could not be renamed, so it still counts as committed; the step that was saved in its place must stay."""
+    from drumbeat.train.checkpoint.folder import Unreadable, commit, committed, name_of, read_marker, set_aside
+
+    for step in (2, 4, 8, 6, 7):
+        (tmp_path / name_of(step)).mkdir()
+        commit(str(tmp_path), {"step": step, "ranks": 1, "model": "m", "parameters": 5}, keep=1 if step == 7 else 2)
+    assert committed(str(tmp_path)) == [7, 8] and (tmp_path / "latest").read_text() == name_of(7)
+    (tmp_path / f"{name_of(8)}.unreadable").write_text("an earlier one")
+    assert set_aside(str(tmp_path / name_of(8))) == str(tmp_path / f"{name_of(8)}.unreadable-2")
+    assert committed(str(tmp_path)) == [7]
+    for other in ("step-00000009", "step-9", "step-²"):
+        shutil.copytree(tmp_path / name_of(7), tmp_path / other)
+    assert committed(str(tmp_path)) == [7, 9], "names that we do not give are not ours"
+    with pytest.raises(Unreadable, match="is that of step 7"):
+        read_marker(str(tmp_path / "step-00000009"))
+    (tmp_path / name_of(9) / "commit.json").write_text('{"version": Infinity, "step": 9}')
+    with pytest.raises(Unreadable):
+        read_marker(str(tmp_path / name_of(9)))
 
 
 def test_room_is_made_before_it_is_needed_and_kept_while_it_fits() -> None:

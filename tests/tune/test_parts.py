@@ -125,7 +125,7 @@ def test_the_order_of_layouts():
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 GPU = Finding("gpu-out-of-memory", ERROR, "the GPU ran out of memory", rank=1)
-KILLED = Finding("killed", ERROR, "killed from outside (SIGKILL)", rank=1)
+KILLED = Finding("killed", ERROR, "killed by SIGKILL, not by drumbeat", rank=1)
 WATCHDOG = Finding("collective-timeout", ERROR, "a collective timed out")
 LOST = Finding("peer-lost", ERROR, "connection closed by peer", rank=0)
 

@@ -103,9 +103,11 @@ class Lines:
             return f"{LATE} {SECONDS:g} s"
         failed = next((line for line in done.out.splitlines() if line.startswith("failed ")), "no line `failed`")
         wanted = done.code == 137 or (name.startswith("mpirun") and done.code)
-        right = wanted and "rank 3 on" in failed and "killed from outside (SIGKILL)" in failed
+        right = wanted and "rank 3 on" in failed and "killed by SIGKILL, not by drumbeat" in failed
         return (
-            f"rank 3: killed from outside (SIGKILL), exit {done.code}" if right else f"no: {failed}, exit {done.code}"
+            f"rank 3: killed by SIGKILL, not by drumbeat, exit {done.code}"
+            if right
+            else f"no: {failed}, exit {done.code}"
         )
 
     def start(self, name: str, **variables: str) -> Done:

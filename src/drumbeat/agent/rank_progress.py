@@ -17,6 +17,7 @@ _KEPT = 32  # times between two reports, of each rank
 @dataclass
 class _Rank:
     step: Optional[int] = None
+    steps: Optional[int] = None  # announced, in all
     heard: float = 0.0  # when its last report of any kind was read
     stepped: Optional[float] = None  # when its last step was
     gaps: Deque[float] = field(
@@ -24,6 +25,11 @@ class _Rank:
     )  # seconds between two steps that it reported
     own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as it says itself
     phase: str = ""  # announced, and not over
+
+    @property
+    def done(self) -> bool:
+        """It has made all its steps; the last one may have the number steps - 1."""
+        return self.step is not None and self.steps is not None and self.step >= self.steps - 1
 
     def overdue(self, now: float) -> bool:
         """Silent for much longer than this rank's own reports were apart."""
@@ -53,6 +59,8 @@ class RankProgress:
         rank.phase, rank.heard, rank.stepped = "", now, now
         if metric.step is not None:
             rank.step = metric.step
+        if metric.steps is not None:
+            rank.steps = metric.steps
         if metric.seconds is not None:
             rank.own.append(metric.seconds)
 
@@ -87,6 +95,7 @@ class RankProgress:
             phase=next((rank.phase for rank in self._ranks.values() if rank.phase), ""),
             slowest=self._slowest(stepped),
             usual=self._usual(stepped),
+            done=all(rank.done for rank in stepped.values()),
         )
 
     @staticmethod

@@ -66,7 +66,9 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
     if losses:
         after.append(("loss", losses))
     if progress.not_finite:
-        after.append(("warning", f"the last loss is {progress.not_finite}: do not use what was saved since unchecked"))
+        since = "" if progress.not_finite_since is None else f" since step {progress.not_finite_since}"
+        saved = f"what was saved{since} may hold NaN: check it before you use it"
+        after.append(("warning", f"the last loss is {progress.not_finite}; {saved}"))
     if summary.world:
         after.append(("warning", summary.world.title))
     if progress.target_reached is not None:

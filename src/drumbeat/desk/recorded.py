@@ -10,10 +10,12 @@ from drumbeat.desk.closing import near
 from drumbeat.diagnose.failure import EARLIER
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.ranges import named_ranks
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import hang_of
+from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import Summary
 
@@ -27,7 +29,8 @@ def recorded_end(run: Run) -> Recorded:
     notes, summary = (*_earlier(run), *_warnings(events), *_transport(events)), _summary(run)
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
-        return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes)
+        missing = _steps_missing(run, summary)
+        return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes, missing)
     failed: Optional[Finding] = None
     outcome, code = "", None
     for event in events:
@@ -64,6 +67,29 @@ def _summary(run: Run) -> Optional[Summary]:
 
 def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
     return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _steps_missing(run: Run, summary: Summary) -> str:
+    """In words: a run that finished short of the steps that it announced, or one of whose ranks ended before the others did.
+    '' where nothing shows that. Metrics do not say of which attempt they are, so ranks are compared where there was only one."""
+    total = summary.progress
+    if summary.outcome != "finished" or total.step is None:
+        return ""
+    if total.short_of_steps:
+        return f"it ended with exit code 0 at step {total.step} of {total.steps}"
+    if total.laps or total.ranks < 2 or len(summary.attempts) > 1:
+        return ""
+    ranks: Dict[int, Progress] = {}
+    for node in run.nodes():
+        for metric in run.metrics(node):
+            if metric.kind == "step":
+                ranks.setdefault(metric.rank, Progress()).add(metric)
+    last = {rank: each.step for rank, each in sorted(ranks.items()) if each.step is not None and not each.laps}
+    most = max(last.values(), default=0)
+    behind = [rank for rank in last if replace(ranks[rank], steps=most).short_of_steps]
+    if not behind:
+        return ""
+    return f"{named_ranks(behind, 8)} ended with exit code 0 at step {last[behind[0]]}, others at step {most}"
 
 
 def _earlier(run: Run) -> Tuple[Finding, ...]:

@@ -206,8 +206,8 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
         return Finding(
             "killed",
             ERROR,
-            "killed from outside (SIGKILL)",
-            "not known: the kernel's out-of-memory killer, the scheduler or a person; nothing here says which",
+            "killed by SIGKILL, not by drumbeat",
+            "not known who sent it: the kernel's out-of-memory killer, the scheduler, a person or the program itself",
             "dmesg on that host, or sacct -j JOB -o State,MaxRSS; watch the host memory",
             evidence,
             seen=seen,

@@ -35,6 +35,7 @@ class Recorded:
     exit_code: Optional[int] = None
     cause: Optional[Finding] = None  # why it failed, or why it hung when it was ended
     notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of
+    steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
 
 
 def with_record(failure: Failure, recorded: Recorded) -> Failure:
@@ -74,12 +75,14 @@ def _end(recorded: Recorded) -> Optional[Finding]:
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, a program may have caught it
-    and given up, so nobody can be sure."""
+    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, or where steps are missing, a
+    program may have caught its failure and given up, so nobody can be sure."""
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
-    confidence = LIKELY if said else CERTAIN
-    return Failure(NO_FAILURE, confidence, notes=survived + failure.notes, rules=failure.rules, seen=(recorded.source,))
+    missing = (Finding("steps-missing", INFO, recorded.steps_missing),) if recorded.steps_missing else ()
+    notes = survived + missing + failure.notes
+    confidence = LIKELY if said or missing else CERTAIN
+    return Failure(NO_FAILURE, confidence, notes=notes, rules=failure.rules, seen=(recorded.source,))
 
 
 def _names_cause(failure: Failure) -> bool:

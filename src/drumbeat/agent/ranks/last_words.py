@@ -15,10 +15,18 @@ _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's t
 _LAST = 8  # lines among which an error line counts as the last words
 _LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
 _LEFT = 30.0  # and it is gone this long after at the latest
+# What a program prints itself where it catches an exception: "Error: ...", "Exception caught: ...", "Training failed: ...". A
+# number after the colon is a figure ("Error: 0.12"), and "none" is no error.
+_OWN_WORDS = (
+    r"(?i:(?:an? )?(?:(?:fatal|unexpected|caught) )?(?:error|exception)(?: (?:was )?(?:caught|raised|occurred))?"
+    r"|(?:[\w-]{1,30} ){1,4}failed) ?:(?!\s*(?:[-+.]?\d|(?i:none|nan|inf|null|false)\b))"
+)
 _SIGN = re.compile(
     r"Traceback \(most recent call last\)|(?:\b|\x1b\[[\d;]*m)(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
+    r"|(?:\b|\x1b\[[\d;]*m)" + _OWN_WORDS
 )
 _ERROR_LINE = re.compile(r"(?:ERROR|CRITICAL|FATAL)\b")
+_OWN_LINE = re.compile(_OWN_WORDS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,8 @@ def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
         lines = [line for line in stream.lines if line.strip()][-_LAST:]
         for number in reversed(range(len(lines))):
             line = clean(lines[number])
-            if line.level in ("E", "F") or _ERROR_LINE.match(line.text):
+            own = not line.only_warns and _OWN_LINE.match(line.text)
+            if line.level in ("E", "F") or _ERROR_LINE.match(line.text) or own:
                 if _works(lines[number + 1 :], _LAST):
                     break
                 text = "".join(each if each.isprintable() else " " for each in without_colour(lines[number])).strip()[

@@ -117,6 +117,11 @@ class Hang:
         announced = any(beat.phase for _, beat in self._beats.values())
         return max(usual, _ANNOUNCED) if announced else usual
 
+    def _done(self) -> bool:
+        """Whether all members whose ranks report say that these have made their steps."""
+        said = [beat.done for _, beat in self._beats.values() if beat.silent is not None]
+        return bool(said) and all(said)
+
     def _on_progress(self, now: float) -> List[Action]:
         """A beat has come: is a pause over?"""
         silence = self._silence(now)
@@ -195,7 +200,9 @@ class Hang:
             return []  # it went on meanwhile
         one_rank = stepped <= limit
         seconds = stale if one_rank else stepped
-        silence = Silence(seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks))
+        silence = Silence(
+            seconds, True, one_rank, quiet if one_rank else (), self._ended_well(now), self._same(looks), self._done()
+        )
         finding = judge(_expected(looks), silence)
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:

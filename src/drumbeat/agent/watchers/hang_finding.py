@@ -34,15 +34,15 @@ _CAUSES = {
         "kill -CONT {pid} on {host}, or find out who stopped it",
     ),
     KERNEL: ("it waits in the kernel, for storage or a driver", "look at dmesg and the mounts of {host}"),
-    ASLEEP: ("it sleeps while the others wait for it", "look at that line: a retry or a poll that never ends?"),
+    ASLEEP: ("it sleeps while the others wait for it", "look at {line}: a retry or a poll that never ends?"),
     LOOP: (
         "it computes in one place and never gets to the others' collective",
-        "look at that line: what ends this loop?",
+        "look at {line}: what ends this loop?",
     ),
     INPUT: ("it waits for its data loader", "look at its workers: a dead worker, a full /dev/shm, slow storage"),
     WAITS: (
         "it waits for something that does not come: a lock, a queue, a peer",
-        "look at that line and who should wake it",
+        "look at {line} and who should wake it",
     ),
     BUSY: ("it has been busy alone for minutes", "announce long work with metrics.report(kind=...), or share it out"),
     SILENT: (
@@ -85,6 +85,7 @@ class Silence:
     quiet: Tuple[int, ...] = ()
     ended: Tuple[Ended, ...] = ()
     again: bool = False  # an earlier look at this silence showed the same
+    done: bool = False  # all announced steps are made: what follows, an upload say, has no steps
 
 
 def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
@@ -109,6 +110,8 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     """`odd` hold the others up; none: no rank works."""
     first = odd[0] if odd else looks[0]
     cause, fix = _CAUSES[word]
+    line = first.place.rsplit(" ", 1)[0] or "what it does"  # its function is named in the title
+    fix = fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node", line=line)
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
@@ -117,7 +120,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd)}"
     return Finding(
-        f"hang-{word}", WARNING, title, cause, fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node"),
+        f"hang-{word}", WARNING, title, cause, fix,
         _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
         rank=first.rank if len(odd) == 1 and not first.command else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip

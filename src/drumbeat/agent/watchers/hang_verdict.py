@@ -1,6 +1,7 @@
 """Which rank holds the others up: judged from one look at all of them. Pure: looks in, a verdict or nothing out.
 
-A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says.
+A verdict needs an odd one out, or all ranks idle. Ranks that are all busy alike are working, whatever the clock says. After
+the last announced step, only ranks that wait in a collective hang.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if what[look.rank] == word]
         if odd and (word == STOPPED or (silence.seconds >= _STORAGE_PATIENCE and silence.again)):
             return held_up(word, odd, looks, silence)
+    if silence.done and not any(in_collective(look) for look in looks):
+        return None  # nobody waits for anybody
     if silence.others_go_on:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.rank])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.rank] in (WAITS, ASLEEP, INPUT, SILENT)]
-    if silence.ended and len(idle) == len(looks):
+    if silence.ended and len(idle) == len(looks) and any(in_collective(look) or not look.stack for look in looks):
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
     if parted:

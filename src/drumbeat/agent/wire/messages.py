@@ -77,6 +77,7 @@ class Beat:
     phase: str = ""  # announced by a rank and not over yet: validation, checkpoint
     slowest: Optional[Pace] = None
     usual: Optional[float] = None  # median of the ranks' own seconds per step
+    done: bool = False  # all ranks that report have made the steps that they announced
 
     def __post_init__(self) -> None:
         for name in ("t", "silent", "stale", "every", "usual"):

@@ -190,10 +190,12 @@ class Checkpoints:
         """After step `step` was loaded in the place of newer ones: what is said of each of them."""
         said = []
         for newer, problem in damaged if self.rank == 0 else ():
-            now, lost = os.path.basename(set_aside(self.path_of(newer))), newer - step
+            path, lost = self.path_of(newer), newer - step
+            now = set_aside(path)
+            name = f"it is now called {os.path.basename(now)}" if now != path else "it could not be renamed"
             steps = "1 step is" if lost == 1 else f"{lost} steps are"
             what = f"the checkpoint of step {newer} CANNOT BE READ and is left out, {steps} lost"
-            said.append(f"{what}: {problem.what}; it is now called {now}")
+            said.append(f"{what}: {problem.what}; {name}")
         return said
 
     def _load(self, path: str, wanted: Sequence[str]) -> Dict[str, Any]:

@@ -31,7 +31,8 @@ def name_of(step: int) -> str:
 
 def step_of(name: str) -> Optional[int]:
     digits = name[len("step-") :]
-    return int(digits) if name.startswith("step-") and digits.isdigit() else None
+    step = int(digits) if digits.isascii() and digits.isdigit() else None
+    return step if step is not None and name == name_of(step) else None
 
 
 def committed(folder: str) -> List[int]:
@@ -43,11 +44,13 @@ def committed(folder: str) -> List[int]:
 
 
 def commit(folder: str, marker: Dict[str, Any], keep: int) -> None:
-    """Make the checkpoint of step `marker["step"]` the latest; remove those beyond `keep` and what was cut short."""
+    """Make the checkpoint of step `marker["step"]` the latest; remove older ones beyond `keep`, and what was cut short. One of a
+    later step is not touched: it could not be read, or this one would not have been made."""
     step = marker["step"]
     _write(os.path.join(folder, name_of(step), MARKER), json.dumps({"version": VERSION, **marker}))
     _write(os.path.join(folder, "latest"), name_of(step))
-    for old in committed(folder)[:-keep] if keep else []:
+    older = [each for each in committed(folder) if each < step]
+    for old in older[: max(0, len(older) + 1 - keep)] if keep else []:
         shutil.rmtree(os.path.join(folder, name_of(old)), ignore_errors=True)
     remove_uncommitted(folder)
 
@@ -65,11 +68,13 @@ class Unreadable(Refusal):
 
 def set_aside(path: str) -> str:
     """Give a checkpoint a name under which it is not looked for; the new path, or the old one where that cannot be done."""
+    names = [path + UNREADABLE, *(f"{path}{UNREADABLE}-{number}" for number in range(2, 100))]
+    free = next((name for name in names if not os.path.lexists(name)), None)
     try:
-        os.rename(path, path + UNREADABLE)
+        os.rename(path, free or path)
     except OSError:
         return path
-    return path + UNREADABLE
+    return free or path
 
 
 def read_marker(path: str) -> Dict[str, Any]:
@@ -78,8 +83,8 @@ def read_marker(path: str) -> Dict[str, Any]:
         with open(os.path.join(path, MARKER), encoding="utf-8") as file:
             marker = json.load(file)
         version = int(marker.get("version", 1))
-        found = {key: marker[key] for key in ("step", "ranks", "model", "parameters")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        found = {"model": marker["model"], **{key: int(marker[key]) for key in ("step", "ranks", "parameters")}}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
     if version != VERSION:
         age = "an older" if version < VERSION else "a newer"
@@ -87,6 +92,8 @@ def read_marker(path: str) -> Dict[str, Any]:
             f"{path} was written by {age} drumbeat: checkpoint version {version}, this one reads version {VERSION}",
             "finish that run with the drumbeat that began it, or give another checkpoint folder",
         )
+    if name_of(found["step"]) != os.path.basename(path):
+        raise Unreadable(f"{path}/{MARKER} is that of step {found['step']}", "give it its own name back, or delete it")
     return found
 
 
