@@ -206,8 +206,8 @@ class Order:
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:
-        assert self.launcher in LAUNCHERS, self.launcher
-        assert self.visibility in VISIBILITIES, self.visibility
+        assert self.launcher in LAUNCHERS, f"launcher {self.launcher!r}"
+        assert self.visibility in VISIBILITIES, f"visibility {self.visibility!r}"
 
     @property
     def source_workdir(self) -> str:

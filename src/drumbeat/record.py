@@ -58,6 +58,7 @@ def from_json(cls: Type[T], text: str, where: str = "") -> T:
 
 def check_schema(schema: str, ours: str, where: str) -> None:
     """A newer major version is refused by name; a newer minor one only adds keys."""
+    schema = "".join(letter for letter in schema[:40] if letter.isprintable())  # the message may go to a terminal
     try:
         major = int(schema.split(".")[0])
     except ValueError:

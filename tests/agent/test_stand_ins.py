@@ -212,6 +212,36 @@ def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
     assert finding.title == "the script's torchrun a.py failed (exit code 9)" and "b.py" in finding.cause
 
 
+@pytest.mark.parametrize(
+    "script, reports, code, finding",
+    [
+        ("torchrun a.py & sleep 7\necho started\n", [None], 1, "launcher-unended"),
+        ("torchrun a.py kill 2>&1 | tee log\n", [None], 1, "launcher-unended"),
+        ("torchrun a.py; torchrun b.py | tee log\n", [[], None], 1, "launcher-unended"),
+        ("torchrun a.py; torchrun a.py; torchrun b.py | tee log\n", [FAILED, [], None], 1, "launcher-unended"),
+        ("torchrun a.py | tee log; torchrun b.py | tee log\n", [FAILED, None], 9, None),
+        ("torchrun a.py || python b.py\n", [None], 0, "stage-failed"),
+        ("torchrun a.py & python client.py\nkill $!\n", [None], 0, "launcher-unended"),  # meant so, perhaps
+        ("torchrun a.py || torchrun b.py\n", [None, []], 0, None),
+    ],
+)
+def test_a_launcher_that_has_not_ended_when_its_script_does_is_no_success(tmp_path, script, reports, code, finding):
+    launcher, environ = launcher_and_variables(tmp_path, 0, script=script)
+    stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
+    for number, failures in enumerate(reports):
+        stages._add({"command": "torchrun a.py"})
+        if failures is None:
+            Path(stages.report(number) + ".running").touch()
+        else:
+            launcher_driver.write({"report": stages.report(number)}, failures)
+    Path(launcher.logs.log(0, 0, "out")).touch()
+    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 0, 5.0)
+    assert (end.exit_code, end.finding and end.finding.code) == (code, finding)
+    if finding:
+        assert end.finding.title == "the script ended while its torchrun a.py had not reported its end"
+        assert end.finding.severity == ("error" if code else "warning") and "`wait`" in end.finding.fix
+
+
 def test_a_single_process_of_accelerate_that_fails_is_reported(tmp_path, monkeypatch):
     """accelerate starts it without torchrun; behind a pipe into tee nobody would see its exit code."""
     package = "torch.distributed.elastic.multiprocessing"
@@ -251,3 +281,19 @@ def test_a_report_that_cannot_be_written_makes_no_failure_of_a_success(tmp_path,
     assert launcher_driver.main() == 0
     (tmp_path / "gone").mkdir()
     assert launcher_driver.main() == 0 and read_report(report).succeeded
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), SystemExit(2), RuntimeError("no rendezvous"), KeyboardInterrupt()])
+def test_a_stage_counts_as_running_until_its_driver_ends_in_whatever_way(tmp_path, monkeypatch, end):
+    seen = []
+
+    def launch(settings, arguments):
+        seen.append(os.path.exists(settings["report"] + ".running"))
+        raise end
+
+    settings = {"report": str(tmp_path / "r.json"), "folder": str(tmp_path), "log": str(tmp_path / "l"), "stage": True}
+    monkeypatch.setitem(launcher_driver.MODULES, "other", launch)
+    monkeypatch.setattr(sys, "argv", ["driver", json.dumps(settings), "other"])
+    with pytest.raises(type(end)):
+        launcher_driver.main()
+    assert seen == [True] and not os.listdir(tmp_path)

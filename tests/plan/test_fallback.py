@@ -13,6 +13,8 @@ from drumbeat.plan.launchers.fallback import fallback
         ("torchrun a.py ||\n  python b.py > log 2>&1\nexit $?\n", "python b.py > log 2>&1"),
         ("cd /x && /opt/bin/torchrun a.py 2>&1 || A=1 python b.py && echo fine", "A=1 python b.py && echo fine"),
         ("torchrun a.py || {\n  echo again\n  python b.py\n}\n", "python b.py"),
+        ("# torchrun as ever\ntimeout 60 torchrun a.py || /opt/bin/python3.11 -u -m b", "/opt/bin/python3.11 -u -m b"),
+        ("torchrun a.py || A=1 accelerate launch b.py", "A=1 accelerate launch b.py"),
     ],
 )
 def test_a_program_that_must_have_ended_well(script, program):
@@ -41,7 +43,51 @@ def test_a_program_that_must_have_ended_well(script, program):
         "torchrun a.py; python c.py || python b.py",
         "python c.py || python b.py",
         "",
+        "torchrun a.py # || python b.py",
+        "torchrun a.py || exit 0\ntorchrun a.py || python b.py",  # the last line may not have been reached
+        "[ -e x ] || exit 0\ntorchrun a.py || python b.py",
+        "exec bash y.sh\ntorchrun a.py || python b.py",
+        "torchrun a.py | tee log\ntorchrun b.py || python c.py",
+        "bash y.sh | tee log\nwhich torchrun || python b.py",
     ],
 )
 def test_nothing_is_proved(script):
     assert fallback(script, "torchrun") == ""
+
+
+OTHERS = [
+    "tail -n 2 log",
+    "notify",
+    "/bin/true",
+    "/bin/echo failed",
+    "curl -s http://h",
+    "mail -s failed me",
+    "cp a b",
+    "rm -rf a",
+    "cd /tmp",
+    "export A=1",
+    "A=1",
+    "[ -f x ]",
+    "[[ $? -eq 1 ]]",
+    "test -e x",
+    "eval true",
+    "command true",
+    "env true",
+    "source clean.sh",
+    "sbatch again.sh",
+    "bash -c 'python b.py || true'",
+    "python",
+    "python -V",
+    "python -c 'print(1)'",
+    "python -",
+    "python > log",
+    "python -m pip install torch",
+    "torchrun --version",
+    "accelerate env",
+]
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_only_what_is_known_to_train_takes_the_place_of_a_training(command):
+    assert fallback(f"torchrun a.py || {command}", "torchrun") == ""
+    assert fallback(f"torchrun a.py || {{\n  echo failed\n  {command}\n}}", "torchrun") == ""

@@ -22,6 +22,8 @@ HOSTILE = {
     "step -Infinity": '{"t": 1.0, "rank": 0, "step": -Infinity}',
     "step 400 digits": '{"t": 1.0, "rank": 0, "step": ' + "9" * 400 + "}",
     "step 5000 digits": '{"t": 1.0, "rank": 0, "step": ' + "9" * 5000 + "}",
+    "step beyond counting": '{"t": 1.0, "rank": 0, "step": 9007199254740993}',
+    "step negative": '{"t": 1.0, "rank": 0, "step": -1}',
     "tokens 400 digits": '{"t": 1.0, "rank": 0, "step": 1, "tokens": ' + "9" * 400 + "}",
     "t NaN": '{"t": NaN, "rank": 0, "step": 1}',
     "t 400 digits": '{"t": ' + "9" * 400 + ', "step": 1}',
@@ -141,6 +143,10 @@ def test_order_and_parts_of_a_run(tmp_path):
     run = make_run(tmp_path / "run", nodes=2, handle="local://x/run")
     assert isinstance(run.order(), Order) and run.nodes() == [0, 1] and run.size() == 2
     assert run.summary() is None and run.members() == () and run.facts(0) is None and run.environment(0) == {}
+    written = json.loads((tmp_path / "run" / "order.json").read_text())
+    (tmp_path / "run" / "order.json").write_text(json.dumps({**written, "launcher": "\x1b[2J"}))
+    with pytest.raises(RecordError, match=r"launcher '\\x1b"):
+        run.order()
     (tmp_path / "run" / "order.json").write_text("{")
     with pytest.raises(RecordError):
         run.order()

@@ -147,6 +147,15 @@ def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     assert "[rank 2]" not in done.stdout and done.stdout.count("mine") == 3  # a line is shown once
 
 
+def test_a_script_that_does_not_wait_for_its_launcher_has_failed(drumbeat, environ):
+    (drumbeat.folder / "s.py").write_text("import time\nopen('up', 'w').close()\ntime.sleep(600)\n")
+    script = "torchrun s.py &\nuntil [ -e up ]; do sleep 0.1; done\necho started\n"
+    done = run(drumbeat, environ, script, "--nodes", 1)
+    assert done.returncode == 1, done.stderr
+    assert "the script ended while its torchrun s.py had not reported its end" in done.stderr
+    assert "or the script did not wait for it" in done.stderr and "leave out the &" in done.stderr
+
+
 def test_two_launchers_at_once_are_refused(drumbeat, environ):
     (drumbeat.folder / "s.py").write_text(
         "import os, time\nnode = os.environ['NODE_RANK']\nopen(f'up-{node}', 'w').close()\n"

@@ -99,9 +99,12 @@ def _agreed(question: str) -> bool:
 def table(states: Sequence[State], columns: int) -> List[str]:
     """No line is wider than `columns`, unless an id alone is: an id that leaves no room gets a line of its own.
     What else there is to know of a run stands below it."""
-    rows = [
+    from drumbeat.desk.closing import printable
+
+    told = [
         (state.run_id, state.word, _step(state), _speed(state), _time(state.seconds), _left(state)) for state in states
     ]
+    rows = [tuple(map(printable, row)) for row in told]
     count = len(_HEAD) if any(row[-1] != "-" for row in rows) else len(_HEAD) - 1  # LEFT only if a run goes on
     longest, *others = (max(map(len, column)) for column in zip(_HEAD, *rows))
     width = min(longest, max(20, columns - sum(others[: count - 1]) - len(_GAP) * (count - 1)))

@@ -148,6 +148,8 @@ def end_words(summary: Summary) -> str:
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
         return f"finished in {took}, after an earlier stage of the script had failed; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
+        return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
         return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
 from drumbeat.record import RecordError, from_plain, to_plain
-from drumbeat.runfolder.records import Metric
+from drumbeat.runfolder.records import Metric, is_count
 
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
@@ -57,6 +58,10 @@ class Progress:
     ranks: int = 0  # that have reported a step
 
     def __post_init__(self) -> None:
+        for name, unknown in _COUNTS.items():
+            number = getattr(self, name)
+            if number is not None and not is_count(number):
+                setattr(self, name, unknown)
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
@@ -231,7 +236,7 @@ class Progress:
         progress._reporting = set(reporting)
         progress._lowest = lowest if isinstance(lowest, int) else None
         previous = data.get("previous")
-        if isinstance(previous, list) and len(previous) == 2 and isinstance(previous[0], int):
+        if isinstance(previous, list) and len(previous) == 2 and isinstance(previous[0], int) and is_count(previous[0]):
             progress._previous = (previous[0], previous[1] if isinstance(previous[1], float) else None)
         return progress
 
@@ -242,6 +247,9 @@ class Progress:
     @staticmethod
     def from_plain(data: Any) -> Progress:
         return from_plain(Progress, data)
+
+
+_COUNTS = {item.name: item.default for item in dataclasses.fields(Progress) if item.type in ("int", "Optional[int]")}
 
 
 def merged(parts: Iterable[Tuple[Progress, float]]) -> Progress:

@@ -16,6 +16,7 @@ from drumbeat.facts.telemetry import GpuSample
 from drumbeat.record import RecordError, from_plain
 
 _LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite
+_LARGEST_COUNT = 2**53  # of steps, ranks, nodes: up to here a float holds every whole number exactly
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # how metrics.report writes what JSON cannot
 
@@ -174,6 +175,11 @@ def parse_member(data: Any) -> Optional[Member]:
         return None
 
 
+def is_count(number: int) -> bool:
+    """Whether it can be a number of steps, ranks or nodes. A run folder may be somebody else's and hold any number."""
+    return 0 <= number <= _LARGEST_COUNT
+
+
 def _finite(value: Any) -> float:
     number: float = value if type(value) is float else _number(value)
     if not -_LARGEST < number < _LARGEST:  # NaN compares false
@@ -182,10 +188,8 @@ def _finite(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is int and 0 <= value < _LARGEST:
-        return value
-    number = int(_finite(value))
-    if number < 0:
+    number: int = value if type(value) is int else int(_finite(value))
+    if not is_count(number):
         raise ValueError(value)
     return number
 

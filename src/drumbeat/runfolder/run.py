@@ -265,7 +265,9 @@ class Run:
         if summary and summary.ledger:
             return {**dict.fromkeys(PARTS, 0.0), **summary.ledger}
         queued = self.files.chunk(_AT.script, 0, 0) is not None
-        return ledger(self.record.created, now, self.run_events(), queued, self.progress())
+        events = self.run_events()
+        begin = self.record.created or (events[0].t if events else now)
+        return ledger(begin, now, events, queued, self.progress())
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

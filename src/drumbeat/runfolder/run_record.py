@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from typing import Optional
@@ -29,7 +30,7 @@ class RunRecord:
     run_id: str
     schema: str = SCHEMA
     name: str = ""
-    created: float = 0.0
+    created: float = 0.0  # seconds since 1970; 0: not known
     handle: str = ""  # BACKEND://CLUSTER/JOB
     version: str = ""
     desk: Optional[Desk] = None
@@ -49,9 +50,10 @@ def read_run_record(path: str, files: Optional[Files] = None) -> RunRecord:
         raise RecordError(f"{path}: not a run folder (no readable run.json)")
     check_schema(str(data.get("schema", "?")), SCHEMA, place)
     try:
-        return from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, place)
+        record = from_plain(RunRecord, {"run_id": os.path.basename(path), **data}, place)
     except OverflowError as error:
         raise RecordError(f"{place}: {error}") from None
+    return record if math.isfinite(record.created) else dataclasses.replace(record, created=0.0)
 
 
 def is_folder_of(folder: RunFolder, run_id: str) -> bool:

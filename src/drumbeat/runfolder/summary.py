@@ -20,7 +20,7 @@ from drumbeat.record import RecordError, check_schema, from_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.records import Member
+from drumbeat.runfolder.records import Member, is_count
 from drumbeat.runfolder.write import replace_json
 
 _MOST_GROUPS = 8  # of ranks that ended in the same way
@@ -154,7 +154,8 @@ def parse_summary(data: Optional[Mapping[str, Any]], where: str) -> Optional[Sum
         summary = from_plain(Summary, data)
     except (RecordError, AssertionError, OverflowError):
         return None
-    return summary if math.isfinite(summary.seconds) else None
+    counts = (summary.nodes, summary.ranks, summary.start, summary.spares, summary.gpus or 0, abs(summary.exit_code))
+    return summary if math.isfinite(summary.seconds) and all(map(is_count, counts)) else None
 
 
 def group(ends: Iterable[Tuple[int, str]]) -> Tuple[Affected, ...]:

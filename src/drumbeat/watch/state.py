@@ -68,7 +68,7 @@ class RunState:
             found = NodeView(number)
             if 0 <= number < MOST_NODES:
                 self.nodes[number] = found
-            found.host = self.hosts[number] if number < len(self.hosts) else ""
+            found.host = self.hosts[number] if 0 <= number < len(self.hosts) else ""
         return found
 
     def go_to(self, attempt: int) -> None:

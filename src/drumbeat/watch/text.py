@@ -298,4 +298,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def clock(t: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(t))
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(t))
+    except (OSError, OverflowError, ValueError):  # no calendar reaches that far
+        return "--:--:--"

@@ -1,8 +1,9 @@
 """Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
 
 Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
-no rank was started; of a stage of a script also that all ranks ended well. Ranks write to logs of their own; where a script has
-redirected the launcher's output, to a pipe into tee say, their lines are copied there.
+no rank was started; of a stage of a script also that all ranks ended well. For as long as a stage runs, a file lies beside its
+report: where it is left, the launcher was killed, or its script did not wait for it. Ranks write to logs of their own; where a
+script has redirected the launcher's output, to a pipe into tee say, their lines are copied there.
 """
 
 from __future__ import annotations
@@ -244,6 +245,9 @@ def main() -> int:
     copier = Copier(settings["folder"], streams).skip()
     if streams:
         copier.start()
+    if settings.get("stage"):
+        with contextlib.suppress(OSError):
+            open(settings["report"] + ".running", "w").close()
     try:
         code = MODULES[module](settings, arguments)
         if code == 0 and settings.get("stage"):  # the launchers after it in the script may fail
@@ -257,8 +261,12 @@ def main() -> int:
         print(f"drumbeat: the launcher needs {name} in {sys.executable}: {error}", file=sys.stderr)
         return 127
     finally:
-        if streams:
-            copier.finish()
+        try:
+            if streams:
+                copier.finish()
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(settings["report"] + ".running")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -31,6 +32,7 @@ from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
 _FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"
+_ENDS_PROCESSES = re.compile(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Once(Direct):
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
         """A script may end well although a rank failed, behind a pipe into tee say: its launchers tell. A failed launcher is
-        the run's failure, unless what ran after it in the same script is known to have ended well."""
+        the run's failure, unless what ran after it in the same script is known to have ended well. So is one that was
+        killed, or that still runs when its script ends."""
         stages = self._stages.read() if self._stages else []
         end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
@@ -165,12 +168,16 @@ class Once(Direct):
             return [_refused_end(process, end.at, last.refusal)]
         reported = [stage for stage in stages if stage.report]
         failed = next((stage for stage in reversed(reported) if stage.failures), None)
+        begun = [stage for stage in stages if stage.began]
+        unended = begun[-1] if begun and begun[-1].unended and end.exit_code == 0 else None
         if failed is not None:
-            later = _later(failed, reported, self._script) if end.exit_code == 0 else ""
+            later = _later(failed, reported, self._script) if end.exit_code == 0 and unended is None else ""
             if not later and failed is reported[-1]:
                 return rank_ends(failed.failures)
             if later:
                 return [replace(end, finding=_stage_failed(failed, later))]
+        if unended is not None:
+            return [_unended_end(end, unended, self._script)]
         if end.exit_code == 0 and not self.logs.ranks(attempt):
             failed_code = EXIT_NOT_FOUND if last.missing else 1
             return [End(process.rank, failed_code, None, end.at, of_command=True, finding=_no_rank(last))]
@@ -230,9 +237,33 @@ def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
     last = reported[-1]
     if last.report and last.report.succeeded:
         return last.command
-    if last is not failed:
-        return ""
-    return fallback(script.text, os.path.basename(failed.command.partition(" ")[0]))
+    return _fallback(failed, script) if last is failed else ""
+
+
+def _fallback(stage: Stage, script: Script) -> str:
+    return fallback(script.text, os.path.basename(stage.command.partition(" ")[0]))
+
+
+def _unended_end(end: End, stage: Stage, script: Script) -> End:
+    """Of a script that ended with 0 although its last launcher did not end by itself. A script that ends processes itself
+    may have meant it so: then it is a doubt."""
+    later = _fallback(stage, script)
+    if later:
+        cause = f"it was killed before it could report its end; what ran in its place ended well: {later[:200]}"
+        return replace(end, finding=_unended(stage, "stage-failed", WARNING, cause))
+    if _ENDS_PROCESSES.search(script.text):
+        cause = "the script ended it, or something else killed it, or the script did not wait for it"
+        return replace(end, finding=_unended(stage, "launcher-unended", WARNING, cause))
+    cause = "it was killed, or the script did not wait for it; the script itself ended with exit code 0"
+    return End(end.rank, 1, None, end.at, of_command=True, finding=_unended(stage, "launcher-unended", ERROR, cause))
+
+
+def _unended(stage: Stage, code: str, severity: str, cause: str) -> Finding:
+    return Finding(
+        code, severity, f"the script ended while its {stage.command[:200]} had not reported its end", cause,
+        "wait for it at the end of the script: `wait`; or leave out the &. If it was killed, look for memory that ran out",
+        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"),
+    )  # fmt: skip
 
 
 def _stage_failed(stage: Stage, later: str) -> Finding:

@@ -30,6 +30,7 @@ class Stage:
     refused: str  # why its stand-in did not start it; '' if it did
     missing: bool  # there is no such program
     report: Optional[Report] = None  # none: it has not ended, or broke off before it could say how
+    unended: bool = False  # its driver began and never came to its end: it still runs, or was killed
 
     @property
     def began(self) -> bool:
@@ -84,7 +85,9 @@ class Stages:
         for line in _lines(self._file):
             stage = Stage(str(line.get("command", "")), str(line.get("refused", "")), bool(line.get("missing")))
             if stage.began:
-                stage = replace(stage, report=read_report(self.report(number)))
+                report = read_report(self.report(number))
+                unended = report is None and os.path.exists(self.report(number) + ".running")
+                stage = replace(stage, report=report, unended=unended)
                 number += 1
             stages.append(stage)
         return stages

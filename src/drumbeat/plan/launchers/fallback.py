@@ -1,7 +1,8 @@
 """What a shell script runs in the place of a launcher that failed: `torchrun train.py || python train.py`.
 
 A script's exit code 0 says little in general: it may be that of a pipe into tee, or of a last echo. It proves that the
-fallback ended well where `LAUNCHER || FALLBACK` is the last thing that the script does, and only then.
+fallback ended well where `LAUNCHER || FALLBACK` is the last thing that the script does, nothing ends the script before, and
+the fallback is a program that trains; and only then.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
-_SILENT = frozenset(
-    ("true", ":", "echo", "printf", "exit", "return", "break", "continue", "logger", "sleep", "wait", "touch")
-)
+from drumbeat.plan.launchers.find import Found, find_launcher, python_module
+from drumbeat.problem import Problem
+
 _LAST_EXIT = re.compile(r"exit(?:[ \t]+\"?\$\?\"?)?")
+_ENDS_EARLY = re.compile(r"\b(?:exit|return|exec)\b")
+_COMMENT = re.compile(r"(?:^|\s)#")
 _OPERATORS = frozenset(("&&", "||", "|", "|&", "&", ";", ";;", "(", ")", "{", "}", "!"))
 _COMPOUND = frozenset(
     ("if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "time", "exec")
 )
+_PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
+_PYTHON_FLAGS = re.compile(r"-[uOBEsSIqvb]+")
+_NO_TRAINING = frozenset(("pip", "ensurepip", "venv", "virtualenv"))  # modules
+_ASKS = frozenset(("-h", "--help", "--version"))
 
 
 def fallback(text: str, launcher: str) -> str:
@@ -29,12 +36,12 @@ def fallback(text: str, launcher: str) -> str:
     lines = [line for line in _logical_lines(text) if line and not line.startswith("#")]
     if lines and _LAST_EXIT.fullmatch(lines[-1]):
         lines.pop()
-    if not lines:
-        return ""
+    if not lines or any(_ENDS_EARLY.search(line) for line in lines):
+        return ""  # the last statement may not have been reached
     if lines[-1] == "}":
         return _of_group(lines[:-1], launcher)
     left, _, right = lines[-1].partition("||")
-    return right.strip() if _starts(left, launcher) and _is_program(right) else ""
+    return right.strip() if _decides([*lines[:-1], left], launcher) and _trains(right) else ""
 
 
 def _of_group(lines: Sequence[str], launcher: str) -> str:
@@ -43,10 +50,10 @@ def _of_group(lines: Sequence[str], launcher: str) -> str:
     if not heads:
         return ""
     body = lines[heads[-1] + 1 :]
-    left = lines[heads[-1]].partition("||")[0]
+    before = [*lines[: heads[-1]], lines[heads[-1]].partition("||")[0]]
     words = [_words(line) for line in body]
     simple = all(each and not _COMPOUND & set(each) and not {"{", "}", "(", ")"} & set(each) for each in words)
-    return body[-1] if body and simple and _starts(left, launcher) and _is_program(body[-1]) else ""
+    return body[-1] if body and simple and _decides(before, launcher) and _trains(body[-1]) else ""
 
 
 def _logical_lines(text: str) -> List[str]:
@@ -65,20 +72,58 @@ def _words(command: str) -> List[str]:
         return []
 
 
-def _starts(left: str, launcher: str) -> bool:
-    """Whether the launcher is the last command of this list, so that its exit code decides about the other side of `||`."""
-    words = _words(left)
-    if not words or _COMPOUND & set(words) or set(words) & (_OPERATORS - {"&&"}):
+def _decides(lines: Sequence[str], launcher: str) -> bool:
+    """Whether the launcher is the last command of the last of these lines, so that its exit code decides about the other side
+    of `||`, and is named nowhere before: otherwise another one may be the one that failed."""
+    words = _words(lines[-1])
+    if not words or _COMMENT.search(lines[-1]) or _COMPOUND & set(words) or set(words) & (_OPERATORS - {"&&"}):
+        return False
+    if len(re.findall(rf"(?<![\w-]){re.escape(launcher)}(?![\w-])", "\n".join(lines))) != 1:
         return False
     last = words[len(words) - words[::-1].index("&&") :] if "&&" in words else words
-    return any(os.path.basename(word) == launcher for word in last)
+    found = _launcher(_without_assignments(last))
+    return found is not None and os.path.basename(found.program) == launcher
 
 
-def _is_program(right: str) -> bool:
-    """Whether this is a single command that runs a program: words that only print or end the script replace no training."""
+def _trains(right: str) -> bool:
+    """Whether this is a single command that is known to train: a Python program, or a launcher. Any other program behind
+    `||` may only tell of the failure, or clean up after it."""
     words = _words(right)
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
-        words = words[1:]
-    if not words or set(words) & (_OPERATORS - {"&&"}) or _COMPOUND & set(words):
+    if not words or _COMMENT.search(right) or set(words) & (_OPERATORS - {"&&"}) or _COMPOUND & set(words):
         return False
-    return words[0] not in _SILENT
+    words = _without_assignments(words[: words.index("&&")] if "&&" in words else words)
+    if not words or _ASKS & set(words):
+        return False
+    found = _launcher(words)
+    if found is not None:
+        return not found.prefix and bool(found.script)
+    return _PYTHON.fullmatch(os.path.basename(words[0])) is not None and _names_program(words)
+
+
+def _names_program(words: Sequence[str]) -> bool:
+    """Whether this call of an interpreter names a script or a module."""
+    module = python_module(words)[1]
+    if module:
+        return module.partition(".")[0] not in _NO_TRAINING
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        if rest[0] in ("-W", "-X"):
+            del rest[0]
+        elif not _PYTHON_FLAGS.fullmatch(rest[0]):
+            return False
+        del rest[:1]
+    return bool(rest) and (rest[0].endswith(".py") or "$" in rest[0])
+
+
+def _without_assignments(words: Sequence[str]) -> List[str]:
+    words = list(words)
+    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
+        del words[0]
+    return words
+
+
+def _launcher(words: Sequence[str]) -> Optional[Found]:
+    try:
+        return find_launcher(words)
+    except Problem:
+        return None
