@@ -48,6 +48,23 @@ def test_a_failure_counts_only_if_the_work_did_not_go_on(tmp_path, after, doubte
         assert doubt.severity == "warning" and doubt.evidence[0].file == "nodes/0/attempt-0/rank-0.out"
 
 
+@pytest.mark.parametrize("well, doubted", [(True, False), (False, True)])
+def test_what_a_rank_caught_is_no_doubt_where_its_launcher_told_a_good_end(tmp_path, monkeypatch, well, doubted):
+    """An import that is not there, told on stderr at the start; the steps went to stdout. Nobody's exit code is hidden."""
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("bash", "x.sh"))
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    monkeypatch.setattr(type(launcher), "ranks_ended_well", well)
+    with open(folder.log(0, 0, "err"), "w", encoding="utf-8") as file:
+        file.write("\n".join([*TRACEBACK[:2], "MemoryError: no more"]) + "\n")
+    os.utime(folder.log(0, 0, "err"), (100.0, 100.0))
+    with open(folder.log(0, 0, "out"), "w", encoding="utf-8") as file:
+        file.write("step 19/20 loss 0.1\nstep 20/20 loss 0.1\n")
+    found = Explainer(asked, folder, launcher, 0, str(tmp_path)).doubt(End(0, 0, None, 200.0), False)
+    assert (found is not None) == doubted, found
+
+
 def test_words_about_a_gpu_are_only_quoted_where_there_is_none(tmp_path):
     folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
     os.makedirs(folder.attempt(0))

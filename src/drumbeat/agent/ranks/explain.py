@@ -68,9 +68,13 @@ class Explainer:
 
     def doubt(self, end: End, every_rank: bool) -> Optional[Finding]:
         """Why a command that ended with 0 may have failed all the same: its exit code can be that of a pipe into tee, or of a
-        last echo. None if what its processes wrote shows no failure, or if the work went on after it."""
-        found = last_failure(self._streams(end, every_rank), self.order.command)
-        return self._quoted(*found) if found else None
+        last echo. None if what its processes wrote shows no failure, or if the work went on after it. Ranks that are known to
+        have ended with 0 have caught what they wrote."""
+        streams, well = self._streams(end, every_rank), self.launcher.ranks_ended_well
+        found = last_failure([each for each in streams if each.rank is None or not well], self.order.command)
+        if found:
+            return self._quoted(*found)
+        return self.caught(end, every_rank) if well else None
 
     def caught(self, end: End, every_rank: bool) -> Optional[Finding]:
         """The error that a program wrote last before it ended with 0 by itself, in its own words: it caught its own failure.

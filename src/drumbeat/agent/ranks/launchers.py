@@ -92,6 +92,12 @@ class Direct:
         """Whether the exit code may be another program's than the one that trains: a shell stands before it."""
         return self._stages is not None
 
+    @property
+    def ranks_ended_well(self) -> bool:
+        """Whether each launcher of the script has told that all its ranks ended with 0: no pipe can hide that."""
+        begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
+        return bool(begun) and all(stage.report and stage.report.succeeded for stage in begun)
+
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What the command line of this node's processes needs."""
         return Tools(python=launcher_interpreter(self.order))
