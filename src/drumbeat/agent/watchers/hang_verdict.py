@@ -31,6 +31,7 @@ from drumbeat.finding import Finding
 _NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for is on its way
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
+_FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
 
 
@@ -48,7 +49,7 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if look.rank in silence.quiet and not _may_be_done(look, what[look.rank])]
         return _unless_working(odd, looks, what, silence) if odd else None
     idle = [look for look in looks if what[look.rank] in (WAITS, ASLEEP, INPUT, SILENT)]
-    if silence.ended and len(idle) == len(looks) and any(in_collective(look) or not look.stack for look in looks):
+    if silence.ended and len(idle) == len(looks) and not all(look.call in _FOR_A_CHILD for look in looks):
         return early_exit(silence, looks)
     parted = _parted(looks) if len(idle) < len(looks) or silence.steps else None
     if parted:
