@@ -12,6 +12,7 @@ import os
 import secrets
 import shlex
 import sys
+import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import (
@@ -105,7 +106,14 @@ class Ssh(Backend):
         return handle_of(order)
 
     def _stop_started(self, sessions: Sessions, order: Order, environ: Mapping[str, str]) -> None:
-        """One host failed at the very last: what the others have started must not wait for it."""
+        """One host failed at the very last: what the others have started must not wait for it. Nor may one be missed whose
+        answer is still on its way."""
+        if all(session.reply("prepared") is not None for session in sessions.all):  # else none was told to start
+            until = time.monotonic() + _STARTED
+            while time.monotonic() < until and not all(
+                session.over or session.reply("started") or session.reply("error") for session in sessions.all
+            ):
+                sessions.turn(0.1)
         words = {"do": "stop", "word": "CANCEL", "why": "another host could not start", "key": key_of(order)}
         for session in sessions.all:
             if session.reply("started"):
