@@ -1,7 +1,6 @@
-"""What list, status, logs, cancel and the console say of runs, from their folders alone."""
+"""What list, status, logs and cancel say of runs, from their folders alone."""
 
 import json
-import math
 import os
 import socket
 import time
@@ -19,7 +18,6 @@ from drumbeat.backends.contract import Status
 from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain
 from drumbeat.desk.closing import closing_lines, end_words, failure_lines
-from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State, state_of
@@ -30,16 +28,12 @@ from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.ranges import named_ranks, ranges
 from drumbeat.runfolder.derived import Ranks
-from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, NodeJoined
 from drumbeat.runfolder.progress import Progress
-from drumbeat.runfolder.records import Line, Metric
-from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import (
     Affected,
     AttemptEnd,
     Summary,
     Throughput,
-    parse_summary,
     summarize,
     write_summary,
 )
@@ -188,89 +182,6 @@ def test_cancel_takes_the_only_one_that_runs(home, tmp_path):
         find_running(None, os.environ, lambda run: False)
 
 
-def damage(path):
-    """Run folders that something has broken, each in its own way."""
-    texts = {
-        "not-json": "{", "a-list": "[]", "created-text": '{"schema": "1.0", "run_id": "x", "created": "yesterday"}',
-        "created-huge": '{"schema": "1.0", "run_id": "x", "created": ' + "9" * 400 + "}", "no-schema": '{"run_id": "x"}',
-        "deep": "[" * 100_000, "newer": '{"schema": "9.0", "run_id": "x"}', "desk-text": '{"schema": "1.0", "desk": "x"}',
-    }  # fmt: skip
-    for name, text in texts.items():
-        (path / name).mkdir()
-        (path / name / "run.json").write_text(text)
-    (path / "empty").mkdir()
-    whole = make_run(path / "summary-broken", desk=desk())
-    for name in ("summary.json", "order.json", "peers.json", "events.jsonl"):
-        (path / "summary-broken" / name).write_text('{"schema": "1.0", "seconds": NaN, "nodes": [{"node": "x"}]}\n')
-    (path / "summary-broken/nodes/0/environment.json").write_text("[]")
-    newer = make_run(path / "summary-newer", desk=desk())
-    (path / "summary-newer/summary.json").write_text('{"schema": "9.0"}')
-    return [*texts, "empty", whole.run_id, newer.run_id]
-
-
-def test_a_damaged_run_folder_breaks_nothing(drumbeat, home, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    names = damage(broken)
-    make_run(tmp_path / "good", desk=desk(), created=2000.0)
-    log(Run.open(str(tmp_path / "good")), 0, "OSError: [Errno 122] Disk quota exceeded\n", "err")
-    index(home, tmp_path / "good", *(broken / name for name in names))
-    done = drumbeat.here("list")
-    assert done.returncode == 0 and "Traceback" not in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["RUN", "good", "summary-broken", "summary-newer"]
-    assert done.stderr.count("left out: ") == 9 and "newer drumbeat (schema 9.0" in done.stderr
-    assert len(json.loads(drumbeat.here("list", "--json").stdout)) == 3
-    for name in ("good", "summary-broken", "summary-newer"):
-        done = drumbeat.here("status", name)
-        assert done.returncode == 0 and lines(done.stdout)["state"] == "running", done.stdout + done.stderr
-    assert "quota" in drumbeat.here("diagnose", "good").stdout, "diagnose takes a run id too"
-    done = drumbeat.here("diagnose", broken / "newer")
-    assert done.returncode == 2 and "schema 9.0" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_hostile_values_of_a_run_folder_break_no_view(drumbeat, home, tmp_path):
-    """Numbers that no program counts to are left out, and nothing in a folder steers the terminal; other runs are shown."""
-    steers, huge = "\x1b]0;pwn\x07\x1b[2J", 10**400
-    hostile = make_run(tmp_path / "hostile", run_id=f"evil{steers}", created=1500.0)
-    progress = Progress(step=3, steps=9, reported_rate=5.0, reported_unit=f"{steers}x").to_plain()
-    whole = {"schema": "1.0", "run_id": "hostile", "outcome": "finished", "exit_code": 0, "seconds": 5.0, "nodes": 1}
-    summary = {**whole, "progress": {**progress, "step": huge, "steps": -5, "saved": -huge}}
-    (tmp_path / "hostile/summary.json").write_text(json.dumps(summary))
-    joined = {"peer": -5, "peer_host": "x", "address": "", "clock_offset": 0.0}
-    started = {"world_size": 1, "master_addr": "", "master_port": 1}
-    events(hostile, ("node-joined", joined), ("attempt-started", {**started}))
-    written = [json.loads(line) for line in (tmp_path / "hostile/events.jsonl").read_text().splitlines()]
-    with open(hostile.folder.events, "a") as file:
-        file.writelines(json.dumps({**event, "t": -1e18}) + "\n" for event in written)
-    undated = [make_run(tmp_path / name, created=value) for name, value in (("nan", math.nan), ("inf", math.inf))]
-    for run in undated:
-        events(run, ("attempt-started", {**started}), ("attempt-ended", {"outcome": "finished", "exit_code": 0}))
-    make_run(tmp_path / "good", desk=desk(), created=2000.0)
-    for name, schema in (("no-schema", steers), ("newer", f"9.{steers}")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"schema": schema, "run_id": name}))
-    index(home, *(tmp_path / name for name in ("good", "hostile", "nan", "inf", "no-schema", "newer")))
-    views = [("list",), *((name, hostile.path) for name in ("status", "report")), ("watch", hostile.path, "--once")]
-    for view in [*views, *(("report", run.path) for run in undated)]:
-        done = drumbeat.here(*view)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, (view, done.stderr)
-        assert all(letter.isprintable() or letter == "\n" for letter in done.stdout + done.stderr), (view, done.stdout)
-        if view == ("list",):
-            rows = [line.split() for line in done.stdout.splitlines()]
-            assert [row[0] for row in rows[:2]] == ["RUN", "good"] and rows[2][0].startswith("evil"), done.stdout
-            assert len(rows) == 5 and "finished  -" in done.stdout and done.stderr.count("left out: ") == 2
-    kept = hostile.summary().progress
-    assert (kept.step, kept.steps, kept.saved, kept.reported_rate) == (None, None, None, 5.0)
-    for run in undated:
-        assert run.record.created == 0.0 and sum(run.ledger(time.time()).values()) < 86400, "not since 1970"
-
-
-@pytest.mark.parametrize("name", ["exit_code", "nodes", "ranks", "start", "spares", "gpus"])
-def test_a_summary_with_a_count_beyond_all_counts_is_none(name):
-    whole = {"schema": "1.0", "run_id": "x", "outcome": "failed", "exit_code": 1, "seconds": 5.0, "nodes": 1}
-    assert parse_summary({**whole, name: 2**53}, "x") and parse_summary({**whole, name: 2**53 + 1}, "x") is None
-
-
 def test_list_fits_eighty_columns_and_leaves_trials_out(drumbeat, home, tmp_path):
     fast = make_run(tmp_path / ("a-run-with-a-name-that-is-longer-than-most" + "-20261115-101112-abcd"))
     write_summary(
@@ -417,74 +328,6 @@ def test_logs_of_one_rank_of_one_attempt(drumbeat, home, tmp_path):
     ]
     assert said == {"node": 0, "attempt": 0, "rank": 0, "stream": "out", "text": "first 0"}
     assert drumbeat.here("logs", "--rank", 7).returncode == 2
-
-
-def console(tmp_path, **changes):
-    make_run(tmp_path / "run", nodes=changes.get("nodes", 1))
-    return Console(order(tmp_path / "run", **changes), [0])
-
-
-def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys):
-    view = console(tmp_path, nodes=4, hosts=("oar9", "oar10", "oar11", "oar12"))
-    low = Finding("memlock-low", "warning", "memory may be locked up to 64 KiB only", "", "ulimit -l unlimited")
-    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
-    found = [replace(low, node=node, host=f"oar{9 + node}") for node in range(4)]
-    found.append(replace(low, title="shared memory is small", node=2, host="oar11"))
-    view._show([FindingMade(*common, finding) for finding in found])
-    assert capsys.readouterr().err == ""
-    view._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
-    said = capsys.readouterr().err
-    assert "warning    nodes 0-3 (oar[9-12]): memory may be locked up to 64 KiB only: ulimit -l unlimited\n" in said
-    assert "warning    node 2 (oar11): shared memory is small: ulimit -l unlimited\n" in said
-    assert said.count("warning") == 2
-
-
-def test_the_console_says_whom_it_waits_for(tmp_path, capsys):
-    said = console(tmp_path, nodes=3, hosts=("a", "b", "c"))
-    said._begun -= 60
-    said.poll(None)
-    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
-    said._show([NodeJoined(*common, 0, "a", "10.0.0.1", 0.0), NodeJoined(*common, 2, "c", "10.0.0.3", 0.0)])
-    said._waiting_said -= 60
-    said.poll(None)
-    said.poll(None)
-    said.stopping(2, 60.0)
-    said._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
-    text = capsys.readouterr().err
-    assert text.count("waiting    ") == 2 and "0 of 3 nodes connected; still missing: node 0 (a), 1 (b), 2 (c)" in text
-    assert "2 of 3 nodes connected; still missing: node 1 (b); giving up in 4 m 00 s" in text
-    assert "SIGINT: ending; no rank had been started" in text and "to save" not in text
-    assert "connected  3 of 3 nodes in 0.2 s; MASTER_ADDR:PORT = 10.0.0.1:4711" in text
-
-
-def test_progress_is_that_of_the_running_attempt(tmp_path):
-    said = console(tmp_path)
-    said._show([Metric(0, 0, 10.0 + step, "step", step=step, loss=1.0) for step in range(7)])
-    assert said.progress.step == 6
-    said._show(
-        [AttemptStarted("x", 1.0, 1.0, 0, "h", 0, 1, 2, "10.0.0.1", 4711), Metric(0, 0, 60.0, "step", step=3, loss=2.0)]
-    )
-    assert (said.progress.step, said.progress.last_loss, said.progress.rate()) == (3, 2.0, None)
-
-
-def test_the_same_traceback_of_several_ranks_is_shown_once(tmp_path, capsys):
-    said = console(tmp_path)
-    block = ("Traceback (most recent call last):", "RuntimeError: boom")
-    said._show([Line(0, 0, rank, "err", f"[rank{rank}]: {text}") for rank in range(4) for text in block])
-    said._show([Line(0, 0, 0, "err", f"[rank0]: {text}") for text in block])
-    said._show([Line(0, 0, rank, "out", "same") for rank in range(2)])
-    text = capsys.readouterr()
-    assert text.err.splitlines() == [*(f"[0-3] {line}" for line in block), *(f"[rank0]: {line}" for line in block)]
-    assert text.out.splitlines() == ["same", "[1] same"]
-
-
-def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypatch):
-    for live, environment, coloured in ((True, "", True), (True, "1", False), (False, "", False)):
-        monkeypatch.setenv("NO_COLOR", environment)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr("sys.stderr.isatty", lambda live=live: live)
-        console(tmp_path).say("failed", "x")
-        assert ("\x1b[31mfailed" in capsys.readouterr().err) == coloured
 
 
 @pytest.mark.parametrize(

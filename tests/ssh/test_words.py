@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from drumbeat import backends
-from drumbeat.backends.ssh import connection
+from drumbeat.backends.ssh import Ssh, connection
 from drumbeat.backends.ssh.loader import MARK
 from drumbeat.order import Option, Resources
 from drumbeat.problem import Problem
@@ -189,3 +190,33 @@ def test_mistakes_are_one_message(words, said, home, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert main(list(words)) == 2
     assert said in capsys.readouterr().err
+
+
+class Answering:
+    """A session with a host that has been told to start, and whose answer comes with the next turn."""
+
+    def __init__(self, host, answer):
+        self.host, self.over, self.replies, self.answer = host, False, {"prepared": {}}, answer
+
+    def reply(self, name):
+        return self.replies.get(name)
+
+
+@pytest.mark.parametrize("prepared, stopped", [(True, ["oar1"]), (False, [])])
+def test_a_host_whose_answer_is_still_on_its_way_is_stopped_too(tmp_path, monkeypatch, prepared, stopped):
+    """The other one has failed at the last. Where not all were ready, none was told to start, and nothing is waited for."""
+    asked = []
+    monkeypatch.setattr("drumbeat.backends.ssh.ask", lambda host, *_: asked.append(host))
+    one, two = Answering("oar1", {"started": {"pid": 7}}), Answering("oar2", {"error": "No space left on device"})
+    two.replies.update(two.answer)
+    if not prepared:
+        del two.replies["prepared"]
+    turns = []
+
+    def turn(seconds):
+        turns.append(seconds)
+        one.replies.update(one.answer)
+
+    sessions = SimpleNamespace(all=[one, two], turn=turn)
+    Ssh()._stop_started(sessions, order(folder=str(tmp_path), hosts=("oar1", "oar2")), {})
+    assert asked == stopped and len(turns) == len(stopped)

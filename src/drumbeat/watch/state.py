@@ -58,8 +58,10 @@ class RunState:
         self._total: Tuple[int, Progress] = (0, Progress())  # their sum, after so many changes
         self.verdicts: Dict[str, Dict[int, Verdict]] = {}
         self._reporter: Optional[int] = None  # the lowest rank that has reported
-        self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of what it said begins
-        self._marked: Optional[Tuple[str, Optional[int]]] = None  # kind and step of the last one, if it names a step
+        self._announced: Optional[Tuple[str, Optional[int]]] = None  # kind and step of the work that it said begins
+        self._marked: Optional[Tuple[str, Optional[int]]] = (
+            None  # the last report that was marked; None if it had no step
+        )
         self.offsets: Dict[int, float] = {}
 
     def node(self, number: int) -> NodeView:

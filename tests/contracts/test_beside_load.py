@@ -1,0 +1,13 @@
+"""`make busy`, with a short command."""
+
+import subprocess
+from pathlib import Path
+
+
+def test_a_command_beside_a_load_runs_as_often_as_asked_and_leaves_nothing(tmp_path):
+    script = str(Path(__file__).parent.parent / "beside-load.sh")
+    count = ["sh", "-c", "echo x >> runs; ps -o pid= --ppid $PPID | wc -l >> load"]
+    subprocess.run(["sh", script, "3", "2", *count], cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "runs").read_text() == "x\nx\n" and (tmp_path / "load").read_text() == "4\n4\n"  # itself too
+    failed = subprocess.run(["sh", script, "1", "2", "sh", "-c", "echo y >> runs; exit 3"], cwd=tmp_path, timeout=120)
+    assert failed.returncode == 3 and (tmp_path / "runs").read_text() == "x\nx\ny\n"

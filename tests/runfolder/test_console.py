@@ -1,0 +1,77 @@
+"""What the console prints while a run goes on."""
+
+from dataclasses import replace
+
+from drumbeat.desk.console import Console
+from drumbeat.finding import Finding
+from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, NodeJoined
+from drumbeat.runfolder.records import Line, Metric
+from tests.runfolder.folders import make_run, order
+
+
+def console(tmp_path, **changes):
+    make_run(tmp_path / "run", nodes=changes.get("nodes", 1))
+    return Console(order(tmp_path / "run", **changes), [0])
+
+
+def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys):
+    view = console(tmp_path, nodes=4, hosts=("oar9", "oar10", "oar11", "oar12"))
+    low = Finding("memlock-low", "warning", "memory may be locked up to 64 KiB only", "", "ulimit -l unlimited")
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+    found = [replace(low, node=node, host=f"oar{9 + node}") for node in range(4)]
+    found.append(replace(low, title="shared memory is small", node=2, host="oar11"))
+    view._show([FindingMade(*common, finding) for finding in found])
+    assert capsys.readouterr().err == ""
+    view._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
+    said = capsys.readouterr().err
+    assert "warning    nodes 0-3 (oar[9-12]): memory may be locked up to 64 KiB only: ulimit -l unlimited\n" in said
+    assert "warning    node 2 (oar11): shared memory is small: ulimit -l unlimited\n" in said
+    assert said.count("warning") == 2
+
+
+def test_the_console_says_whom_it_waits_for(tmp_path, capsys):
+    said = console(tmp_path, nodes=3, hosts=("a", "b", "c"))
+    said._begun -= 60
+    said.poll(None)
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+    said._show([NodeJoined(*common, 0, "a", "10.0.0.1", 0.0), NodeJoined(*common, 2, "c", "10.0.0.3", 0.0)])
+    said._waiting_said -= 60
+    said.poll(None)
+    said.poll(None)
+    said.stopping(2, 60.0)
+    said._show([Mustered(*common, 0.25, "10.0.0.1", 4711)])
+    text = capsys.readouterr().err
+    assert text.count("waiting    ") == 2 and "0 of 3 nodes connected; still missing: node 0 (a), 1 (b), 2 (c)" in text
+    assert "2 of 3 nodes connected; still missing: node 1 (b); giving up in 4 m 00 s" in text
+    assert "SIGINT: ending; no rank had been started" in text and "to save" not in text
+    assert "connected  3 of 3 nodes in 0.2 s; MASTER_ADDR:PORT = 10.0.0.1:4711" in text
+
+
+def test_progress_is_that_of_the_running_attempt(tmp_path):
+    said = console(tmp_path)
+    said._show([Metric(0, 0, 10.0 + step, "step", step=step, loss=1.0) for step in range(7)])
+    assert said.progress.step == 6
+    said._show(
+        [AttemptStarted("x", 1.0, 1.0, 0, "h", 0, 1, 2, "10.0.0.1", 4711), Metric(0, 0, 60.0, "step", step=3, loss=2.0)]
+    )
+    assert (said.progress.step, said.progress.last_loss, said.progress.rate()) == (3, 2.0, None)
+
+
+def test_the_same_traceback_of_several_ranks_is_shown_once(tmp_path, capsys):
+    said = console(tmp_path)
+    block = ("Traceback (most recent call last):", "RuntimeError: boom")
+    said._show([Line(0, 0, rank, "err", f"[rank{rank}]: {text}") for rank in range(4) for text in block])
+    said._show([Line(0, 0, 0, "err", f"[rank0]: {text}") for text in block])
+    said._show([Line(0, 0, rank, "out", "same") for rank in range(2)])
+    text = capsys.readouterr()
+    assert text.err.splitlines() == [*(f"[0-3] {line}" for line in block), *(f"[rank0]: {line}" for line in block)]
+    assert text.out.splitlines() == ["same", "[1] same"]
+
+
+def test_colour_on_a_terminal_unless_it_is_not_wanted(tmp_path, capsys, monkeypatch):
+    for live, environment, coloured in ((True, "", True), (True, "1", False), (False, "", False)):
+        monkeypatch.setenv("NO_COLOR", environment)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr.isatty", lambda live=live: live)
+        console(tmp_path).say("failed", "x")
+        assert ("\x1b[31mfailed" in capsys.readouterr().err) == coloured
