@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Tuple
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.survived import Survived
-from drumbeat.finding import UNKNOWN, Finding, Verdict
+from drumbeat.finding import UNKNOWN, Evidence, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"
@@ -29,6 +29,7 @@ class Log:
     begins: Mapping[str, int] = field(
         default_factory=dict
     )  # file -> first line of its last run, where it holds several
+    nan_from: Optional[Evidence] = None  # the line from which on the loss was NaN, to the end
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

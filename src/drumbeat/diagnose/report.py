@@ -50,6 +50,7 @@ def make_report(
     of_a_run: bool = True,
     recorded: Optional[Recorded] = None,
     begins: Optional[Mapping[str, int]] = None,
+    nan_from: Optional[Evidence] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -64,6 +65,7 @@ def make_report(
         elastic.several_runs and recorded is None,
         survived(events.tracebacks, ends or {}, AT_THE_END),
         begins or {},
+        nan_from,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -14,6 +14,7 @@ from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
+from drumbeat.diagnose.tracebacks import is_listed
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
@@ -99,6 +100,8 @@ class Tiers:
     def _went_on(self, event: Event) -> bool:
         """Nothing else says that anything failed, and the program wrote on behind this exception."""
         lines = CAUGHT_BELOW if event.caught else CAUGHT_LINES
+        if event.bare and event.match is None and event.lines == 1 and not is_listed(event.exception):
+            lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
         return self.log.after(event) > lines or self._good_end_after(event)
 
     def _ended_otherwise(self, event: Event) -> bool:
