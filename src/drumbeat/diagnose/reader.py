@@ -38,11 +38,13 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 _MAY_BE_BARE = (b"rror: ", b"xception: ")
+# The last ones are levels of loggers.
+_OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
-    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job)\b"
+    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
@@ -65,10 +67,13 @@ class Reader:
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
-        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
+        self._last_errors: Dict[
+            str, Evidence
+        ] = {}  # file -> its last line that a logger calls an error and no rule knows
         self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
         self._collectives = 0
         self._bare = 0
@@ -158,6 +163,7 @@ class Reader:
             self.recorded,
             begins,
             self.losses.stayed(),
+            self._last_errors,
         )
 
     def _last_runs(self) -> Dict[str, int]:
@@ -251,6 +257,8 @@ class Reader:
         self.elastic.feed(text, file, number)
         if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
             self._end_of_run(file, number)
+        if line.level in ("E", "F") and not matched and not quoted and file in self._ends:
+            self._last_errors[file] = evidence
         self._traceback(file, line, evidence, matched)
 
     def _end_of_run(self, file: str, number: int) -> None:

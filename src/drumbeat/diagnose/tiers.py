@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
-from drumbeat.diagnose.failure import Log
+from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
 from drumbeat.diagnose.tracebacks import is_listed
@@ -22,7 +22,6 @@ SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
-AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
