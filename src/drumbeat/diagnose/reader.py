@@ -37,7 +37,7 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
-_MAY_BE_BARE = (b"rror: ", b"xception: ")
+_MAY_BE_BARE = (b"rror: ", b"xception: ", b"imeout: ")
 # The last ones are levels of loggers.
 _OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
