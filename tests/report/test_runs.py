@@ -131,7 +131,9 @@ def test_clean_steers_no_terminal(home, tmp_path, capsys):
     for words in (["list", "--clean", "--older-than", "0s", "--yes"], ["list"]):
         main(words)
         said = "".join(capsys.readouterr())
-        assert ("ended" if "--clean" in words else "damaged") in said and "\x1b" not in said and "\x07" not in said, said
+        assert ("ended" if "--clean" in words else "damaged") in said and "\x1b" not in said and "\x07" not in said, (
+            said
+        )
 
 
 def test_clean_refuses_a_run_that_goes_on_and_a_folder_that_only_looks_like_one(drumbeat):
