@@ -141,7 +141,7 @@ def _call(name: str, rest: List[str]) -> int:
     except ModuleNotFoundError as error:
         if args.debug or not error.name:
             raise
-        if error.name.startswith("drumbeat."):  # backends/kubernetes/payload.py
+        if error.name.startswith("drumbeat."):  # left out of what travels to pods
             print(
                 f"drumbeat {name}: this copy of drumbeat came with a run and has only what its nodes need: type this where "
                 "you submitted the run",
