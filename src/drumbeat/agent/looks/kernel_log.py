@@ -1,8 +1,8 @@
 """Follows the kernel's log while ranks run: a forked child reads it, and hands on the lines in which a GPU driver speaks.
 
 Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt, also
-where the log is rotated or replaced (log_position.py). Without root the log can be read where the machine allows it: /dev/kmsg or dmesg
-(kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
+where the log is rotated or replaced (log_position.py). Without root the log can be read where the machine allows it: /dev/kmsg
+or dmesg (kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
 """
 
 from __future__ import annotations
