@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import duration, not_finite_words
+from drumbeat.desk.closing import duration, lasted_words, not_finite_words
 from drumbeat.desk.state import state_of
 from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.hardware import peak_of
@@ -19,6 +19,7 @@ from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import Hang, hangs_of, seconds_of
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -87,7 +88,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         slowest=slowest,
         no_slowest=no_slowest,
         phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
-        notes=tuple(_notes(events, state.failure)),
+        notes=tuple(_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
     )
@@ -237,13 +238,14 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
-def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
+def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:
     found: List[Note] = []
     if failure is not None:
-        found.append(_note(failure))
+        found.append(_note(failure, seconds_of(failure, hangs)))
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
-            found.append(_note(event.finding))
+            mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]
+            found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
             found.append(Note(INFO, _verdict(event.verdict)))
         elif isinstance(event, kinds.Failed) and event.finding != failure:
@@ -255,10 +257,12 @@ def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
     return list(dict.fromkeys(found))
 
 
-def _note(finding: Finding) -> Note:
+def _note(finding: Finding, hung: Optional[float] = None) -> Note:
+    """`hung`: how long the hang lasted that it reports."""
     where = "" if finding.rank is None else f"rank {finding.rank}{f' on {finding.host}' if finding.host else ''}: "
     cause = f" ({finding.cause})" if finding.cause else ""
-    return Note(finding.severity, f"{where}{finding.title}{cause}", finding.fix)
+    lasted = "" if hung is None else lasted_words(hung)
+    return Note(finding.severity, f"{where}{finding.title}{lasted}{cause}", finding.fix)
 
 
 def _verdict(verdict: Verdict) -> str:
