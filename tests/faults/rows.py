@@ -249,7 +249,7 @@ RETURNS = (
         exit_code=75, outcome="requeue", command=_TRAIN, when="checkpoints/step-*/commit.json",
         act="flip a bit of the newest checkpoint", comes_back=True,
         job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
-        heard="is damaged: its checksum is not the one of what was saved",
+        heard="it is damaged, its checksum is not that of what was saved",
     ),
 )  # fmt: skip
 

@@ -263,12 +263,20 @@ def damaged(folder: str, damage: List[str], how: Callable[[Path], None] = cut) -
 @pytest.mark.parametrize(
     "name, how, why",
     [
-        ("__1_0.distcp", cut, r"/__1_0.distcp is damaged: it has [\d,]+ bytes, [\d,]+ were saved;"),
-        ("__1_0.distcp", flip, "/__1_0.distcp is damaged: its checksum is not the one of what was saved;"),
-        ("__0_0.distcp", flip, "/__0_0.distcp is damaged: its checksum"),
+        (
+            "__1_0.distcp",
+            cut,
+            r"/__1_0.distcp cannot be read: it is damaged, it has [\d,]+ bytes and [\d,]+ were saved;",
+        ),
+        (
+            "__1_0.distcp",
+            flip,
+            "/__1_0.distcp cannot be read: it is damaged, its checksum is not that of what was saved;",
+        ),
+        ("__0_0.distcp", flip, "/__0_0.distcp cannot be read: it is damaged, its checksum"),
         ("__0_0.distcp", Path.unlink, "/__0_0.distcp cannot be read: No such file"),
-        (".metadata", cut, "/.metadata is damaged: it has"),
-        (".metadata", flip, "/.metadata is damaged: its checksum"),
+        (".metadata", cut, "/.metadata cannot be read: it is damaged, it has"),
+        (".metadata", flip, "/.metadata cannot be read: it is damaged, its checksum"),
         ("commit.json", cut, "/commit.json cannot be read: "),
         ("commit.json", misspell, "/commit.json cannot be read: it is damaged, its checksum"),
     ],

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from drumbeat.train.checkpoint.folder import Unreadable
+from drumbeat.train.checkpoint.folder import DAMAGED, Unreadable
 
 Checksums = Mapping[str, Tuple[int, int]]  # name of a file in the checkpoint's folder -> bytes, CRC-32
 
@@ -99,8 +99,8 @@ def _damage(folder: str, name: str, size: int, crc: int) -> str:
     try:
         there = os.stat(path).st_size
         if there != size:
-            return f"{path} is damaged: it has {there:,} bytes, {size:,} were saved"
-        return "" if _crc(path) == crc else f"{path} is damaged: its checksum is not the one of what was saved"
+            return f"{path} cannot be read: it is damaged, it has {there:,} bytes and {size:,} were saved"
+        return "" if _crc(path) == crc else f"{path} cannot be read: {DAMAGED}"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"
 

@@ -25,6 +25,7 @@ VERSION = (
     2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
 )
 MARKER = "commit.json"
+DAMAGED = "it is damaged, its checksum is not that of what was saved"
 
 
 def name_of(step: int) -> str:
@@ -95,7 +96,7 @@ def read_marker(path: str) -> Dict[str, Any]:
         with open(os.path.join(path, MARKER), encoding="utf-8") as file:
             marker = json.load(file)
         if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
-            raise ValueError("it is damaged, its checksum is not its own")
+            raise ValueError(DAMAGED)
         version = int(marker.get("version", 1))
         found = {"model": marker["model"], **{key: int(marker[key]) for key in ("step", "ranks", "parameters")}}
         files = marker.get("files")
