@@ -11,8 +11,8 @@ from drumbeat.agent.outcome import REQUEUE
 from drumbeat.agent.requeue import Next, after_end
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
-from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.hang import hangs_of
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member

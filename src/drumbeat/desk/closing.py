@@ -30,8 +30,8 @@ _LONGEST = 300  # characters of a line
 
 
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
-    """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say also
-    how long no step has come."""
+    """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
+    also how long no step has come."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += " of this epoch" if progress.laps else ""
     if progress.not_finite:

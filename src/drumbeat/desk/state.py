@@ -32,6 +32,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.hang import Hang, hang_of
+from drumbeat.runfolder.lead_clock import lead_now
 from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -84,7 +85,7 @@ class State:
 
 
 def state_of(run: Run, now: Optional[float] = None) -> State:
-    now = time.time() if now is None else now
+    now = lead_now(run) if now is None else now
     told, summary = status(run), read_summary(run)
     goes_on = told.state in GOING_ON
     if goes_on:

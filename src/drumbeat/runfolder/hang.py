@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, List, Optional
+from typing import Iterable, List, Optional
 
 from drumbeat.finding import Finding
 from drumbeat.runfolder import events as kinds
@@ -32,33 +32,29 @@ def hang_of(events: Iterable[Event]) -> Optional[Hang]:
 
 
 def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
-    """All hangs, each once, with how long they lasted. `end`: when a run ended whose lead could not record it, and `progress`: how
-    far its last attempt had come by then."""
+    """All hangs, each once, with how long they lasted. Of a run whose lead was lost: `end` is when it ended, `progress` how far
+    its last attempt had come."""
     found: List[Hang] = []
-    going_on: List[Hang] = []  # reported, and not over
-
-    def close(seconds: Callable[[Hang], Optional[float]]) -> None:
-        found.extend(replace(hang, seconds=seconds(hang)) for hang in going_on)
-        going_on.clear()
-
+    open_: List[Hang] = []  # reported, and not over
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
-            if all(hang.finding != event.finding for hang in going_on):
-                going_on.append(Hang(event.t, event.finding))
-        elif isinstance(event, kinds.Resumed):
-            resumed = event
-            close(lambda hang: None if resumed.ended else resumed.seconds)
-        elif isinstance(event, kinds.AttemptEnded):
-            over, made = event.t, event.progress
-            close(lambda hang: _lasted(hang, over, made))
-        elif isinstance(event, kinds.AttemptStarted):  # the one before was cut off: nobody knows when
-            close(lambda hang: None)
-    close(lambda hang: None if end is None else _lasted(hang, end, progress))
-    return found
+            if all(hang.finding != event.finding for hang in open_):
+                open_.append(Hang(event.t, event.finding))
+        elif isinstance(event, (kinds.Resumed, kinds.AttemptEnded, kinds.AttemptStarted)):
+            found += [replace(hang, seconds=_until(hang, event)) for hang in open_]
+            open_ = []
+    return found + [replace(hang, seconds=None if end is None else _since(hang, end, progress)) for hang in open_]
 
 
-def _lasted(hang: Hang, end: float, progress: Optional[Progress]) -> float:
-    """Where no step was reported: since it was found."""
+def _until(hang: Hang, event: Event) -> Optional[float]:
+    """None where it was no hang, or where nobody knows when it was over: the lead was lost, and started again."""
+    if isinstance(event, kinds.Resumed):
+        return None if event.ended else event.seconds
+    return _since(hang, event.t, event.progress) if isinstance(event, kinds.AttemptEnded) else None
+
+
+def _since(hang: Hang, end: float, progress: Optional[Progress]) -> float:
+    """From the last step; where none was reported, from when it was found."""
     last = progress.last_t if progress else None
     return max(0.0, end - (hang.t if last is None else min(last, hang.t)))
 

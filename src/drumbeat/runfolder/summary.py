@@ -17,8 +17,8 @@ from drumbeat.hostlist import fold
 from drumbeat.order import Order
 from drumbeat.ranges import ranges
 from drumbeat.record import RecordError, check_schema, from_plain
-from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.hang import Hang, seconds_of
+from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Member, is_count
@@ -104,7 +104,8 @@ def summarize(
     hangs: Sequence[Hang] = (),
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over; `hangs` tell how long; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world."""
+    reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world; `hangs`:
+    how long each lasted."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds

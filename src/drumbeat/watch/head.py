@@ -8,9 +8,9 @@ from typing import List, Optional, Tuple
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
 from drumbeat.desk.closing import not_finite_words
 from drumbeat.finding import Finding
+from drumbeat.runfolder.pace import Slowest
 from drumbeat.watch.checks import Check
 from drumbeat.watch.model import RunView
-from drumbeat.watch.slowest import Slowest
 
 
 @dataclass(frozen=True)
