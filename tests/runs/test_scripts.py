@@ -156,6 +156,23 @@ def test_a_script_that_does_not_wait_for_its_launcher_has_failed(drumbeat, envir
     assert "or the script did not wait for it" in done.stderr and "leave out the &" in done.stderr
 
 
+def test_a_failed_stage_that_was_made_up_for_is_told_with_its_rank_and_cause(drumbeat, environ):
+    (drumbeat.folder / "f.py").write_text("import os\nif os.environ['RANK'] == '1': raise RuntimeError('too large')\n")
+    script = "if ! torchrun --nproc_per_node=2 f.py > log.txt 2>&1; then\n  python3 -c 1\n  python3 ok.py\nfi\n"
+    (drumbeat.folder / "ok.py").write_text("print('made up for')\n")
+    done = run(drumbeat, environ, script, "--nodes", 1)
+    assert done.returncode == 0 and "made up for" in done.stdout, done.stderr
+    assert (
+        "doubt      rank 1 on " in done.stderr
+        and "torchrun --nproc_per_node=2 f.py failed (exit code 1)" in done.stderr
+    )
+    assert (
+        "RuntimeError: too large: raised at " in done.stderr
+        and "although a stage of the script had failed" in done.stderr
+    )
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "doubtful"
+
+
 def test_two_launchers_at_once_are_refused(drumbeat, environ):
     (drumbeat.folder / "s.py").write_text(
         "import os, time\nnode = os.environ['NODE_RANK']\nopen(f'up-{node}', 'w').close()\n"
@@ -199,6 +216,7 @@ def test_a_failure_that_only_the_text_shows(drumbeat, environ):
 
 
 def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, environ):
+    """Before it, `status` tells how many ranks run, and the step that they print."""
     (drumbeat.folder / "s.py").write_text(
         "import os, signal, sys, time\n"
         "def save(number, frame):\n"
@@ -206,12 +224,17 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
         "    open('saved-' + os.environ['RANK'], 'w').close()\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
+        "print('Epoch [1/3], Step [30/30], Loss: 0.6\\nEpoch [2/3], Step [5/30], Loss: 0.5', flush=True)\n"
         "open('up-' + os.environ['RANK'], 'w').close()\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
     started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
     wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 120, "two ranks")
+    wait_for(
+        lambda: "progress   step 35/90  loss 0.500" in drumbeat.here("status").stdout, 120, "the step of all epochs"
+    )
+    assert "ranks      2 started by the command of 1 node, which is running" in drumbeat.here("status").stdout
     started.send_signal(signal.SIGTERM)
     out = started.communicate(timeout=180)[0]
     assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,7 +20,7 @@ from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
 from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai import client, grammar, script
-from drumbeat.order import Option, Order, dump_order, load_order
+from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
@@ -92,6 +93,11 @@ class RunAi(Backend):
                 "code: sync is not sent to pods of Run:ai: a secret that its pods read has no room for it",
                 "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
             )
+        if FUNCTION in order.brings:
+            raise Problem(
+                "a function is not sent to pods of Run:ai: a secret that its pods read has no room for it",
+                "put it into a script on a claim or in the image, and submit the script as the job's command",
+            )
         cli, why = client.find_cli(os.environ)
         return render(order, client.with_flags(cli, os.environ), why)
 
@@ -115,12 +121,16 @@ class RunAi(Backend):
         }
         path = os.path.join(order.folder, SCRIPT)
         replace(path, request.text)
-        cluster.call("create", "-f", "-", stdin=json.dumps(secret).encode(), seconds=120.0)
-        done = client.call(["sh", path], environ, seconds=120.0)
-        if done.returncode != 0:
-            cluster.try_call("delete", "secret", name, "--ignore-not-found")
-            raise client.refusal(done, "refuses this job")
-        return self.handle(order, environ)
+        handle = self.handle(order, environ)
+        try:
+            cluster.call("create", "-f", "-", stdin=json.dumps(secret).encode(), seconds=120.0)
+            done = client.call(["sh", path], environ, seconds=120.0)
+            if done.returncode != 0:
+                raise client.refusal(done, "refuses this job")
+        except Problem:
+            SubmittedJob(handle, environ).take_back()
+            raise
+        return handle
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         job = SubmittedJob(handle, environ)
@@ -210,6 +220,13 @@ class SubmittedJob:
         secret = _cluster(self.project, self.environ).try_call(*words).stdout.strip()
         if done.returncode != 0 and not (secret and client.is_gone(done)):
             raise client.refusal(done, "does not delete the job")
+
+    def take_back(self) -> None:
+        """After a submit that failed: also where an answer came too late, and the job is there all the same."""
+        with contextlib.suppress(Problem):
+            self.run(self.cli.delete)
+        with contextlib.suppress(Problem):
+            _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
 
 
 class PodFiles:
