@@ -26,6 +26,7 @@ _AT = RunFolder("")
 _OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.call, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
 _WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
 _PAUSE = 0.3  # seconds between two looks for a run's last files
+_LOOKS = 4  # at least so many looks for them
 _AT_ONCE = 64  # exchanges with one source before the next one has its turn
 
 
@@ -74,12 +75,16 @@ class Mirror(Files):
         return any(_pieces_of(source.exchange(request)) is not None for source in lead)
 
     def settle(self, seconds: float = 20.0) -> None:
-        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone."""
-        deadline = time.monotonic() + seconds
+        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone. Where one look
+        takes as long as `seconds`, some more are made: whatever slows it down slows the agent's end too."""
+        deadline, looks = time.monotonic() + seconds, 1
         self.sync()
-        while not self.complete and time.monotonic() < deadline and any(not source.under for source in self.sources()):
+        while not self.complete and (looks < _LOOKS or time.monotonic() < deadline):
+            if all(source.under for source in self.sources()):
+                return
             time.sleep(_PAUSE)
             self.sync()
+            looks += 1
 
     # -- copying -----------------------------------------------------------------------------------------------------
 
