@@ -40,8 +40,7 @@ def run(args: Any) -> int:
     if args.placement:
         print("\n".join(placement_lines(found)))
         return 0
-    now = lead_now(found)
-    state = state_of(found, now)
+    state = state_of(found)
     if state.summary and not state.goes_on:
         found.files.settle(_LAST_FILES)
     if args.json:
@@ -60,7 +59,7 @@ def run(args: Any) -> int:
         lines += closing_lines(found, state.summary)
     else:
         lines += failure_lines(found, state.failure) if state.failure else []
-        lines += going_on(state, now)
+        lines += going_on(state, lead_now(found))
         lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
         lines.append(("folder", found.path))
     lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))

@@ -85,9 +85,10 @@ class State:
 
 
 def state_of(run: Run, now: Optional[float] = None) -> State:
-    now = lead_now(run) if now is None else now
     told, summary = status(run), read_summary(run)
     goes_on = told.state in GOING_ON
+    if now is None:
+        now = lead_now(run) if goes_on else time.time()
     if goes_on:
         summary = None  # it has ended once, and was started again
     progress = summary.progress if summary else run.progress()
