@@ -114,8 +114,11 @@ def test_cancel_gives_time_to_save(desk):
         WHO
         + "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
     )
-    run = desk.submit(desk.job("waits", script + "time.sleep(300)\n"))
+    exporter = desk.base / "exporter"
+    exporter.mkdir()
+    run = desk.submit(desk.job("waits", script + "time.sleep(300)\n", textfile=exporter))
     wait_for(lambda: desk("logs", run["run_id"]).stdout.count("rank") == 2, 180, "both ranks")
+    wait_for(lambda: list(exporter.glob("*.prom")), 180, "the lead's numbers for node-exporter")
     done = desk("cancel", run["run_id"])
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert desk("logs", run["run_id"]).stdout.count("saved") == 2 and desk.objects() == []

@@ -1,9 +1,11 @@
 """Manifests of every kind: word for word, and valid by the published schemas. DRUMBEAT_WRITE_GOLDEN=1 writes them anew."""
 
 import copy
+import gzip
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,16 @@ def test_drumbeat_fits_into_a_config_map(tmp_path):
     data = packed(str(path))
     assert len(data) < LARGEST, "a config map holds 1 MiB: leave something out of the bundle"
     assert data == packed(str(path))
+    path.write_bytes(gzip.decompress(data))
+    for words, code, said in (
+        (["diagnose", __file__], 0, "transport"),  # the agent's own diagnosis needs the same rules
+        (["lint", __file__], 2, "came with a run"),
+        (["report"], 2, "came with a run"),
+    ):
+        argv = [sys.executable, "-I", "-S", str(path), *words]
+        done = subprocess.run(argv, env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+        assert done.returncode == code and said in done.stdout + done.stderr, (words, done)
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

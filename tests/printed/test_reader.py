@@ -73,6 +73,27 @@ def test_epochs_that_count_from_one():
         assert steps(Reader().feed(lines.encode())) == want, first
 
 
+def test_steps_of_an_epoch_become_steps_of_the_run():
+    """`Epoch [2/3], Step [5/30]` is step 35 of 90; how many there are in all is said once it is sure."""
+
+    def read(lines, form="Epoch [{}/3], Step [{}/30], Loss: 0.5"):
+        data = "".join(form.format(*numbers) + "\n" for numbers in lines).encode()
+        return [(record.get("step"), record.get("steps")) for record in Reader().feed(data)]
+
+    per_epoch = [(1, 5), (1, 30), (2, 5), (3, 30)]
+    assert read(per_epoch) == [(5, None), (30, 90), (35, 90), (90, 90)]
+    assert read([(epoch - 1, step) for epoch, step in per_epoch]) == [(5, None), (30, 90), (35, 90), (90, 90)]
+    assert read([(2, 25), (3, 5)]) == [(55, 90), (65, 90)]  # resumed
+    over_all = [(1, 5), (1, 10), (2, 15), (3, 30)]
+    assert read(over_all) == [(5, None), (10, None), (15, 30), (30, 30)]
+    batches = "epoch {} | batch {}/30 | loss 0.5"
+    assert read([(0, 10), (0, 20), (1, 10)], batches) == [(10, None), (20, None), (40, None)]
+    assert read([(1, 10)], "Epoch {}/1, batch {}/30, loss 0.5") == [(10, 30)]
+    assert read([("nan", 10), (1.5, 20)], batches) == [(None, None), (None, None)]
+    words = "| epoch   {} |    {}/   30 batches | lr 20.00 | ms/batch 43.19 | loss  4.06 | ppl    57.70"
+    assert [step for step, _ in read([(1, 5), (2, 5)], words)] == [5, 35]
+
+
 def test_a_line_has_the_time_at_which_it_was_written(tmp_path, monkeypatch):
     """However late it is read. Lines that are read together are spread over the time since the last look."""
     monkeypatch.setattr("drumbeat.printed.reader._EVERY", 0.0)

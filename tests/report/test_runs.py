@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from drumbeat.cli import main
+from tests.conftest import wait_for
 from tests.runfolder.folders import make_run
 
 # Each rank reports 30 steps; the batch of a step is given, the ranks share it.
@@ -120,12 +120,26 @@ def test_clean_keeps_what_is_no_run_of_ours(home, tmp_path, capsys):
     assert "is not named after its run" in capsys.readouterr().out and (tmp_path / "runs" / "precious").is_dir()
 
 
+def test_clean_steers_no_terminal(home, tmp_path, capsys):
+    """Folders have the names that their writers gave them."""
+    index = home / ".local/state/drumbeat/runs"
+    index.mkdir(parents=True)
+    for number, name in enumerate(("ended\x1b]0;title\x07", "damaged\x1b[2J")):
+        make_run(tmp_path / "runs" / name)
+        (index / f"r-{number}").symlink_to(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "damaged\x1b[2J" / "run.json").write_text("{")
+    for words in (["list", "--clean", "--older-than", "0s", "--yes"], ["list"]):
+        main(words)
+        said = "".join(capsys.readouterr())
+        assert ("ended" if "--clean" in words else "damaged") in said and "\x1b" not in said and "\x07" not in said, (
+            said
+        )
+
+
 def test_clean_refuses_a_run_that_goes_on_and_a_folder_that_only_looks_like_one(drumbeat):
     process = drumbeat.start("run", "--name", "busy", "--", sys.executable, "-c", "import time; time.sleep(600)")
-    deadline = time.monotonic() + 60
-    while not list(drumbeat.folder.glob("runs/*/nodes/0/attempt-0")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: list(drumbeat.folder.glob("runs/*/nodes/0/attempt-0")), 180, "the run to start")
     said = drumbeat("list", "--clean", "--older-than", "0s", "--yes").stdout
     assert "it is running" in said and drumbeat.run_folder().is_dir()
     process.terminate()
-    process.wait(60)
+    process.wait(180)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.cli import main
+
 os.environ.setdefault("STAND_IN", "")
 from tests.runai import stand_in  # noqa: E402
 
@@ -180,6 +182,26 @@ def test_no_runai_and_no_kubectl(tmp_path):
     (desk.base / "bin" / "runai").unlink()
     done = desk("submit", desk.job(), PATH=only)
     assert done.returncode == 2 and "there is no runai here" in done.stderr
+
+
+def test_an_answer_that_comes_too_late_leaves_nothing(tmp_path, monkeypatch, capsys):
+    """Run:ai has taken the job, and its command has not answered in time."""
+    desk, real, taken = Desk(tmp_path, 1), subprocess.run, []
+    for name, value in desk.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path / "home")
+
+    def late(argv, **options):
+        done = real(argv, **options)
+        if argv[0] == "sh":
+            taken.append((desk.kept / "state").exists() and (desk.kept / "secret.json").exists())
+            raise subprocess.TimeoutExpired(argv, 120)
+        return done
+
+    monkeypatch.setattr(subprocess, "run", late)
+    assert main(["submit", str(desk.job())]) == 2 and "has not answered for 120 s" in capsys.readouterr().err
+    assert taken == [True] and not (desk.kept / "secret.json").exists() and not (desk.kept / "state").exists()
+    assert not list((tmp_path / "home").glob("runs/*"))
 
 
 def test_what_travels_runs(tmp_path):

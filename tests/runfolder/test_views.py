@@ -16,7 +16,7 @@ from drumbeat.agent.rank_end import RankEnd
 from drumbeat.agent.summary import summary_of
 from drumbeat.backends.contract import Status
 from drumbeat.cli.list import table
-from drumbeat.cli.status import as_plain
+from drumbeat.cli.status import as_plain, rank_words
 from drumbeat.desk.closing import closing_lines, end_words, failure_lines
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
@@ -240,6 +240,31 @@ def test_status_of_a_run_that_goes_on(drumbeat, home, tmp_path):
     assert (
         plain["status"]["state"] == "running" and plain["seconds_left"] == 200.0 and len(plain["ranks"]["ended"]) == 3
     )
+
+
+def test_ranks_that_a_command_starts_are_counted_by_their_logs(tmp_path):
+    run = make_run(tmp_path / "run", nodes=2)
+    now = time.time()
+
+    def said():
+        return rank_words(run.ranks(), now)
+
+    for node in range(2):
+        about = {"rank": 2 * node, "local_rank": 0, "pid": 1, "cpus": [], "of_command": True}
+        events(run, ("rank-started", about), node=node)
+        (tmp_path / f"run/nodes/{node}/attempt-0").mkdir()
+    assert said() == "not counted: the command of 2 nodes starts them itself, and is running"  # as with mp.spawn
+    for node in range(2):
+        (tmp_path / f"run/nodes/{node}/attempt-0/launcher.out").touch()
+    assert said() == "none started yet by the command of 2 nodes, which is running"
+    for rank in range(4):
+        (tmp_path / f"run/nodes/{rank // 2}/attempt-0/rank-{rank}.err").touch()
+    assert said() == "4 started by the command of 2 nodes, which is running"
+    end = {"rank": 0, "exit_code": 0, "signal": None, "seconds": 5.0, "core_dumped": False, "of_command": True}
+    events(run, ("rank-exited", end), node=0)  # the launcher of node 0, and with it its ranks
+    assert said().startswith("2 of 4 have ended, the last one ") and said().endswith(" ago: ranks 0-1")
+    events(run, ("rank-exited", {**end, "rank": 3, "exit_code": 7, "of_command": False}), node=1)
+    assert said().endswith("ranks 0-1,3 (ended with 7)")
 
 
 def test_a_hang_is_no_time_left_and_a_silence_neither(drumbeat, home, tmp_path):

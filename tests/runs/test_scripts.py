@@ -199,6 +199,7 @@ def test_a_failure_that_only_the_text_shows(drumbeat, environ):
 
 
 def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, environ):
+    """Before it, `status` tells how many ranks run, and the step that they print."""
     (drumbeat.folder / "s.py").write_text(
         "import os, signal, sys, time\n"
         "def save(number, frame):\n"
@@ -206,12 +207,17 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
         "    open('saved-' + os.environ['RANK'], 'w').close()\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
+        "print('Epoch [1/3], Step [30/30], Loss: 0.6\\nEpoch [2/3], Step [5/30], Loss: 0.5', flush=True)\n"
         "open('up-' + os.environ['RANK'], 'w').close()\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     (drumbeat.folder / "x.sh").write_text("torchrun --nproc_per_node=2 s.py 2>&1 | tee log.txt\necho done\n")
     started = drumbeat.start("run", "--nodes", 1, "--", "bash", "x.sh", env=environ)
     wait_for(lambda: len(list(drumbeat.folder.glob("up-*"))) == 2, 120, "two ranks")
+    wait_for(
+        lambda: "progress   step 35/90  loss 0.500" in drumbeat.here("status").stdout, 120, "the step of all epochs"
+    )
+    assert "ranks      2 started by the command of 1 node, which is running" in drumbeat.here("status").stdout
     started.send_signal(signal.SIGTERM)
     out = started.communicate(timeout=180)[0]
     assert started.returncode == 143 and len(list(drumbeat.folder.glob("saved-*"))) == 2, out

@@ -139,7 +139,16 @@ def _call(name: str, rest: List[str]) -> int:
         print(f"drumbeat {name}: {problem}", file=sys.stderr)
         return problem.exit_code
     except ModuleNotFoundError as error:
-        if error.name != "yaml" or args.debug:
+        if args.debug or not error.name:
+            raise
+        if error.name.startswith("drumbeat."):  # left out of what travels to pods
+            print(
+                f"drumbeat {name}: this copy of drumbeat came with a run and has only what its nodes need: type this where "
+                "you submitted the run",
+                file=sys.stderr,
+            )
+            return 2
+        if error.name != "yaml":
             raise
         print(
             f"drumbeat {name}: PyYAML is not installed for {sys.executable}: pip install PyYAML, or use drumbeat.pyz, "

@@ -36,6 +36,7 @@ def run(args: Any) -> int:
     if args.clean:
         return clean(args)
     from drumbeat.cli.status import as_plain
+    from drumbeat.desk.closing import printable
     from drumbeat.desk.runs import all_runs, is_trial
     from drumbeat.desk.state import state_of
 
@@ -43,7 +44,7 @@ def run(args: Any) -> int:
     own = [each for each in found.runs if args.all or not is_trial(each)]
     states = [state_of(each) for each in (own if args.all else own[:_NEWEST])]
     for why in found.damaged:
-        print(f"drumbeat list: left out: {why}", file=sys.stderr)
+        print(printable(f"drumbeat list: left out: {why}"), file=sys.stderr)
     if args.json:
         print(json.dumps([as_plain(state) for state in states], indent=2))
         return 0
@@ -61,6 +62,7 @@ def clean(args: Any) -> int:
     import time
 
     from drumbeat.desk.clean import old_runs, remove
+    from drumbeat.desk.closing import printable
     from drumbeat.problem import Problem
     from drumbeat.report.text import size_text
     from drumbeat.spec.duration import parse_duration
@@ -71,9 +73,9 @@ def clean(args: Any) -> int:
         raise Problem(f"--older-than {args.older_than}: {error}") from None
     old, kept = old_runs(os.environ, seconds, time.time())
     for run_id, why in kept:
-        print(f"kept      {run_id}: {why}")
+        print(printable(f"kept      {run_id}: {why}"))
     for each in old:
-        print(f"{size_text(each.bytes):>9} {each.run.path}")
+        print(printable(f"{size_text(each.bytes):>9} {each.run.path}"))
     if not old:
         print(f"no run that has ended is older than {args.older_than}")
         return 0
@@ -83,7 +85,7 @@ def clean(args: Any) -> int:
         return 1
     failed = [(each.run.run_id, why) for each in old for why in [remove(each, os.environ)] if why]
     for run_id, why in failed:
-        print(f"drumbeat list: {run_id} was not removed: {why}", file=sys.stderr)
+        print(printable(f"drumbeat list: {run_id} was not removed: {why}"), file=sys.stderr)
     print(f"{len(old) - len(failed)} run folders removed")
     return 1 if failed else 0
 

@@ -14,6 +14,7 @@ from drumbeat.cli.options import add_json, add_run
 
 if TYPE_CHECKING:
     from drumbeat.desk.state import State
+    from drumbeat.runfolder.derived import Ranks
 
 
 _LAST_FILES = (
@@ -76,7 +77,6 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
     """Time, progress and ranks of a run that has not ended."""
     from drumbeat.backends.contract import QUEUED, RUNNING
     from drumbeat.desk.closing import duration, progress_line
-    from drumbeat.ranges import named_ranks
 
     lines: List[Tuple[str, str]] = []
     if state.seconds is not None:
@@ -97,18 +97,30 @@ def going_on(state: State, now: float) -> List[Tuple[str, str]]:
         lines.append(("GPUs", state.gpus.words))
     if state.spares or state.replaced:
         lines.append(("spares", "; ".join([f"{state.spares} left", *state.replaced])))
-    ended = state.ranks.ended
+    words = rank_words(state.ranks, now)
+    return [*lines, ("ranks", words)] if words else lines
+
+
+def rank_words(ranks: Ranks, now: float) -> str:
+    """How many ranks were started, and which of them have ended, as far as that was seen; empty before any start."""
+    from drumbeat.desk.closing import count, duration
+    from drumbeat.ranges import named_ranks
+
+    ended, commands = ranks.ended, count(ranks.commands, "node")
+    ago = f"the last one {duration(max(0.0, now - ended[-1].t))} ago" if ended else ""
+    failed = sorted({end.words for end in ended if end.failed})
+    how = f" ({', '.join(failed[:3])})" if failed else ""
+    if not ranks.counted:
+        over = len({end.node for end in ended if end.of_command})
+        state = f"has ended on {over} of them, {ago}{how}" if over else "is running"
+        return f"not counted: the command of {commands} starts them itself, and {state}"
     if ended:
-        ago = duration(max(0.0, now - ended[-1].t))
         which = named_ranks((end.rank for end in ended), 8)
-        failed = sorted({end.words for end in ended if end.failed})
-        how = f" ({', '.join(failed[:3])})" if failed else ""
-        lines.append(
-            ("ranks", f"{len(ended)} of {state.ranks.started} have ended, the last one {ago} ago: {which}{how}")
-        )
-    elif state.ranks.started:
-        lines.append(("ranks", f"all {state.ranks.started} running"))
-    return lines
+        return f"{len(ended)} of {ranks.started} have ended, {ago}: {which}{how}"
+    if ranks.commands:
+        seen = f"{ranks.started} started" if ranks.started else "none started yet"
+        return f"{seen} by the command of {commands}, which is running"
+    return f"all {ranks.started} running" if ranks.started else ""
 
 
 def as_plain(state: State) -> dict[str, Any]:

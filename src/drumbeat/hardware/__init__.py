@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pkgutil
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, Optional
+
+from drumbeat.packaged import load
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,8 @@ _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
 def peak_of(device_name: str) -> Optional[Peak]:
     """The data sheet of a GPU by the name that its driver gives, or None."""
     lower = device_name.lower()
-    for row in _rows():
+    for row in load("drumbeat.hardware", "peaks"):
         if all(word in lower for word in row["match"]):
             tflops = {dtype: float(row[dtype]) for dtype in _DTYPES if dtype in row}
             return Peak(row["name"], tflops, float(row["memory"]), float(row["bandwidth"]), row["source"])
     return None
-
-
-def _rows() -> List[Dict]:  # type: ignore[type-arg]
-    import yaml
-
-    data = pkgutil.get_data("drumbeat.hardware", "peaks.yaml")
-    assert data is not None
-    rows: List[Dict] = yaml.load(data, Loader=yaml.SafeLoader)  # type: ignore[type-arg]
-    return rows

@@ -12,6 +12,7 @@ import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from drumbeat.printed.epoch_steps import EpochSteps
 from drumbeat.printed.rules import Rule, by_plain_text
 
 RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
@@ -80,23 +81,14 @@ class Reader:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._first_epoch: Optional[int] = None  # of the lines whose step follows from epoch and batch
+        self._steps = EpochSteps()
 
     def feed(self, data: bytes, final: bool = False) -> List[Dict[str, Any]]:
         data = (self._rest + data).replace(b"\r", b"\n")  # a progress bar's updates are lines too
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
         lines = (data[start:stop].decode("utf-8", "replace") for start, stop in _promising(data, end))
-        return [self._counted(record) for line in lines for record in read_line(line)]
-
-    def _counted(self, record: Dict[str, Any]) -> Dict[str, Any]:
-        """Lightning counts epochs from 0, other bars of the same shape from 1: the first epoch of a stream tells."""
-        epoch, batch, batches = record.get("epoch"), record.get("batch"), record.get("batches")
-        if epoch is None or batch is None or not batches or record.get("step") != int(epoch) * batches + batch:
-            return record
-        if self._first_epoch is None:
-            self._first_epoch = int(epoch)
-        return {**record, "step": record["step"] - batches} if self._first_epoch == 1 else record
+        return [self._steps.counted(record) for line in lines for record in read_line(line)]
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:

@@ -19,15 +19,15 @@ FORMATS = "drumbeat.printed.formats"
 KINDS = ("step", "validation", "throughput", "summary", "target")
 # The values of a metrics record: docs/metrics.md explains each.
 VALUES = (
-    "step", "steps", "epoch", "batch", "batches", "loss", "validation", "accuracy", "lr", "grad_norm", "step_time",
-    "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached", "total_s", "nodes",
+    "step", "steps", "epoch", "epochs", "batch", "batches", "loss", "validation", "accuracy", "lr", "grad_norm",
+    "step_time", "tokens_per_s", "samples_per_s", "tflops_per_device", "memory_gib", "target_reached", "total_s", "nodes",
     "gpus_per_node", "gpus",
 )  # fmt: skip
 # The printing rank's own, the average of one device, the whole job's; `unknown` where the line does not say.
 WHOSE = ("rank", "device", "all", "unknown")
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)"
-_WHOLE = ("step", "steps", "batch", "batches", "nodes", "gpus_per_node", "gpus")
+_WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 _PARTS = {
     "{IS}": r"[\"']?[\s:=#(\[]{1,4}",  # between a name and its value
     "{END}": r"(?![\w%]|\.\d)",  # of a number

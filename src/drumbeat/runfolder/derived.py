@@ -10,6 +10,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.logs import list_logs
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.read import Files, decode
 from drumbeat.runfolder.records import Metric, parse_metric, parse_so_far
@@ -42,6 +43,7 @@ class RankEnd:
     exit_code: Optional[int]
     signal: Optional[int]
     t: float  # the lead's clock
+    of_command: bool = False  # how its node's command ended, which had started it
 
     @property
     def failed(self) -> bool:
@@ -49,15 +51,19 @@ class RankEnd:
 
     @property
     def words(self) -> str:
-        return f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
+        how = f"ended by signal {self.signal}" if self.signal else f"ended with {self.exit_code}"
+        return f"its command {how}" if self.of_command else how
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of the last attempt: how many were started, and those that have ended."""
+    """Those of the last attempt: how many were started, and those that have ended. Ranks that a node's command starts (a
+    launcher, a script) are counted by their logs; where they have no logs of their own, nobody has counted them."""
 
     started: int = 0
     ended: Tuple[RankEnd, ...] = ()
+    commands: int = 0  # nodes whose command starts its ranks itself
+    counted: bool = True
 
 
 def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
@@ -90,22 +96,41 @@ def attempt_ends(run: Records) -> List[AttemptEnd]:
 
 
 def ranks(run: Records) -> Ranks:
-    """Those of the last attempt, by the nodes' own events."""
+    """Those of the last attempt, by the nodes' own events and by the logs of ranks that a command has started."""
     offsets = run.clock_offsets()
     attempt, started = -1, 0
-    ended: Dict[int, RankEnd] = {}
+    commands: List[int] = []  # nodes
+    ends: List[Tuple[int, kinds.RankExited]] = []
     for node in run.nodes():
         for event in run.node_events(node):
             if not isinstance(event, (kinds.RankStarted, kinds.RankExited)) or event.attempt < attempt:
                 continue
             if event.attempt > attempt:
-                attempt, started, ended = event.attempt, 0, {}
-            if isinstance(event, kinds.RankStarted):
-                started += 1
+                attempt, started, commands, ends = event.attempt, 0, [], []
+            if isinstance(event, kinds.RankExited):
+                ends.append((node, event))
+            elif event.of_command:
+                commands.append(node)
             else:
-                t = event.t + offsets.get(node, 0.0)
-                ended[event.rank] = RankEnd(event.rank, node, event.exit_code, event.signal, t)
-    return Ranks(started, tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank))))
+                started += 1
+    logged = {node: _logged_ranks(run, node, attempt) for node in commands}
+    ended: Dict[int, RankEnd] = {}
+    for node, event in ends:
+        t = event.t + offsets.get(node, 0.0)
+        for rank in (event.of_command and logged.get(node)) or [event.rank]:
+            ended.setdefault(rank, RankEnd(rank, node, event.exit_code, event.signal, t, event.of_command))
+    in_order = tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank)))
+    counted = all(each is not None for each in logged.values())
+    return Ranks(started + sum(len(each or ()) for each in logged.values()), in_order, len(commands), counted)
+
+
+def _logged_ranks(run: Records, node: int, attempt: int) -> Optional[List[int]]:
+    """Ranks that a node's command has started so far; None where they have no logs of their own: then the command is not a
+    launcher of ours, which has one as well, or the logs are one file."""
+    logs = list_logs(run.files, _AT.node(node), attempt)
+    if any(log.merged for log in logs) or not any(log.launcher for log in logs):
+        return None
+    return sorted({log.rank for log in logs if log.rank is not None})
 
 
 def progress(run: Records) -> Progress:

@@ -116,9 +116,15 @@ def _rank(view: RunState, event: Event) -> None:
     if event.attempt < view.attempt or event.rank >= MOST_RANKS:
         return
     view.go_to(event.attempt)
-    rank = view.ranks.get(event.rank)
-    if rank is None:
-        rank = view.ranks[event.rank] = view.node(event.node).ranks[event.rank] = RankView(event.rank, event.node)
-    if isinstance(event, kinds.RankExited) and rank.ended is None:
-        rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
-        view.ended_ranks += 1
+    node = view.node(event.node)
+    if event.of_command:  # no rank itself; those that it has started end with it
+        ranks = list(node.ranks.values())
+    elif event.rank in view.ranks:
+        ranks = [view.ranks[event.rank]]
+    else:
+        ranks = [RankView(event.rank, event.node)]
+        view.ranks[event.rank] = node.ranks[event.rank] = ranks[0]
+    for rank in ranks:
+        if isinstance(event, kinds.RankExited) and rank.ended is None:
+            rank.ended = -event.signal if event.signal else event.exit_code if event.exit_code is not None else 1
+            view.ended_ranks += 1

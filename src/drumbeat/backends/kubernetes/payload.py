@@ -10,14 +10,16 @@ import zipfile
 from drumbeat.problem import Problem
 
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text in a secret of Run:ai it is a quarter more
-# Rooms that no agent uses.
+# Rooms that no agent uses. Not `watch`: the lead keeps the file for node-exporter with it.
 _DESK_ONLY = tuple(
     f"drumbeat/{room}/"
     for room in (
-        "api", "backends/kubernetes", "backends/runai", "backends/slurm", "backends/ssh", "convert", "presets", "report",
-        "tune", "watch",
+        "api", "backends/kubernetes", "backends/runai", "backends/slurm", "backends/ssh", "convert", "diagnose/lint", "presets",
+        "report", "tune",
     )
 )  # fmt: skip
+# What agents use of those rooms: rules for reading errors that are made of lint's.
+_BROUGHT = ("drumbeat/diagnose/lint/__init__.py", "drumbeat/diagnose/lint/python.")
 _READ_AS_TEXT = ("drumbeat/sites/",)
 
 
@@ -27,7 +29,7 @@ def packed(bundle: str) -> bytes:
     with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(plain, "w", zipfile.ZIP_STORED) as target:
         names = set(source.namelist())
         for name in sorted(names):
-            if name.endswith(".pyc") or name.startswith(_DESK_ONLY):
+            if name.endswith(".pyc") or (name.startswith(_DESK_ONLY) and not name.startswith(_BROUGHT)):
                 continue  # byte code is that of this desk's Python
             twin = (
                 name.endswith(".yaml") and name[: -len("yaml")] + "json" in names and not name.startswith(_READ_AS_TEXT)

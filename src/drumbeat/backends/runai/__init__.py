@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -115,12 +116,16 @@ class RunAi(Backend):
         }
         path = os.path.join(order.folder, SCRIPT)
         replace(path, request.text)
-        cluster.call("create", "-f", "-", stdin=json.dumps(secret).encode(), seconds=120.0)
-        done = client.call(["sh", path], environ, seconds=120.0)
-        if done.returncode != 0:
-            cluster.try_call("delete", "secret", name, "--ignore-not-found")
-            raise client.refusal(done, "refuses this job")
-        return self.handle(order, environ)
+        handle = self.handle(order, environ)
+        try:
+            cluster.call("create", "-f", "-", stdin=json.dumps(secret).encode(), seconds=120.0)
+            done = client.call(["sh", path], environ, seconds=120.0)
+            if done.returncode != 0:
+                raise client.refusal(done, "refuses this job")
+        except Problem:
+            SubmittedJob(handle, environ).take_back()
+            raise
+        return handle
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         job = SubmittedJob(handle, environ)
@@ -210,6 +215,13 @@ class SubmittedJob:
         secret = _cluster(self.project, self.environ).try_call(*words).stdout.strip()
         if done.returncode != 0 and not (secret and client.is_gone(done)):
             raise client.refusal(done, "does not delete the job")
+
+    def take_back(self) -> None:
+        """After a submit that failed: also where an answer came too late, and the job is there all the same."""
+        with contextlib.suppress(Problem):
+            self.run(self.cli.delete)
+        with contextlib.suppress(Problem):
+            _cluster(self.project, self.environ).try_call("delete", "secret", self.name, "--ignore-not-found")
 
 
 class PodFiles:
