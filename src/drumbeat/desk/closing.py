@@ -147,7 +147,7 @@ def end_words(summary: Summary) -> str:
     if summary.outcome == "requeue":
         return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
-        return f"finished in {took}, after an earlier stage of the script had failed; exit code {summary.exit_code}"
+        return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
         return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
