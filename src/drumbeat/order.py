@@ -136,7 +136,7 @@ class Timing:
 
     @property
     def longest_beat(self) -> float:
-        """Seconds between two beats of a large job, at most: two fit into the silence that counts as a loss, with time to spare."""
+        """Seconds between two beats, at most: two fit into the silence that counts as a loss, with time to spare."""
         return self.lost_node / 2.2
 
 

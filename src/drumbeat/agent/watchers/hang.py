@@ -167,7 +167,8 @@ class Hang:
         if silence is None:
             return self._look(now) if now >= self._next_look or self._exited_early(now) else []
         longest = max((silence, *self._stale(now).values()))
-        if longest > SHORTEST and longest > self._limit():  # the limit of thousands of members is not worked out for nothing
+        # With thousands of members the limit takes a while to work out, and it is never below SHORTEST.
+        if longest > SHORTEST and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []
