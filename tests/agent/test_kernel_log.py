@@ -8,6 +8,7 @@ import pytest
 from drumbeat.agent.blame import hardware_behind
 from drumbeat.agent.looks import kernel_log
 from drumbeat.agent.looks.kernel_log import KernelLog, open_log
+from drumbeat.agent.looks.log_position import LogPosition, stamp_of
 from drumbeat.agent.watchers.contract import Emit, Saw, Warn
 from drumbeat.agent.watchers.kernel_log import GpuErrors, read_line
 from drumbeat.agent.wire.messages import Done, RankEnded
@@ -165,6 +166,91 @@ def test_a_rotated_log_is_followed(tmp_path):
     path.unlink()
     os.mkfifo(path)  # never blocks, whatever stands there
     assert source.read() == []
+
+
+STAMPS = {
+    "since boot": "[{:>5}.000001] ",
+    "rsyslog": "2026-11-16T13:{:02}:00.5+01:00 n1 kernel: ",
+    "syslog": "Nov  6 13:{:02}:00 n1 kernel: ",
+    "dmesg -T": "[Mon Nov 16 13:{:02}:00 2026] ",
+    "none": "",
+}
+
+
+@pytest.mark.parametrize("form", STAMPS)
+@pytest.mark.parametrize("how", ["renamed", "in place"])
+def test_a_newer_copy_of_the_log_brings_no_old_line_back(tmp_path, form, how):
+    path, copy = tmp_path / "kern.log", tmp_path / "copy"
+    lines = [f"{STAMPS[form].format(number)}line {number}\n" for number in range(1, 9)]
+    path.write_text("".join(lines[:5]))
+    source = open_log(str(path))
+
+    def replace(text):
+        if how == "renamed":
+            copy.write_text(text)
+            copy.rename(path)
+        else:
+            path.write_text("")  # shorter than what was read, for a moment
+            assert source.read() == []
+            path.write_text(text)
+
+    replace("".join(lines[:6]))
+    assert source.read() == [lines[5].strip().encode()] and source.read() == []
+    replace("".join(lines[:6]))  # the very same
+    assert source.read() == []
+    with path.open("a") as file:
+        file.write(lines[6])
+    assert source.read() == [lines[6].strip().encode()]
+    if form != "none":  # the last line read is not in it: its time tells
+        replace("".join(lines[2:6]) + lines[7])
+        assert source.read() == [lines[7].strip().encode()]
+
+
+def test_a_log_that_was_empty_and_gets_lines_from_before_the_start(tmp_path):
+    path = tmp_path / "kern.log"
+    path.touch()
+    source = open_log(str(path))
+    (tmp_path / "copy").write_text(f"[    0.000001] of the boot\n[{time.monotonic() + 5:.6f}] of now\n")
+    (tmp_path / "copy").rename(path)
+    (line,) = source.read()
+    assert line.endswith(b"of now")
+
+
+def test_a_new_year_is_newer_and_nonsense_is_no_time(tmp_path):
+    position = LogPosition()
+    position.advance([b"Dec 31 23:59:59 n1 kernel: a"])
+    lines = [b"Dec 31 23:59:58 n1 kernel: b", b"Jan  1 00:00:00 n1 kernel: c"]
+    assert position.newer(lines) == lines[1:]
+    for text in (b"2026-13-45T99:99:99 x", b"Abc 99 10:10:10 x", b"", b"[x] y", b"[Mon Foo 16 13:00:00 2026] x"):
+        assert stamp_of(text) is None, text
+    utc, east = stamp_of(b"2026-11-16T13:00:00.25Z x"), stamp_of(b"2026-11-16T14:00:00.25+01:00 x")
+    assert utc == east and utc[1] % 1 == 0.25
+
+
+def test_a_large_log_is_read_without_a_pause(tmp_path, monkeypatch):
+    """A megabyte at a time, at once: pauses are for when nothing more is there."""
+    path = tmp_path / "kern.log"
+    path.write_text("[ 1.0] first\n")
+    source = open_log(str(path))
+    pauses = []
+    monkeypatch.setattr(kernel_log.time, "sleep", pauses.append)
+    (tmp_path / "copy").write_text(f"[ 0.5] {'old ' * 40}\n" * 60_000 + "[ 2.0] new\n")
+    (tmp_path / "copy").rename(path)
+    found = []
+    while not pauses:
+        found += source.read()
+        source.wait()
+    assert found == [b"[ 2.0] new"]
+
+
+def test_a_program_whose_last_line_is_gone_brings_no_old_line_back(tmp_path, monkeypatch):
+    log = tmp_path / "ring"
+    tool(tmp_path, "dmesg", f"cat {log}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    log.write_text("[ 1.0] one\n[ 2.0] two\n")
+    source = kernel_log.Command(("dmesg",))
+    log.write_text("[ 1.5] between\n[ 3.0] three\n")
+    assert source.read() == [b"[ 3.0] three"]
 
 
 def test_a_log_that_cannot_be_read_is_said_so_once(tmp_path):

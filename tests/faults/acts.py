@@ -47,7 +47,10 @@ def _cancel(run: Path, desk: subprocess.Popen[str]) -> None:
 
 
 def _delete(run: Path, desk: subprocess.Popen[str]) -> None:
-    shutil.rmtree(run, ignore_errors=True)
+    """Renamed first: who writes by path finds it gone at once, and nobody adds to what is being deleted."""
+    gone = run.parent.parent / f"{run.name}.deleted"  # beside the runs, of which it is none any more
+    run.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)  # a file that is still held open may be written to until its writer ends
 
 
 def _garbage(run: Path, desk: subprocess.Popen[str]) -> None:
@@ -87,9 +90,30 @@ def _set_clock(seconds: int) -> Act:
     return act
 
 
-def _damage(whole: bool) -> Act:
-    """The newest checkpoint is damaged, and then a rank dies. `whole`: its commit marker stays, as after a failing disk; else it
-    is gone, as after a power cut in the middle of a save."""
+def _cut(checkpoint: Path) -> None:
+    """As after a failing disk."""
+    for path in checkpoint.glob("*.distcp"):
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def _tear(checkpoint: Path) -> None:
+    """As after a power cut in the middle of a save: there is no commit marker."""
+    _cut(checkpoint)
+    (checkpoint / "commit.json").unlink()
+
+
+def _flip(checkpoint: Path) -> None:
+    """One bit in the middle of the largest file: a value of a tensor."""
+    path = max(checkpoint.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+def _damage(how: Callable[[Path], None]) -> Act:
+    """The newest checkpoint is damaged, and then a rank dies."""
 
     def act(run: Path, desk: subprocess.Popen[str]) -> None:
         folder = run.parent.parent
@@ -97,10 +121,7 @@ def _damage(whole: bool) -> Act:
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
         newest = max(path.parent for path in (folder / "checkpoints").glob("step-*/commit.json"))
-        for path in newest.glob("*.distcp"):
-            os.truncate(path, path.stat().st_size // 2)
-        if not whole:
-            (newest / "commit.json").unlink()
+        how(newest)
         (folder / "fault").write_text(str(time.time()))
         os.kill(ranks[-1], signal.SIGKILL)
         for pid in ranks[:-1]:
@@ -120,8 +141,9 @@ def _rank_pids(run: Path) -> List[int]:
 ACTS: Dict[str, Act] = {
     "set the clock back": _set_clock(-86400),
     "set the clock forward": _set_clock(86400),
-    "tear the newest checkpoint": _damage(whole=False),
-    "corrupt the newest checkpoint": _damage(whole=True),
+    "tear the newest checkpoint": _damage(_tear),
+    "corrupt the newest checkpoint": _damage(_cut),
+    "flip a bit of the newest checkpoint": _damage(_flip),
     "kill the desk": _desk(signal.SIGKILL),
     "hang up": _desk(signal.SIGHUP),
     "interrupt": _desk(signal.SIGINT),

@@ -244,6 +244,13 @@ RETURNS = (
         comes_back=True, job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
         heard="CANNOT BE READ and is left out",
     ),
+    Row(
+        "one flipped bit in a checkpoint (drumbeat train, 1 node): left out, the one before is used", "train", "", None,
+        exit_code=75, outcome="requeue", command=_TRAIN, when="checkpoints/step-*/commit.json",
+        act="flip a bit of the newest checkpoint", comes_back=True,
+        job={"restarts": 1, "nodes": 1, "stop-grace": "90s"}, until_back=True, lost_at_most=8, within=200,
+        heard="it is damaged, its checksum is not that of what was saved",
+    ),
 )  # fmt: skip
 
 # A rank that is slower than the others, by its own time.

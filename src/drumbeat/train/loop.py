@@ -79,7 +79,7 @@ def _train(
     if checkpoints is not None:
         loaded = checkpoints.load(["sample"])
         if loaded is not None:
-            for words in loaded.left_out:
+            for words in loaded.notes:
                 reporter.say(words)
             done = first = loaded.step
             stream.load_state_dict({"sample": loaded.extra["sample"]})

@@ -191,7 +191,7 @@ class Trainer:
         loaded = self._saved(folder, 2).load(["trainer"])
         if loaded is None:
             return 0
-        for words in loaded.left_out:
+        for words in loaded.notes:
             self.say(words)
         state = json.loads(loaded.extra["trainer"])
         self.steps, self._positions = int(state["steps"]), state["batches"]

@@ -1,8 +1,8 @@
 """Follows the kernel's log while ranks run: a forked child reads it, and hands on the lines in which a GPU driver speaks.
 
-Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt. Without
-root the log can be read where the machine allows it: /dev/kmsg or dmesg (kernel.dmesg_restrict=0), or the journal (members of
-`adm` or `systemd-journal`).
+Whatever blocks holds only the child. It begins at the log's end, so every line it hands on is younger than the attempt, also
+where the log is rotated or replaced (log_position.py). Without root the log can be read where the machine allows it: /dev/kmsg
+or dmesg (kernel.dmesg_restrict=0), or the journal (members of `adm` or `systemd-journal`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Protocol, Sequence
 
+from drumbeat.agent.looks.log_position import LogPosition
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.process_signals import ignore_stops
 from drumbeat.processes import close_all_but, die_with_parent, kill, name_process
@@ -29,6 +30,8 @@ _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", 
 _OF_DRIVERS = re.compile(rb"NVRM: Xid|amdgpu|PCIe Bus Error")
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
 _LONGEST = 1000  # bytes of a line
+_PIECE = 1 << 20  # bytes read at a time
+_TAIL = 1 << 16  # bytes of what is there already that are looked at
 _FILE_EVERY, _COMMAND_EVERY = 0.25, 5.0  # seconds
 _COMMAND_DEADLINE = 5.0
 
@@ -71,35 +74,54 @@ class Kmsg:
 
 
 class File:
-    """A growing text file. It is followed when it is rotated, by renaming or by copying and truncating."""
+    """A growing text file. It is followed when it is rotated, by renaming or by copying and truncating, and when a newer copy of
+    the log takes its place: then only what comes after the last line read is new."""
 
     def __init__(self, path: str) -> None:
         self.name = path
         self.fd = self._open()
-        os.lseek(self.fd, 0, os.SEEK_END)
+        self._position = LogPosition()
+        self._to_end()
         self._rest = b""
+        self._anew = False  # it is read from its beginning, and nothing new has come yet
+        self._more = False  # there is more to read at once
 
     def read(self) -> List[bytes]:
         replaced = self._is_replaced()  # asked first: then an empty read means that nothing more comes to the old file
         try:
-            data = os.read(self.fd, 1 << 20)
+            data = os.read(self.fd, _PIECE)
             if not data and replaced:
                 fd = self._open()
                 os.close(self.fd)
-                self.fd, self._rest = fd, b""
-                data = os.read(self.fd, 1 << 20)
+                self.fd, self._rest, self._anew = fd, b"", True
+                data = os.read(self.fd, _PIECE)
             elif not data and self._is_truncated():
-                self._rest = b""
+                self._rest, self._anew = b"", True
                 os.lseek(self.fd, 0, os.SEEK_SET)
-                data = os.read(self.fd, 1 << 20)
+                data = os.read(self.fd, _PIECE)
         except BlockingIOError:  # a device, and nothing new
+            self._more = False
             return []
+        self._more = len(data) == _PIECE
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-_LONGEST:]
+        if self._anew:
+            lines = self._position.newer(lines)
+            self._anew = not lines
+        self._position.advance(lines)
         return lines
 
     def wait(self) -> None:
-        time.sleep(_FILE_EVERY)
+        if not self._more:
+            time.sleep(_FILE_EVERY)
+
+    def _to_end(self) -> None:
+        """What is there already is old. Its last lines tell how far it goes."""
+        if stat.S_ISREG(os.fstat(self.fd).st_mode):
+            end = os.lseek(self.fd, 0, os.SEEK_END)
+            self._position.advance(os.pread(self.fd, _TAIL, max(0, end - _TAIL)).split(b"\n")[:-1])
+        else:
+            os.lseek(self.fd, 0, os.SEEK_END)
 
     def _open(self) -> int:
         return os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,15 +147,13 @@ class Command:
         lines = self._print()
         if not lines:
             raise OSError(f"{self.name} shows nothing")
-        self._last = lines[-1]
+        self._position = LogPosition()
+        self._position.advance(lines)
 
     def read(self) -> List[bytes]:
-        lines = self._print()
-        if not lines:
-            return []
-        place = next((number for number in range(len(lines) - 1, -1, -1) if lines[number] == self._last), -1)
-        self._last = lines[-1]
-        return lines[place + 1 :]
+        lines = self._position.newer(self._print())
+        self._position.advance(lines)
+        return lines
 
     def wait(self) -> None:
         time.sleep(_COMMAND_EVERY)

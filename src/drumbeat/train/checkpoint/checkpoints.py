@@ -1,7 +1,8 @@
 """Checkpoints: sharded, written while training goes on, loadable on another number of ranks.
 
 A save costs the training thread a copy of the state (state.py). The rest is another thread's: meeting the other ranks,
-torch's writing, the commit marker (folder.py). A save before a stop takes the same way, and is waited for.
+torch's writing with a checksum of each file (checksums.py), the commit marker (folder.py). A save before a stop takes the same
+way, and is waited for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from drumbeat.train.checkpoint.checksums import SummedFileSystem, check_files
 from drumbeat.train.checkpoint.folder import (
     Unreadable,
     commit,
@@ -32,7 +34,7 @@ from drumbeat.train.checkpoint.folder import (
     set_aside,
 )
 from drumbeat.train.checkpoint.generators import generators, restore_generators
-from drumbeat.train.checkpoint.reading import dtypes, first_line, load_into, saved_part, unreadable
+from drumbeat.train.checkpoint.reading import contents, first_line, load_into, saved_part
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
 
@@ -57,7 +59,7 @@ class Loaded(NamedTuple):
 
     step: int
     extra: Dict[str, Any]
-    left_out: Sequence[str]  # on rank 0: what is to be said of newer checkpoints that could not be read
+    notes: Sequence[str]  # on rank 0: what is to be said of it, and of newer ones that could not be read
 
 
 class HasState(Protocol):
@@ -149,13 +151,17 @@ class Checkpoints:
         if self.rank == 0:
             shutil.rmtree(path, ignore_errors=True)
         self._meet()
-        save(state, storage_writer=FileSystemWriter(path, thread_count=writers(state)), process_group=self.group)
-        error = ""
-        if self.rank == 0:  # whose save ends after every rank's: torch writes .metadata only when all have reported
+        writer = FileSystemWriter(path, thread_count=writers(state))
+        writer.fs = written = SummedFileSystem()
+        save(state, storage_writer=writer, process_group=self.group)
+        every = self._gathered((written.checksums, first_line(written.error) if written.error else ""))
+        error = next((error for _, error in every if error), "")
+        if self.rank == 0 and not error:
             try:
                 count = sum(p.numel() for part in self.parts for p in part.parameters())
+                files = {name: sums for checksums, _ in every for name, sums in checksums.items()}
                 marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
-                commit(self.folder, marker, self.keep)
+                commit(self.folder, {**marker, "files": files}, self.keep)
             except OSError as problem:
                 error = str(problem)
         if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
@@ -174,11 +180,16 @@ class Checkpoints:
             if damaged and made_state:
                 self.state.optimizer.state.clear()  # which entries it has depends on the checkpoint
             try:
-                extra = self._load(self.path_of(step), wanted)
+                extra, checked = self._load(self.path_of(step), wanted)
             except Unreadable as problem:
                 damaged.append((step, problem))
                 continue
-            return Loaded(step, extra, self._set_aside(damaged, step))
+            notes = self._set_aside(damaged, step)
+            if self.rank == 0 and not checked:
+                notes.append(
+                    f"the checkpoint of step {step} has no checksums (an older drumbeat saved it): NOT CHECKED"
+                )
+            return Loaded(step, extra, notes)
         if len(damaged) > 1:
             what = "; ".join(problem.what for _, problem in damaged)
             raise Refusal(f"none of {len(damaged)} checkpoints can be read: {what}", "give another checkpoint folder")
@@ -198,12 +209,15 @@ class Checkpoints:
             said.append(f"{what}: {problem.what}; {name}")
         return said
 
-    def _load(self, path: str, wanted: Sequence[str]) -> Dict[str, Any]:
-        """The `wanted` extras. Unreadable on all ranks if it is so on any; what was written into the state till then is
-        overwritten by the next that can be loaded."""
+    def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
+        """The `wanted` extras, and whether there were checksums to compare with. Unreadable on all ranks if it is so on any; what
+        was written into the state till then is overwritten by the next that can be loaded."""
         reader = FileSystemReader(path)
-        saved, ranks = self._together(lambda: self._contents(path, reader))
-        state = self._ready_for(path, saved, ranks == self.size)
+        marker = self._together(lambda: self._marker(path))
+        if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole
+            self._together(lambda: check_files(path, marker["files"], self.rank, self.size))
+        saved = self._together(lambda: contents(path, reader))
+        state = self._ready_for(path, saved, marker["ranks"] == self.size)
         state["extra"] = dict.fromkeys(wanted, 0)
         self._together(lambda: load_into(state, reader, self.group, path))
         own = state.pop(self._own, {})
@@ -214,21 +228,16 @@ class Checkpoints:
             self.rank_state[name].copy_(value)
         if own:
             restore_generators(own["generators"])
-        extra: Dict[str, Any] = state["extra"]
-        return extra
+        return state["extra"], marker["files"] is not None
 
-    def _contents(self, path: str, reader: FileSystemReader) -> Tuple[Dict[str, Optional[torch.dtype]], int]:
-        """Its entries, and the number of ranks that saved it."""
+    def _marker(self, path: str) -> Dict[str, Any]:
         marker = read_marker(path)
         if marker["model"] != self.fingerprint:
             raise Refusal(
                 f"{path} was saved from another model ({marker['parameters']:,} parameters)",
                 "give another checkpoint folder, or the settings it was made with",
             )
-        try:
-            return dtypes(reader.read_metadata()), marker["ranks"]
-        except Exception as error:
-            raise unreadable(path, error) from error
+        return marker
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do it on all ranks. Where it is refused on one, it is on all, for the same reason: the first rank's."""
@@ -238,11 +247,7 @@ class Checkpoints:
         except Refusal as problem:
             refusal = problem
         told = (type(refusal), refusal.what, refusal.fix) if refusal else None
-        every: List[Any] = [told]
-        if self.group is not None:
-            every = [None] * self.size
-            dist.all_gather_object(every, told, group=self.group)
-        for kind, what, fix in filter(None, every):
+        for kind, what, fix in filter(None, self._gathered(told)):
             raise kind(what, fix) from refusal
         return done
 
@@ -276,6 +281,14 @@ class Checkpoints:
     def _meet(self) -> None:
         if self.group is not None:
             dist.barrier(group=self.group)
+
+    def _gathered(self, value: Any) -> List[Any]:
+        """The values of all ranks."""
+        if self.group is None:
+            return [value]
+        every: List[Any] = [None] * self.size
+        dist.all_gather_object(every, value, group=self.group)
+        return every
 
     def _told_by_rank_0(self, value: Any) -> Any:
         if self.group is None:

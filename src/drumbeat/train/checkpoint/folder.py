@@ -1,7 +1,8 @@
 """What lies in a checkpoint folder: which checkpoints are whole, which is the newest, and what is cleared away.
 
     FOLDER/step-00000400/                what torch's distributed checkpoint writes: a few files per rank, .metadata last
-    FOLDER/step-00000400/commit.json     the commit marker, after .metadata: version, step, ranks, the model's fingerprint
+    FOLDER/step-00000400/commit.json     the commit marker, after .metadata: version, step, ranks, the model's fingerprint, size
+                                         and checksum of each file, and its own checksum
     FOLDER/latest                        the name of the newest committed one
 
     FOLDER/step-00000800.unreadable/     one that was committed and could not be read: set aside, for somebody to look at
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from typing import Any, Dict, List, Optional
 
 from drumbeat.train.refusal import Refusal
@@ -23,6 +25,7 @@ VERSION = (
     2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
 )
 MARKER = "commit.json"
+DAMAGED = "it is damaged, its checksum is not that of what was saved"
 
 
 def name_of(step: int) -> str:
@@ -47,7 +50,7 @@ def commit(folder: str, marker: Dict[str, Any], keep: int) -> None:
     """Make the checkpoint of step `marker["step"]` the latest; remove older ones beyond `keep`, and what was cut short. One of a
     later step is not touched: it could not be read, or this one would not have been made."""
     step = marker["step"]
-    _write(os.path.join(folder, name_of(step), MARKER), json.dumps({"version": VERSION, **marker}))
+    _write(os.path.join(folder, name_of(step), MARKER), sealed({"version": VERSION, **marker}))
     _write(os.path.join(folder, "latest"), name_of(step))
     older = [each for each in committed(folder) if each < step]
     for old in older[: max(0, len(older) + 1 - keep)] if keep else []:
@@ -77,13 +80,27 @@ def set_aside(path: str) -> str:
     return free or path
 
 
+def sealed(marker: Dict[str, Any]) -> str:
+    """The text of a marker, with the checksum of all that it says."""
+    return json.dumps({**marker, "checksum": _checksum(marker)})
+
+
+def _checksum(marker: Dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(marker, sort_keys=True).encode())
+
+
 def read_marker(path: str) -> Dict[str, Any]:
-    """The commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it."""
+    """The commit marker of the checkpoint at `path`; a Refusal if another version of drumbeat wrote it. `files` is None where
+    none were recorded."""
     try:
         with open(os.path.join(path, MARKER), encoding="utf-8") as file:
             marker = json.load(file)
+        if ("files" in marker or "checksum" in marker) and marker.pop("checksum", None) != _checksum(marker):
+            raise ValueError(DAMAGED)
         version = int(marker.get("version", 1))
         found = {"model": marker["model"], **{key: int(marker[key]) for key in ("step", "ranks", "parameters")}}
+        files = marker.get("files")
+        found["files"] = None if files is None else {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
     if version != VERSION:

@@ -14,8 +14,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from drumbeat.train.checkpoint.folder import Unreadable
 
 
-def dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
-    """The entries of a checkpoint; None for those that are not tensors."""
+def contents(path: str, reader: FileSystemReader) -> Dict[str, Optional[torch.dtype]]:
+    """The entries of a checkpoint and their dtypes; None for those that are not tensors."""
+    try:
+        return _dtypes(reader.read_metadata())
+    except Exception as error:
+        raise unreadable(path, error) from error
+
+
+def _dtypes(metadata: Metadata) -> Dict[str, Optional[torch.dtype]]:
     return {
         name: entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else None
         for name, entry in metadata.state_dict_metadata.items()
