@@ -76,7 +76,7 @@ class DeviceDecoder:
 
     def _decoded(self, size: int, images: Sequence[Tuple[str, Draw]]) -> Tensor:
         files = self._read(images)
-        here = [i for i, file in enumerate(files) if bytes(file[:3]) == _JPEG]
+        here = [i for i, file in enumerate(files) if file.numpy()[:3].tobytes() == _JPEG]
         with self._beside_training():
             try:
                 cropped = self._cropped(size, [files[i] for i in here], [images[i][1] for i in here])
