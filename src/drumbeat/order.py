@@ -20,6 +20,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 CODES = ("shared", "image", "sync")
 CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
+FUNCTION = "api/call"  # one of Order.brings: the ranks call a function that was submitted
 
 
 @dataclass(frozen=True)

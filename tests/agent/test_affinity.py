@@ -79,6 +79,26 @@ def test_ended_before_anything_was_seen():
     assert watcher(ranks=0).on(Saw("ended"), 1) == [], "a command that started no rank has nothing to place"
 
 
+def test_a_rank_that_has_ended_is_said_to_have():
+    watch = watcher()
+    watch.on(Saw("exited", {"rank": 1, "exit_code": 0}), 1)
+    watch.on(ranks(GOOD[0]), 2)
+    (said,) = watch.on(ranks(GOOD[0]), 4)
+    assert said.data["verdict"].answer == "unknown"
+    assert said.data["verdict"].summary == "1/2 ranks beside their GPU; rank 1: it ended before it was looked at"
+    assert "ended before it was looked at" in said.data["table"][2]
+
+
+def test_what_was_seen_of_a_rank_before_it_ended_counts():
+    watch = watcher()
+    importing = (0, (0, 1), ())
+    for now in (1, 2.5):
+        watch.on(ranks(importing, GOOD[1]), now)
+    watch.on(Saw("exited", {"rank": 1, "exit_code": 0}), 3)
+    watch.on(ranks(GOOD[0]), 4)
+    assert answers(watch.on(ranks(GOOD[0]), 6)) == ["as planned"]
+
+
 def test_looks_become_rarer(monkeypatch, tmp_path):
     times = []
     monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", lambda *_: times.append(clock[0]) or [])

@@ -185,6 +185,10 @@ FAILED = [{"rank": 1, "exit_code": 9, "t": 4.0}]
         ("torchrun a.py || python b.py\n", [FAILED], 256, "failed"),
         ("torchrun a.py || torchrun b.py\n", [FAILED, []], 0, "told"),
         ("torchrun a.py | tee log; torchrun --no-such-flag b.py | tee log\n", [FAILED, None], 0, "failed"),
+        ("torchrun a.py | tee log; torchrun --no-such-flag b.py | tee log\n", [FAILED, 2], 0, "failed"),
+        ("if ! torchrun a.py; then\n  python b.py\nfi\n", [FAILED], 0, "told"),
+        ("torchrun a.py || true\n", [FAILED], 0, "failed"),
+        ("timeout 60 torchrun a.py || true\n", [FAILED], 0, "failed"),
         ("torchrun a.py; torchrun b.py | tee log\n", [[], FAILED], 0, "failed"),
         ("torchrun a.py; torchrun b.py\n", [[], []], 0, "ended well"),
     ],
@@ -196,7 +200,9 @@ def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
     stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
     for number, failures in enumerate(reports):
         stages._add({"command": f"torchrun {'ab'[number]}.py"})
-        if failures is not None:
+        if isinstance(failures, int):
+            launcher_driver.write({"report": stages.report(number)}, [], exit_code=failures)
+        elif failures is not None:
             launcher_driver.write({"report": stages.report(number)}, failures)
     Path(launcher.logs.log(0, 0, "out")).touch()
     (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), status, 5.0)
@@ -210,6 +216,35 @@ def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
     finding = end.finding
     assert (finding.code, finding.severity, finding.rank) == ("stage-failed", "warning", 1)
     assert finding.title == "the script's torchrun a.py failed (exit code 9)" and "b.py" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "script, later",
+    [
+        ("timeout 9 torchrun a.py > log 2>&1 || true\n", "ended with exit code 0"),
+        ("torchrun a.py > log 2>&1\necho done\n", "ended with exit code 0"),
+        ("torchrun a.py || python b.py\n", "what ran after it ended well: python b.py"),
+        ("torchrun a.py; torchrun b.py\n", "what ran after it ended well: torchrun b.py"),
+    ],
+)
+def test_a_launcher_that_failed_without_a_rank_is_told(tmp_path, script, later):
+    """It was told to stop, or could not meet the others, and its output went to a file: nothing else shows that."""
+    launcher, environ = launcher_and_variables(tmp_path, 0, script=script)
+    stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
+    stages._add({"command": "torchrun a.py"})
+    launcher_driver.write({"report": stages.report(0)}, [], exit_code=143)
+    if "; torchrun b.py" in script:
+        stages._add({"command": "torchrun b.py"})
+        launcher_driver.write({"report": stages.report(1)}, [])
+    Path(launcher.logs.log(0, 0, "out")).touch()
+    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 0, 5.0)
+    assert (end.exit_code, end.finding.code, end.finding.rank) == (0, "stage-failed", None)
+    assert (
+        end.finding.title == "the script's torchrun a.py was told to stop (signal 15)" and not launcher.ranks_ended_well
+    )
+    assert end.finding.cause == f"the script went on, and {later}"
+    (end,) = launcher.ends(0, Process(0, 0, ("bash", "x.sh")), 143 << 8, 5.0)
+    assert (end.exit_code, end.finding) == (143, None)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +318,11 @@ def test_a_report_that_cannot_be_written_makes_no_failure_of_a_success(tmp_path,
     assert launcher_driver.main() == 0 and read_report(report).succeeded
 
 
-@pytest.mark.parametrize("end", [SystemExit(0), SystemExit(2), RuntimeError("no rendezvous"), KeyboardInterrupt()])
-def test_a_stage_counts_as_running_until_its_driver_ends_in_whatever_way(tmp_path, monkeypatch, end):
+@pytest.mark.parametrize(
+    "end, code",
+    [(SystemExit(0), 0), (SystemExit(2), 2), (RuntimeError("no rendezvous"), 1), (KeyboardInterrupt(), 1)],
+)
+def test_a_stage_counts_as_running_until_its_driver_ends_in_whatever_way(tmp_path, monkeypatch, end, code):
     seen = []
 
     def launch(settings, arguments):
@@ -296,4 +334,6 @@ def test_a_stage_counts_as_running_until_its_driver_ends_in_whatever_way(tmp_pat
     monkeypatch.setattr(sys, "argv", ["driver", json.dumps(settings), "other"])
     with pytest.raises(type(end)):
         launcher_driver.main()
-    assert seen == [True] and not os.listdir(tmp_path)
+    assert seen == [True] and os.listdir(tmp_path) == ["r.json"]
+    report = read_report(settings["report"])
+    assert (report.exit_code, report.failures, report.succeeded) == (code, (), code == 0)

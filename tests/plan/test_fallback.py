@@ -1,4 +1,4 @@
-"""Where a script's exit code 0 proves that what stands behind `||` ended well."""
+"""Where a script's exit code 0 proves that what it ran in the place of its launcher ended well."""
 
 import pytest
 
@@ -15,6 +15,10 @@ from drumbeat.plan.launchers.fallback import fallback
         ("torchrun a.py || {\n  echo again\n  python b.py\n}\n", "python b.py"),
         ("# torchrun as ever\ntimeout 60 torchrun a.py || /opt/bin/python3.11 -u -m b", "/opt/bin/python3.11 -u -m b"),
         ("torchrun a.py || A=1 accelerate launch b.py", "A=1 accelerate launch b.py"),
+        ("if ! torchrun a.py; then python b.py; fi", "python b.py"),
+        ("set -u\nif ! timeout 9 torchrun a.py\nthen\n  echo again\n  python b.py\nfi\n", "python b.py"),
+        ("if ! torchrun a.py 2>&1; then\n  echo 'once more' # one\n  python b.py\nfi\nexit $?\n", "python b.py"),
+        ("if cd x && torchrun a.py; then\n  echo fine\nelse\n  A=1 python -m b\nfi", "A=1 python -m b"),
     ],
 )
 def test_a_program_that_must_have_ended_well(script, program):
@@ -49,6 +53,20 @@ def test_a_program_that_must_have_ended_well(script, program):
         "exec bash y.sh\ntorchrun a.py || python b.py",
         "torchrun a.py | tee log\ntorchrun b.py || python c.py",
         "bash y.sh | tee log\nwhich torchrun || python b.py",
+        "if torchrun a.py; then python b.py; fi",
+        "if ! torchrun a.py; then python b.py; else echo; fi",
+        "if ! torchrun a.py | tee log; then python b.py; fi",
+        "if ! torchrun a.py; then python b.py; fi\necho done",
+        "if ! torchrun a.py; then python b.py; echo done; fi",
+        "if ! torchrun a.py; then python b.py || true; fi",
+        "if ! torchrun a.py; then true; fi",
+        "if ! torchrun a.py; then exit 0; python b.py; fi",
+        "if ! cd x && torchrun a.py; then python b.py; fi",
+        "if ! torchrun a.py; then\n  if [ -e x ]; then\n    python b.py\n  fi\nfi",
+        "if [ -e x ]; then torchrun a.py; else python b.py; fi",
+        "if torchrun a.py; then echo; elif python c.py; then echo; else python b.py; fi",
+        "while ! torchrun a.py; do python b.py; done",
+        "if ! torchrun a.py; then 'python b.py; fi",
     ],
 )
 def test_nothing_is_proved(script):
@@ -91,3 +109,4 @@ OTHERS = [
 def test_only_what_is_known_to_train_takes_the_place_of_a_training(command):
     assert fallback(f"torchrun a.py || {command}", "torchrun") == ""
     assert fallback(f"torchrun a.py || {{\n  echo failed\n  {command}\n}}", "torchrun") == ""
+    assert fallback(f"if ! torchrun a.py; then\n  echo failed\n  {command}\nfi", "torchrun") == ""

@@ -156,6 +156,23 @@ def test_a_script_that_does_not_wait_for_its_launcher_has_failed(drumbeat, envir
     assert "or the script did not wait for it" in done.stderr and "leave out the &" in done.stderr
 
 
+def test_a_failed_stage_that_was_made_up_for_is_told_with_its_rank_and_cause(drumbeat, environ):
+    (drumbeat.folder / "f.py").write_text("import os\nif os.environ['RANK'] == '1': raise RuntimeError('too large')\n")
+    script = "if ! torchrun --nproc_per_node=2 f.py > log.txt 2>&1; then\n  python3 -c 1\n  python3 ok.py\nfi\n"
+    (drumbeat.folder / "ok.py").write_text("print('made up for')\n")
+    done = run(drumbeat, environ, script, "--nodes", 1)
+    assert done.returncode == 0 and "made up for" in done.stdout, done.stderr
+    assert (
+        "doubt      rank 1 on " in done.stderr
+        and "torchrun --nproc_per_node=2 f.py failed (exit code 1)" in done.stderr
+    )
+    assert (
+        "RuntimeError: too large: raised at " in done.stderr
+        and "although a stage of the script had failed" in done.stderr
+    )
+    assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "doubtful"
+
+
 def test_two_launchers_at_once_are_refused(drumbeat, environ):
     (drumbeat.folder / "s.py").write_text(
         "import os, time\nnode = os.environ['NODE_RANK']\nopen(f'up-{node}', 'w').close()\n"

@@ -114,7 +114,7 @@ class Attempt:
         short = progress.short_of_steps
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
-        first = min(doubtful, key=lambda end: end.at, default=None)
+        first = min(doubtful, key=lambda end: (_without_rank(end), end.at), default=None)
         if first is None or first.finding is None or first.finding.code != CAUGHT:
             return first.finding if first else None
         where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
@@ -126,6 +126,11 @@ class Attempt:
         if finding is None:
             return ()
         return group((end.rank, end.what) for end in self.ends if end.failed and end.rank != finding.rank)
+
+
+def _without_rank(end: RankEnd) -> bool:
+    """Where a launcher fails on one node, those of the others end as well: the one that names a rank tells more."""
+    return end.finding is None or end.finding.rank is None
 
 
 def _starts_each_rank(order: Order) -> bool:

@@ -8,6 +8,7 @@ from typing import Callable, List, Optional, Tuple
 
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import Direct, End, plain_end
+from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
 from drumbeat.finding import Finding
 from drumbeat.forked import Forked
 from drumbeat.plan.argv import Process
@@ -105,8 +106,20 @@ def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit)
         elif finding is None and not ended.by_us:
             look = explainer.doubt if launcher.may_hide_failures else explainer.caught
             finding = look(end, launcher.once)
+        elif finding is not None and finding.code == STAGE_FAILED:
+            finding = _with_cause(finding, launcher, explainer, end)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, ended.by_us))
     return found
+
+
+def _with_cause(finding: Finding, launcher: Direct, explainer: Explainer, end: End) -> Finding:
+    """Why a launcher in the script failed, before what became of the script."""
+    failed = launcher.failed_rank()
+    why = explainer.explain(failed, by_us=False) if failed else explainer.doubt(end, launcher.once)
+    if why is None:
+        return finding
+    words = f"{why.title}: {why.cause}" if failed and why.cause else why.title
+    return replace(finding, cause=f"{words}; {finding.cause}", evidence=why.evidence or finding.evidence)
 
 
 def rank_meant(launcher: Direct, end: End, finding: Finding) -> Optional[int]:

@@ -1,9 +1,10 @@
 """Runs in the user's interpreter, not in the agent's: `python -c <this file> SETTINGS MODULE <the launcher's arguments>`.
 
 Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
-no rank was started; of a stage of a script also that all ranks ended well. For as long as a stage runs, a file lies beside its
-report: where it is left, the launcher was killed, or its script did not wait for it. Ranks write to logs of their own; where a
-script has redirected the launcher's output, to a pipe into tee say, their lines are copied there.
+no rank was started; of a stage of a script also that all ranks ended well, or how the launcher itself ended. For as long as a
+stage runs, a file lies beside its report: where it is left, the launcher was killed, or its script did not wait for it. Ranks
+write to logs of their own; where a script has redirected the launcher's output, to a pipe into tee say, their lines are copied
+there.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
     return streams
 
 
-def write(settings: Dict[str, Any], failures: List[Dict[str, Any]], refused: str = "") -> None:
+def write(settings: Dict[str, Any], failures: List[Dict[str, Any]], refused: str = "", exit_code: int = 0) -> None:
+    """`exit_code`: of a launcher that failed although none of its ranks did, or before it had any."""
     with open(settings["report"] + ".tmp", "w") as file:
-        json.dump({"failures": failures, "refused": refused}, file)
+        json.dump({"failures": failures, "refused": refused, "exit_code": exit_code}, file)
     os.replace(settings["report"] + ".tmp", settings["report"])
 
 
@@ -248,23 +250,28 @@ def main() -> int:
     if settings.get("stage"):
         with contextlib.suppress(OSError):
             open(settings["report"] + ".running", "w").close()
+    code = 1
     try:
         code = MODULES[module](settings, arguments)
-        if code == 0 and settings.get("stage"):  # the launchers after it in the script may fail
-            with contextlib.suppress(OSError):  # a full disk does not make a failure of a training that went well
-                write(settings, [])
         return code
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        raise
     except ImportError as error:
         name = module.split(".")[0]
         if (error.name or "").split(".")[0] != name:
             raise
         print(f"drumbeat: the launcher needs {name} in {sys.executable}: {error}", file=sys.stderr)
-        return 127
+        code = 127
+        return code
     finally:
         try:
             if streams:
                 copier.finish()
         finally:
+            with contextlib.suppress(OSError):  # a full disk does not make a failure of a training that went well
+                if settings.get("stage") and not os.path.exists(settings["report"]):  # others in the script may fail
+                    write(settings, [], exit_code=code)
             with contextlib.suppress(OSError):
                 os.unlink(settings["report"] + ".running")
 

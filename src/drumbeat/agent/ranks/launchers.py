@@ -14,10 +14,11 @@ from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
+from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, stage_failed, unended
 from drumbeat.agent.ranks.stages import Stage, Stages, read_report
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
-from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding
+from drumbeat.finding import ERROR, WARNING, Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
@@ -31,7 +32,6 @@ from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
-_FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"
 _ENDS_PROCESSES = re.compile(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
 
@@ -83,6 +83,10 @@ class Direct:
         """Whether the node's command has started ranks of its own, as their logs show. It reads a folder."""
         return False
 
+    def failed_rank(self) -> Optional[End]:
+        """The rank that made a launcher in the command's script fail; None where there is none."""
+        return None
+
     def met(self) -> Optional[int]:
         """How many launchers the script has started through our stand-ins by now; None where there are none."""
         return None if self._stages is None else len(self._stages.read())
@@ -96,7 +100,7 @@ class Direct:
     def ranks_ended_well(self) -> bool:
         """Whether each launcher of the script has told that all its ranks ended with 0: no pipe can hide that."""
         begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
-        return bool(begun) and all(stage.report and stage.report.succeeded for stage in begun)
+        return bool(begun) and all(stage.succeeded for stage in begun)
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         """What the command line of this node's processes needs."""
@@ -162,9 +166,9 @@ class Once(Direct):
         return self.logs.log(attempt, rank, stream)
 
     def ends(self, attempt: int, process: Process, status: int, at: float) -> List[End]:
-        """A script may end well although a rank failed, behind a pipe into tee say: its launchers tell. A failed launcher is
-        the run's failure, unless what ran after it in the same script is known to have ended well. So is one that was
-        killed, or that still runs when its script ends."""
+        """A script may end well although a rank failed, behind a pipe into tee say: its launchers tell. A failed rank is
+        the run's failure, unless what ran after it in the same script is known to have ended well. So is a launcher that
+        was killed, or that still runs when its script ends. One that failed by itself, or was told to stop, is a doubt."""
         stages = self._stages.read() if self._stages else []
         end = replace(plain_end(process.rank, status, at), of_command=not self.is_rank)
         if not stages:
@@ -175,21 +179,29 @@ class Once(Direct):
         reported = [stage for stage in stages if stage.report]
         failed = next((stage for stage in reversed(reported) if stage.failures), None)
         begun = [stage for stage in stages if stage.began]
-        unended = begun[-1] if begun and begun[-1].unended and end.exit_code == 0 else None
+        running = begun[-1] if begun and begun[-1].unended and end.exit_code == 0 else None
         if failed is not None:
-            later = _later(failed, reported, self._script) if end.exit_code == 0 and unended is None else ""
-            if not later and failed is reported[-1]:
+            later = _later(failed, reported, self._script) if end.exit_code == 0 and running is None else ""
+            if not later and not reported[-1].succeeded:
                 return rank_ends(failed.failures)
             if later:
-                return [replace(end, finding=_stage_failed(failed, later))]
-        if unended is not None:
-            return [_unended_end(end, unended, self._script)]
+                return [replace(end, finding=stage_failed(failed, later))]
+        if running is not None:
+            return [_unended_end(end, running, self._script)]
         if end.exit_code == 0 and not self.logs.ranks(attempt):
             failed_code = EXIT_NOT_FOUND if last.missing else 1
-            return [End(process.rank, failed_code, None, end.at, of_command=True, finding=_no_rank(last))]
+            return [End(process.rank, failed_code, None, end.at, of_command=True, finding=no_rank(last))]
         if last.missing:
-            return [replace(end, finding=_missing(last, end.exit_code))]
+            return [replace(end, finding=missing(last, end.exit_code))]
+        broken = next((stage for stage in reversed(reported) if stage.exit_code), None)
+        if broken and end.exit_code == 0:
+            return [replace(end, finding=stage_failed(broken, _later(broken, reported, self._script)))]
         return [end]
+
+    def failed_rank(self) -> Optional[End]:
+        """Of the script's last launcher: to the logs of an earlier one, others have written since."""
+        begun = [stage for stage in self._stages.read() if stage.began] if self._stages else []
+        return next(iter(rank_ends(begun[-1].failures)), None) if begun else None
 
 
 class Driven(Once):
@@ -241,7 +253,7 @@ def _refused_end(process: Process, at: float, why: str) -> End:
 def _later(failed: Stage, reported: Sequence[Stage], script: Script) -> str:
     """What ran after this stage in a script that ended with 0, and is known to have ended well; '' if nothing is."""
     last = reported[-1]
-    if last.report and last.report.succeeded:
+    if last.succeeded:
         return last.command
     return _fallback(failed, script) if last is failed else ""
 
@@ -256,56 +268,12 @@ def _unended_end(end: End, stage: Stage, script: Script) -> End:
     later = _fallback(stage, script)
     if later:
         cause = f"it was killed before it could report its end; what ran in its place ended well: {later[:200]}"
-        return replace(end, finding=_unended(stage, "stage-failed", WARNING, cause))
+        return replace(end, finding=unended(stage, STAGE_FAILED, WARNING, cause))
     if _ENDS_PROCESSES.search(script.text):
         cause = "the script ended it, or something else killed it, or the script did not wait for it"
-        return replace(end, finding=_unended(stage, "launcher-unended", WARNING, cause))
+        return replace(end, finding=unended(stage, "launcher-unended", WARNING, cause))
     cause = "it was killed, or the script did not wait for it; the script itself ended with exit code 0"
-    return End(end.rank, 1, None, end.at, of_command=True, finding=_unended(stage, "launcher-unended", ERROR, cause))
-
-
-def _unended(stage: Stage, code: str, severity: str, cause: str) -> Finding:
-    return Finding(
-        code, severity, f"the script ended while its {stage.command[:200]} had not reported its end", cause,
-        "wait for it at the end of the script: `wait`; or leave out the &. If it was killed, look for memory that ran out",
-        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"),
-    )  # fmt: skip
-
-
-def _stage_failed(stage: Stage, later: str) -> Finding:
-    first = stage.failures[0]
-    return Finding(
-        "stage-failed", WARNING, f"the script's {stage.command[:200]} failed ({_words(int(first['exit_code']))})",
-        f"the script went on, and what ran after it ended well: {later[:200]}",
-        "look at the rank's log; if the run should end at such a failure, leave out what follows it in the script",
-        confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"), rank=first["rank"],
-    )  # fmt: skip
-
-
-def _words(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
-
-
-def _missing(stage: Stage, exit_code: Optional[int]) -> Finding:
-    name = stage.command.partition(" ")[0]
-    return Finding(
-        "command-not-found", ERROR if exit_code else WARNING, f"the script's {name} was not found",
-        "it is not in the PATH that the script had", _FIND_IT, (Evidence(f"{name}: command not found"),),
-        confidence=CERTAIN, seen=("the launchers that the script called",),
-    )  # fmt: skip
-
-
-def _no_rank(stage: Stage) -> Finding:
-    """The script's own exit code says nothing: it is that of a pipe into tee, or of a last echo."""
-    if stage.missing:
-        found = _missing(stage, EXIT_NOT_FOUND)
-        return replace(found, cause=f"{found.cause}; the script went on without it, and no rank was started")
-    return Finding(
-        "no-rank-started", ERROR, "the launcher in the script started no rank",
-        "it ended before its first rank; the script went on, and ended with exit code 0",
-        "look at what it printed; `set -o pipefail` in the script passes its exit code on",
-        (Evidence(stage.command[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
-    )  # fmt: skip
+    return End(end.rank, 1, None, end.at, of_command=True, finding=unended(stage, "launcher-unended", ERROR, cause))
 
 
 def plain_end(rank: int, status: int, at: float) -> End:

@@ -14,14 +14,15 @@ from drumbeat.problem import Problem
 
 @dataclass(frozen=True)
 class Report:
-    """What the driver around a launcher wrote when the launcher ended. No failure and no refusal: all its ranks ended well."""
+    """What the driver around a launcher wrote when the launcher ended. None of these: all its ranks ended well."""
 
     failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t
     refused: str = ""  # why no rank was started, and in the next line what to type
+    exit_code: int = 0  # of a launcher that failed by itself, or was told to stop
 
     @property
     def succeeded(self) -> bool:
-        return not (self.failures or self.refused)
+        return not (self.failures or self.refused or self.exit_code)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class Stage:
     @property
     def failures(self) -> Tuple[Dict[str, Any], ...]:
         return self.report.failures if self.report else ()
+
+    @property
+    def exit_code(self) -> int:
+        """Of a launcher that failed although no rank of its did, or that was told to stop."""
+        return self.report.exit_code if self.report else 0
+
+    @property
+    def succeeded(self) -> bool:
+        return self.report is not None and self.report.succeeded
 
 
 class Stages:
@@ -108,7 +118,9 @@ def read_report(path: str) -> Optional[Report]:
     failures = found.get("failures") if isinstance(found, dict) else None
     if not isinstance(failures, list):
         return None
-    return Report(tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")))
+    code = found.get("exit_code")
+    code = code if isinstance(code, int) else 0
+    return Report(tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")), code)
 
 
 def _lines(path: str) -> List[Dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""What a shell script runs in the place of a launcher that failed: `torchrun train.py || python train.py`.
+"""What a shell script runs in the place of a launcher that failed: `torchrun train.py || python train.py`, or
+`if ! torchrun train.py; then python train.py; fi`.
 
 A script's exit code 0 says little in general: it may be that of a pipe into tee, or of a last echo. It proves that the
-fallback ended well where `LAUNCHER || FALLBACK` is the last thing that the script does, nothing ends the script before, and
-the fallback is a program that trains; and only then.
+fallback ended well where one of these is the last thing that the script does, nothing ends the script before, and the
+fallback is a program that trains; and only then.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _ASKS = frozenset(("-h", "--help", "--version"))
 
 
 def fallback(text: str, launcher: str) -> str:
-    """What stands behind `||` in the last statement of this script, before which `launcher` (its first word) stands; '' where
-    the script's exit code 0 does not prove that it ended well."""
+    """What the last statement of this script runs where `launcher` (its first word) has failed; '' where the script's exit
+    code 0 does not prove that it ended well."""
     if "<<" in text or re.search(r"\btrap\b", text):
         return ""  # lines of a here-document are no commands; a trap may end the script in another way
     lines = [line for line in _logical_lines(text) if line and not line.startswith("#")]
@@ -40,6 +41,8 @@ def fallback(text: str, launcher: str) -> str:
         return ""  # the last statement may not have been reached
     if lines[-1] == "}":
         return _of_group(lines[:-1], launcher)
+    if re.search(r"(?:^|[\s;])fi$", lines[-1]):
+        return _of_if(lines, launcher)
     left, _, right = lines[-1].partition("||")
     return right.strip() if _decides([*lines[:-1], left], launcher) and _trains(right) else ""
 
@@ -51,9 +54,32 @@ def _of_group(lines: Sequence[str], launcher: str) -> str:
         return ""
     body = lines[heads[-1] + 1 :]
     before = [*lines[: heads[-1]], lines[heads[-1]].partition("||")[0]]
-    words = [_words(line) for line in body]
-    simple = all(each and not _COMPOUND & set(each) and not {"{", "}", "(", ")"} & set(each) for each in words)
-    return body[-1] if body and simple and _decides(before, launcher) and _trains(body[-1]) else ""
+    return body[-1] if _are_simple(body) and _decides(before, launcher) and _trains(body[-1]) else ""
+
+
+def _of_if(lines: Sequence[str], launcher: str) -> str:
+    """`if ! LAUNCHER; then`, commands, `fi`; or `if LAUNCHER; then`, commands, `else`, commands, `fi`."""
+    heads = [number for number, line in enumerate(lines) if re.match(r"if\s", line)]
+    if not heads:
+        return ""
+    text = re.sub(r"\s*(?:;|\n)\s*(then|else|fi)\b", r"\n\1", "\n".join(lines[heads[-1] :]))
+    text = re.sub(r"^(then|else)[ \t]+", r"\1\n", text, flags=re.M)
+    parts = [part.strip() for part in re.split(r"^(?:then|else|fi)$", text, flags=re.M)]  # condition, branches, nothing
+    negated = re.match(r"if\s+!\s", parts[0]) is not None
+    if len(parts) != (3 if negated else 4) or "\n" in parts[0] or (negated and "&&" in parts[0]):
+        return ""
+    before = [*lines[: heads[-1]], re.sub(r"^if\s+(?:!\s+)?", "", parts[0])]
+    branches = [[line.strip() for line in part.split("\n")] for part in parts[1:-1]]
+    last = branches[-1][-1]
+    return last if all(map(_are_simple, branches)) and _decides(before, launcher) and _trains(last) else ""
+
+
+def _are_simple(commands: Sequence[str]) -> bool:
+    """Whether each of these lines is a whole statement, and none is a compound one."""
+    words = [_words(line) for line in commands]
+    return bool(words) and all(
+        each and not _COMPOUND & set(each) and not {"{", "}", "(", ")"} & set(each) for each in words
+    )
 
 
 def _logical_lines(text: str) -> List[str]:
