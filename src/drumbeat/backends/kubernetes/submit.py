@@ -86,6 +86,9 @@ def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
     for claim in settings.claims:
         done = cluster.try_call("get", "persistentvolumeclaim", claim.name, "-o", "json")
         if done.returncode != 0:
+            stderr = done.stderr.decode("utf-8", "replace")
+            if f'persistentvolumeclaims "{claim.name}" not found' not in stderr:
+                raise problem_of(stderr, cluster.namespace)
             raise Problem(
                 f"namespace {cluster.namespace} has no volume claim {claim.name}", "kubectl get pvc lists them"
             )
