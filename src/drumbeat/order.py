@@ -20,6 +20,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 CODES = ("shared", "image", "sync")
 CHECK_LEVELS = ("off", "warn", "stop")
 SOURCES = ("user", "site", "detected", "default")  # strongest first
+FUNCTION = "api/call"  # one of Order.brings: the ranks call a function that was submitted
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,11 @@ class Timing:
         0.7  # after the first failure: how long others may fail by themselves, so that causes can be told apart
     )
     failure_grace: float = 1.5  # after a failure: from TERM to KILL
+
+    @property
+    def longest_beat(self) -> float:
+        """Seconds between two beats, at most: two fit into the silence that counts as a loss, with time to spare."""
+        return self.lost_node / 2.2
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def create(words):
 
 def start_pod(name, node):
     """As the Job's controller and a kubelet would; again where a pod has been lost."""
-    spec = get(f"Job-{name}")["spec"]["template"]["spec"]["containers"][0]
+    pod = get(f"Job-{name}")["spec"]["template"]["spec"]
+    spec = pod["containers"][0]
     number = 0
     while os.path.exists(os.path.join(FOLDER, pod_name(name, node, number))):
         number += 1
@@ -82,11 +83,11 @@ def start_pod(name, node):
     packed = get(f"ConfigMap-{name}-program")["binaryData"]["drumbeat.pyz.gz"]
     with open(os.path.join(folder, "files", "drumbeat.pyz.gz"), "wb") as out:
         out.write(base64.b64decode(packed))
-    for each in os.listdir(FOLDER):
-        if each.startswith(f"Secret-{name}-code-"):
-            for file, text in get(each)["data"].items():
-                with open(os.path.join(folder, "files", file), "wb") as out:
-                    out.write(base64.b64decode(text))
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "drumbeat"]
+    for source in volume["projected"]["sources"]:
+        for file, text in (get(f"Secret-{source['secret']['name']}")["data"] if "secret" in source else {}).items():
+            with open(os.path.join(folder, "files", file), "wb") as out:
+                out.write(base64.b64decode(text))
     secret = get(f"Secret-{name}")["stringData"]
     environ = {"PATH": os.environ["PATH"], "HOME": folder, "LANG": "C.UTF-8", "JOB_COMPLETION_INDEX": str(node)}
     for variable in spec["env"]:

@@ -154,6 +154,44 @@ def test_code_is_sent_with_the_run(desk):
     assert done.returncode == 2 and "at most 8 MiB are sent to pods" in done.stderr and "code: image" in done.stderr
 
 
+CALLS = """
+import json, os
+from drumbeat import api
+
+def add(a, b=0):
+    return a + b, int(os.environ["RANK"])
+
+job = {"site": "kubernetes", "nodes": 1, "ranks-per-node": 2, "container": "image:1", "python": os.environ["PYTHON"]}
+run = api.submit(add, 2, b=3, job=job)
+said = {"results": run.results(400), "state": run.state}
+try:
+    api.submit(add, bytes(1_000_000), job=job)
+except api.Problem as problem:
+    said["large"] = str(problem)
+try:
+    api.map_array(add, [1, 2], job=job)
+except api.Problem as problem:
+    said["array"] = str(problem)
+print(json.dumps(said))
+"""
+
+
+def test_a_function_is_called_in_pods_and_what_it_returns_comes_back(desk):
+    (desk.home / "calls.py").write_text(CALLS)
+    argv = [
+        "sh",
+        "-c",
+        f"umask 002; exec {sys.executable} calls.py",
+    ]  # as many systems have it: results are private all the same
+    environ = {**desk.environ, "PYTHON": sys.executable}
+    done = subprocess.run(argv, cwd=desk.home, env=environ, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["results"] == [[5, 0], [5, 1]] and said["state"] == "finished"
+    assert "at most 900,000 are sent to pods" in said["large"] and "arrays are not submitted" in said["array"]
+    assert desk.objects() == [], "the function, its secret too, is gone"
+
+
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_job_that_is_refused_half_way_leaves_nothing(desk, call):
     done = desk("submit", desk.job("refused", WHO), STAND_IN_REFUSES=str(call))

@@ -1,13 +1,19 @@
 """What the cluster says, in one line with the fix; which kind is chosen; what kubectl's complaints mean."""
 
+import re
+import subprocess
+
 import pytest
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING
 from drumbeat.backends.kubernetes import choice
 from drumbeat.backends.kubernetes.client import Cluster, handle_of, problem_of, read_handle
-from drumbeat.backends.kubernetes.options import Settings
+from drumbeat.backends.kubernetes.job import About, SubmittedJob
+from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.states import judge, of_run, read_job, read_pods, reasons_for_pending
+from drumbeat.backends.kubernetes.submit import check_claims
 from drumbeat.problem import Problem
+from tests.kubernetes.rendering import order_of
 
 HANDLE = "kubernetes://team@bench/run"
 
@@ -196,6 +202,26 @@ def test_a_kind_that_the_cluster_does_not_have():
             "describe quota",
         ),
         ("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout", "cannot be reached", "VPN"),
+        (
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
+            "cannot be reached from here: connection to the server 10.0.0.1:6443 was refused",
+            "VPN",
+        ),
+        (
+            'error: error loading config file "/home/a/k": yaml: line 1: did not find',
+            "kubeconfig /home/a/k cannot be read: yaml: line 1",
+            "kubectl config view",
+        ),
+        (
+            "Error in configuration: context was not found for specified context: prod",
+            "has no context prod",
+            "get-contexts",
+        ),
+        (
+            "Unable to connect to the server: getting credentials: exec: executable gke-auth not found\n\nIt looks like",
+            "logs in with gke-auth, which is not here",
+            "PATH",
+        ),
         ("error: You must be logged in to the server (Unauthorized)", "does not accept your login", "log in again"),
         (
             'error: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"',
@@ -216,3 +242,39 @@ def test_a_handle_means_the_same_cluster_tomorrow():
     assert read_handle(handle, {}) == (cluster, "run")
     with pytest.raises(Problem, match="is not a job of Kubernetes"):
         read_handle("kubernetes://nowhere/run", {})
+
+
+FORBIDDEN = (
+    'Error from server (Forbidden): {0} is forbidden: User "ada" cannot {1} resource "{0}" in API group "" in the '
+    'namespace "team"'
+)
+
+
+def test_somebody_who_may_not_read_events_still_gets_the_status(monkeypatch):
+    job = SubmittedJob(HANDLE, {})
+    pending = pod(0, "Pending", conditions=unscheduled("0/2 nodes are available: 2 Insufficient cpu."))
+
+    def answer(cluster, *words):
+        if words == ("events",):
+            raise problem_of(FORBIDDEN.format("events", "list"), "team")
+        return [pending] if words[0] == "pods" else [{"status": {}}]
+
+    monkeypatch.setattr(Cluster, "list", answer)
+    monkeypatch.setattr(SubmittedJob, "about", lambda job: About("job", 1, "/drumbeat-run/run", False, "python3"))
+    found = job.status()
+    assert found.state == QUEUED and "Insufficient cpu" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ('Error from server (NotFound): persistentvolumeclaims "scratch" not found', "has no volume claim scratch"),
+        (FORBIDDEN.format("persistentvolumeclaims", "get"), "you (ada) may not get persistentvolumeclaims"),
+    ],
+)
+def test_a_claim_that_is_not_there_or_may_not_be_looked_at(monkeypatch, stderr, words):
+    order = order_of()
+    answer = subprocess.CompletedProcess([], 1, b"", stderr.encode())
+    monkeypatch.setattr(Cluster, "try_call", lambda cluster, *words, **options: answer)
+    with pytest.raises(Problem, match=re.escape(words)):
+        check_claims(Cluster({}, "bench", "team"), order, settings_of(order))

@@ -56,6 +56,21 @@ def test_flags(drumbeat, words, says):
     refused(drumbeat, "run", *words, says=says)
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"PBS_JOBID": "12.server", "PBS_NODEFILE": "nodes"},
+        {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "n1 2 n2 2"},
+    ],
+)
+def test_a_batch_job_of_several_nodes_is_not_run_on_one(drumbeat, monkeypatch, job):
+    (drumbeat.folder / "nodes").write_text("n1\nn1\nn2\n")
+    for name, value in job.items():
+        monkeypatch.setenv(name, str(drumbeat.folder / value) if value == "nodes" else value)
+    refused(drumbeat, "run", "--nodes", "2", "--", "true", says="job has 2 nodes, and from its shell")
+    refused(drumbeat, "run", "--", "true", says="drumbeat run --hosts n1,n2 reaches them by ssh; --site localhost")
+
+
 def test_unwritable_run_folder(drumbeat):
     (drumbeat.folder / "file").write_text("")
     refused(drumbeat, "run", "--runs", "file/runs", "--", "true", says="cannot make the run folder")

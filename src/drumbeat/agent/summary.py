@@ -11,6 +11,7 @@ from drumbeat.agent.outcome import REQUEUE
 from drumbeat.agent.requeue import Next, after_end
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import hangs_of
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.progress import Progress
@@ -51,7 +52,7 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced, world = replaced_nodes(events), world_of(events)
     return summarize(
-        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world
+        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events)
     )  # fmt: skip
 
 

@@ -14,12 +14,13 @@ from drumbeat.desk.make_order import site_of
 from drumbeat.desk.place import find_place, to_queue
 from drumbeat.desk.state import State
 from drumbeat.facts.host import LiveHost
+from drumbeat.order import FUNCTION
 from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.spec.job import Job
 from drumbeat.spec.resources import image_of
 
-PACKAGE = "api/call"
 _MOST_BYTES = 64 << 20  # of a function and its arguments
 Call = Tuple[Sequence[Any], Dict[str, Any]]
 
@@ -48,7 +49,7 @@ def with_call(job: Job, function: Callable[..., Any], calls: Sequence[Call]) -> 
     python = "python3" if job.setup or _in_an_image(job) else sys.executable
     name = job.name or getattr(function, "__name__", "call").strip("<>_") or "call"
     command = (python, "{attempt}/call/__main__.py")
-    return dataclasses.replace(job, command=command, name=name, brings=(PACKAGE,)), {"call/call.pkl": data}
+    return dataclasses.replace(job, command=command, name=name, brings=(FUNCTION,)), {RunFolder("").call: data}
 
 
 def _in_an_image(job: Job) -> bool:

@@ -29,7 +29,7 @@ _BROUGHT = (
     *(
         f"watch/{name}.py"
         for name in (
-            "__init__", "checks", "curve", "event_rules", "families", "head", "model", "node_view", "plain", "session", "slowest",
+            "__init__", "checks", "curve", "event_rules", "families", "head", "model", "node_view", "plain", "session",
             "state", "text", "textfile",
         )
     ),

@@ -128,7 +128,7 @@ def remarks(state: State) -> List[str]:
 
     hang = state.hang.finding if state.hang else state.summary.hang if state.summary else None
     found = [f"hang: {hang.title}"] if hang else []
-    found += [quiet_words(state.quiet)] if state.quiet is not None else []
+    found += [quiet_words(state.quiet)] if state.quiet is not None and not hang else []
     found += [f"warning: loss {not_finite_words(state.progress)}"] if state.progress.not_finite else []
     found += [f"warning: {state.world.title}"] if state.world else []
     return [printable(remark) for remark in found]

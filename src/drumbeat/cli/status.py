@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Tuple
 
@@ -35,6 +34,7 @@ def run(args: Any) -> int:
     from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
+    from drumbeat.runfolder.lead_clock import lead_now
 
     found = find_run(args.run, os.environ)
     if args.placement:
@@ -59,7 +59,7 @@ def run(args: Any) -> int:
         lines += closing_lines(found, state.summary)
     else:
         lines += failure_lines(found, state.failure) if state.failure else []
-        lines += going_on(state, time.time())
+        lines += going_on(state, lead_now(found))
         lines += [("output", f"{found.path}/{name}") for name in found.output()[-1:] if not state.goes_on]
         lines.append(("folder", found.path))
     lines.insert(len(lines) - 1, ("code", code_words(found) or "not known: no git checkout"))

@@ -30,7 +30,8 @@ _LONGEST = 300  # characters of a line
 
 
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
-    """`left`: say also how long it will take, as far as that is known; at `now`, by the lead's clock, else at its last step."""
+    """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
+    also how long no step has come."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
     parts[0] += " of this epoch" if progress.laps else ""
     if progress.not_finite:
@@ -41,7 +42,7 @@ def progress_line(progress: Progress, left: bool = True, now: Optional[float] = 
     quiet = None if now is None else progress.quiet(now)
     if rate:
         parts.append(speed(*rate, rough=progress.rough))
-    if left and quiet is not None:
+    if quiet is not None:
         parts.append(quiet_words(quiet))
     elif left and rest is not None:
         parts.append(f"{duration(rest)} left")
@@ -56,6 +57,11 @@ def of_step(progress: Progress) -> str:
 
 def quiet_words(seconds: float) -> str:
     return f"no step for {duration(seconds)}"
+
+
+def lasted_words(seconds: float) -> str:
+    """Behind the title of a hang that is over, whose number is of the moment when it was found."""
+    return f"; it lasted {duration(seconds)}"
 
 
 def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> Lines:
@@ -90,11 +96,14 @@ def closing_lines(run: Run, summary: Summary, printed: Collection[int] = ()) -> 
         after.append(("attempts", ", ".join(attempt.outcome for attempt in summary.attempts)))
     after.append(("folder", near(run.path)))
     before: Lines = []
+    lasted = "" if summary.hang_seconds is None else lasted_words(summary.hang_seconds)
     if summary.hang:
-        before = [("hang", summary.hang.title), ("cause", summary.hang.cause), ("fix", summary.hang.fix)]
+        before = [("hang", summary.hang.title + lasted), ("cause", summary.hang.cause), ("fix", summary.hang.fix)]
     if summary.failure:
         room = MOST_LINES - len(after) - len(before[:1])
-        before = before[:1] + failure_lines(run, summary.failure, summary.consequences, room, printed)
+        failed = failure_lines(run, summary.failure, summary.consequences, room, printed)
+        failed[0] = (failed[0][0], failed[0][1] + ("" if summary.hang else lasted))
+        before = before[:1] + failed
         if summary.outcome == "doubtful":
             before = [("doubt" if label == "failed" else label, text) for label, text in before]
     return [(label, text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...") for label, text in before + after]

@@ -21,6 +21,7 @@ from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
 from drumbeat.runfolder.hang import CODE as HANG
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.lead_clock import LeadClock
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
@@ -60,6 +61,7 @@ class Console:
         self.live = sys.stderr.isatty()
         self.colour = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.progress = Progress()
+        self._clock = LeadClock()
         self.follower: Optional[Follower] = None
         self._others: Optional[Follower] = None  # the other nodes' metrics
         self._logs: Dict[int, str] = {}  # node -> where its ranks write, if that is not the run folder
@@ -185,6 +187,7 @@ class Console:
         for record in records:
             if isinstance(record, Metric):
                 self.progress.add(record)
+                self._clock.saw(record.t)
 
     def _show_event(self, event: Event) -> None:
         if isinstance(event, kinds.NodeJoined):
@@ -296,8 +299,9 @@ class Console:
     def _show_progress(self, final: bool) -> None:
         if self.progress.step is None or not self.leads:
             return
-        left = not (self._hangs or self._stops or self._ends or final)
-        line, made = progress_line(self.progress, left, time.time()), progress_line(self.progress, left=False)
+        trains = not (self._stops or self._ends or final)
+        line = progress_line(self.progress, trains and not self._hangs, self._clock.now() if trains else None)
+        made = progress_line(self.progress, left=False)
         if self.live and not final:
             line = line[: shutil.get_terminal_size((80, 24)).columns - 1]  # a longer one could not be drawn over
             if line != self._drawn:

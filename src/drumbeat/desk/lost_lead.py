@@ -8,7 +8,7 @@ import signal
 from drumbeat.finding import ERROR, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.runfolder.derived import replaced_nodes
-from drumbeat.runfolder.hang import hang_of
+from drumbeat.runfolder.hang import hang_of, hangs_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
@@ -38,7 +38,8 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     known = [gpus_used(order, each) for each in facts if each]
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
-    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world)
+    hangs = hangs_of(events, now, progress)
+    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world, hangs)
 
 
 def _hung(why: str) -> Finding:

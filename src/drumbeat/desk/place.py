@@ -70,6 +70,20 @@ def check_not_login(place: Place, site: Site, command: str = "run") -> None:
     )
 
 
+def check_all_nodes(place: Place, job_site: Optional[str]) -> None:
+    """The shell of a batch job with several nodes, under a scheduler on whose nodes drumbeat starts nothing by itself: a run
+    would leave the others idle, or play them all on this one. `job_site` is the site that the user named, if any."""
+    me = place.identity
+    if place.kind != HERE or place.node_rank is not None or job_site or not me.batch or (me.nodes or 1) < 2:
+        return
+    named = f"drumbeat run --hosts {','.join(me.hosts)} reaches them by ssh; " if 0 < len(me.hosts) <= 8 else ""
+    raise Problem(
+        f"this {me.scheduler} job has {me.nodes} nodes, and from its shell drumbeat would start ranks on this one alone",
+        f"put a launcher with one task per node before it (mpirun --map-by ppr:1:node drumbeat run ...); {named}"
+        "--site localhost uses this machine alone",
+    )
+
+
 def check_joinable(identity: Identity) -> None:
     """What joining needs to know, or a Problem that says how to give it."""
     scheduler, nodes = identity.scheduler, identity.nodes

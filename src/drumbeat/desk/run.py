@@ -16,7 +16,7 @@ from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.named_hosts import on_hosts
 from drumbeat.desk.named_in_command import named_in_command
 from drumbeat.desk.no_effect import as_run_here
-from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_not_login, find_place
+from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, Place, check_all_nodes, check_not_login, find_place
 from drumbeat.desk.surroundings import check_command
 from drumbeat.desk.token import fresh_token, users_token
 from drumbeat.facts.host import LiveHost
@@ -50,6 +50,7 @@ def run_job(
         if place.node_rank is None:
             by_hand = named_in_command(job, environ, nodes)
         place = Place(HERE, place.identity, "", *by_hand)
+        check_all_nodes(place, job.site)
     if place.kind == INSIDE:
         return join(job, job_file, site, place, environ, on_created)
     order = make_order(job, site, place, environ)

@@ -32,6 +32,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.hang import Hang, hang_of
+from drumbeat.runfolder.lead_clock import lead_now
 from drumbeat.runfolder.muster import Muster, muster_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
@@ -60,9 +61,7 @@ class State:
     failure: Optional[Finding] = None  # why it failed: as the lead says, or as its job's own output says
     hang: Optional[Hang] = None  # reported, and not over
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
-    quiet: Optional[float] = (
-        None  # seconds without a step, of a run that is running and usually makes steps much faster
-    )
+    quiet: Optional[float] = None  # seconds without a step, of a run that runs and usually makes steps much faster
     seconds_left: Optional[float] = None
     gpus: Optional[GpuUse] = None  # of a run that is running
     muster: Optional[Muster] = None  # of a run whose nodes have not all come yet
@@ -86,9 +85,10 @@ class State:
 
 
 def state_of(run: Run, now: Optional[float] = None) -> State:
-    now = time.time() if now is None else now
     told, summary = status(run), read_summary(run)
     goes_on = told.state in GOING_ON
+    if now is None:
+        now = lead_now(run) if goes_on else time.time()
     if goes_on:
         summary = None  # it has ended once, and was started again
     progress = summary.progress if summary else run.progress()
@@ -106,7 +106,7 @@ def state_of(run: Run, now: Optional[float] = None) -> State:
     gpus = gpu_use(run) if told.state == RUNNING else None
     hang = hang_of(events)
     world = summary.world if summary else world_of(events)
-    quiet = progress.quiet(now) if told.state == RUNNING and hang is None else None
+    quiet = progress.quiet(now) if told.state == RUNNING else None
     left = progress.seconds_left(now if told.state == RUNNING else None) if goes_on and hang is None else None
     return State(
         run.run_id, run.path, told, run.record.created, seconds, progress, ranks, summary, failure, hang, world, quiet,

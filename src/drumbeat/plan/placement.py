@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Container, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot
@@ -41,13 +41,24 @@ class Row:
     instances: Tuple[str, ...] = ()  # of a divided GPU
 
 
-def rows(facts: Facts, bound: Binding, right: Binding, seen: Sequence[RankSeen], first_rank: int = 0) -> List[Row]:
-    """One row per rank. `right` is the binding as the facts alone would have it; `bound` is the one in force."""
+def rows(
+    facts: Facts,
+    bound: Binding,
+    right: Binding,
+    seen: Sequence[RankSeen],
+    first_rank: int = 0,
+    ended: Container[int] = (),
+) -> List[Row]:
+    """One row per rank. `right` is the binding as the facts alone would have it; `bound` is the one in force; `ended`: ranks."""
     by_rank = {each.rank: each for each in seen if each.rank is not None}
     expected = [first_rank + slot.local_rank for slot in bound.slots]
     if len(bound.slots) == 1 and len(seen) > 1:  # one process was started, which started the ranks itself
         expected = sorted(by_rank)
     found = [_row(facts, rank, _slot(bound, right, rank - first_rank), right, by_rank.get(rank)) for rank in expected]
+    found = [
+        replace(row, note="it ended before it was looked at") if row.pid is None and row.rank in ended else row
+        for row in found
+    ]
     found += [_row(facts, None, None, right, each) for each in seen if each.rank is None]
     return _together(facts, found, bound)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import duration, not_finite_words
+from drumbeat.desk.closing import count, duration, lasted_words, not_finite_words
 from drumbeat.desk.state import state_of
 from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.hardware import peak_of
@@ -19,7 +18,10 @@ from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.hang import Hang, hangs_of, seconds_of
+from drumbeat.runfolder.lead_clock import lead_now
 from drumbeat.runfolder.ledger import QUEUE, training_share
+from drumbeat.runfolder.pace import slowest_rank
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
 
@@ -29,7 +31,7 @@ _READ_MS = 250.0  # to which the times of printed lines are known
 
 
 def figures_of(run: Run, now: Optional[float] = None) -> Figures:
-    now = time.time() if now is None else now
+    now = lead_now(run) if now is None else now
     state, events, order = state_of(run, now), run.run_events(), _order(run)
     progress, summary = state.progress, state.summary
     ledger = run.ledger(now)
@@ -87,7 +89,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         slowest=slowest,
         no_slowest=no_slowest,
         phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
-        notes=tuple(_notes(events, state.failure)),
+        notes=tuple(_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
     )
@@ -128,10 +130,10 @@ def _speed(
     if not (progress.tokens or progress.samples) and not unit.startswith("steps"):
         how, hung = "as the program states it" if reports.stated else "the program's own summary", 0.0
     factor = 1
-    for words, count in zip(_PER, (gpus or ranks, ranks)):
-        if unit.endswith(words) and count:
-            factor, unit = count, unit[: -len(words)]
-            how = f"the program's own figure{words}, times {count}"
+    for words, many in zip(_PER, (gpus or ranks, ranks)):
+        if unit.endswith(words) and many:
+            factor, unit = many, unit[: -len(words)]
+            how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
     no_spread = "steps are counted anew in each epoch" if progress.laps and not reports.stated else ""
@@ -191,7 +193,13 @@ def _gpu_use(devices: Devices, progress: Progress, speed: Optional[Speed], gpus:
 
 
 def _slowest(reports: Reports) -> Tuple[Optional[Slowest], str]:
-    """The rank for which the others wait: in exchanges where those were measured, else by when it reports its steps."""
+    """The rank that `watch` names as well, where one stands out. Else the one for which the others wait: in exchanges where those
+    were measured, else by when it reports its steps."""
+    slow = slowest_rank(reports.paces.values())
+    if slow and slow.stands_out:
+        also = f", and it is {count(slow.behind, 'step')} behind" if slow.behind else ""
+        how = f"its steps take this much longer than the median rank's {1e3 * slow.median_seconds:.1f} ms{also}"
+        return Slowest(slow.rank, slow.node, 1e3 * (slow.step_seconds - slow.median_seconds), how), ""
     exposed = {rank: statistics.fmean(values) for rank, values in reports.exposed.items()}
     step = _step_ms(reports)
     if len(exposed) > 1:
@@ -237,13 +245,14 @@ def _phases(reports: Reports, speed: Optional[Speed], batch: Optional[float], se
     return Phases(step, reports.mean("data_ms"), least, waiting, how)
 
 
-def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
+def _notes(events: Sequence[Event], failure: Optional[Finding], hangs: Sequence[Hang]) -> List[Note]:
     found: List[Note] = []
     if failure is not None:
-        found.append(_note(failure))
+        found.append(_note(failure, seconds_of(failure, hangs)))
     for event in events:
         if isinstance(event, kinds.FindingMade) and event.finding.severity != OK:
-            found.append(_note(event.finding))
+            mine = [hang for hang in hangs if hang.finding == event.finding and hang.t >= event.t]
+            found.append(_note(event.finding, mine[0].seconds if mine else None))
         elif isinstance(event, kinds.VerdictGiven):
             found.append(Note(INFO, _verdict(event.verdict)))
         elif isinstance(event, kinds.Failed) and event.finding != failure:
@@ -255,10 +264,12 @@ def _notes(events: Sequence[Event], failure: Optional[Finding]) -> List[Note]:
     return list(dict.fromkeys(found))
 
 
-def _note(finding: Finding) -> Note:
+def _note(finding: Finding, hung: Optional[float] = None) -> Note:
+    """`hung`: how long the hang lasted that it reports."""
     where = "" if finding.rank is None else f"rank {finding.rank}{f' on {finding.host}' if finding.host else ''}: "
     cause = f" ({finding.cause})" if finding.cause else ""
-    return Note(finding.severity, f"{where}{finding.title}{cause}", finding.fix)
+    lasted = "" if hung is None else lasted_words(hung)
+    return Note(finding.severity, f"{where}{finding.title}{lasted}{cause}", finding.fix)
 
 
 def _verdict(verdict: Verdict) -> str:

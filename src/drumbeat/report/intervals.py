@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric
 
 _BLOCKS = 20  # neighbouring intervals are alike; means of blocks are less so
@@ -58,6 +59,7 @@ class Reports:
     sums: Dict[str, List[float]] = field(default_factory=dict)  # name -> values of the lowest rank
     exposed: Dict[int, List[float]] = field(default_factory=dict)  # rank -> communication that was not hidden, ms
     arrivals: Dict[int, Dict[int, float]] = field(default_factory=dict)  # step -> rank -> time
+    paces: Dict[int, RankPace] = field(default_factory=dict)
     nodes: Dict[int, int] = field(default_factory=dict)  # rank -> its node
     setup: Dict[str, object] = field(default_factory=dict)
     summary: Dict[str, float] = field(default_factory=dict)  # what the program printed at its end
@@ -83,6 +85,7 @@ class Reports:
             for step in self.steps.values():
                 step.t = math.nan
         self.printed = self.printed or metric.printed
+        self.paces.setdefault(rank, RankPace(rank, metric.node)).add_step(metric, metric.t)
         if metric.step is not None:
             self._add_step(metric, metric.step)
         exposed: Any = metric.more.get("communication_exposed_ms")

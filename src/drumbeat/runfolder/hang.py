@@ -1,13 +1,14 @@
-"""Whether a run hangs, by what its lead recorded: the last hang that was reported and is not over."""
+"""Hangs, by what a run's lead recorded: whether it hangs now, and how long each hang lasted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Iterable, Optional
+from dataclasses import dataclass, replace
+from typing import Iterable, List, Optional
 
 from drumbeat.finding import Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.progress import Progress
 
 CODE = "hang-"  # how the codes of these findings begin
 
@@ -16,6 +17,7 @@ CODE = "hang-"  # how the codes of these findings begin
 class Hang:
     t: float  # when it was found, by the lead's clock
     finding: Finding
+    seconds: Optional[float] = None  # from the last step before it to the next one, or to the end; None: it is not over
 
 
 def hang_of(events: Iterable[Event]) -> Optional[Hang]:
@@ -27,3 +29,38 @@ def hang_of(events: Iterable[Event]) -> Optional[Hang]:
         elif isinstance(event, (kinds.Resumed, kinds.AttemptStarted, kinds.AttemptEnded, kinds.RunEnded)):
             found = None
     return found
+
+
+def hangs_of(events: Iterable[Event], end: Optional[float] = None, progress: Optional[Progress] = None) -> List[Hang]:
+    """All hangs, each once, with how long they lasted. Of a run whose lead was lost: `end` is when it ended, `progress` how far
+    its last attempt had come."""
+    found: List[Hang] = []
+    open_: List[Hang] = []  # reported, and not over
+    for event in events:
+        if isinstance(event, kinds.FindingMade) and event.finding.code.startswith(CODE):
+            if all(hang.finding != event.finding for hang in open_):
+                open_.append(Hang(event.t, event.finding))
+        elif isinstance(event, (kinds.Resumed, kinds.AttemptEnded, kinds.AttemptStarted)):
+            found += [replace(hang, seconds=_until(hang, event)) for hang in open_]
+            open_ = []
+    return found + [replace(hang, seconds=None if end is None else _since(hang, end, progress)) for hang in open_]
+
+
+def _until(hang: Hang, event: Event) -> Optional[float]:
+    """None where it was no hang, or where nobody knows when it was over: the lead was lost, and started again."""
+    if isinstance(event, kinds.Resumed):
+        return None if event.ended else event.seconds
+    return _since(hang, event.t, event.progress) if isinstance(event, kinds.AttemptEnded) else None
+
+
+def _since(hang: Hang, end: float, progress: Optional[Progress]) -> float:
+    """From the last step; where none was reported, from when it was found."""
+    last = progress.last_t if progress else None
+    return max(0.0, end - (hang.t if last is None else min(last, hang.t)))
+
+
+def seconds_of(finding: Optional[Finding], hangs: Iterable[Hang]) -> Optional[float]:
+    """How long the hang lasted that `finding` reports; None where it reports none, or where that is not known."""
+    if finding is None or not finding.code.startswith(CODE):
+        return None
+    return next((hang.seconds for hang in reversed(list(hangs)) if hang.finding.code == finding.code), None)

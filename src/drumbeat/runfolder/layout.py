@@ -94,6 +94,10 @@ class RunFolder:
         return self.at("job.sh")
 
     @property
+    def call(self) -> str:
+        return self.at("call", "call.pkl")
+
+    @property
     def stop(self) -> str:
         return self.at("stop")
 

@@ -17,15 +17,16 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Se
 
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Chunk, Files, read_json
-from drumbeat.runfolder.remote import grows
+from drumbeat.runfolder.remote import RUN_AS_CODE, grows
 
 ENDED = "ended"  # whatever started the lead's agent leaves this file once nothing is written any more
 COMPLETE = "mirrored.json"  # ours: all of the run is here
 _AT = RunFolder("")
 # What this side has written itself.
-_OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
+_OWN = (_AT.run_json, _AT.order, _AT.job, _AT.code, _AT.call, _AT.bundle, _AT.stop, "manifest.yaml", COMPLETE)
 _WITHDRAWN = (_AT.summary, _AT.verdict, ENDED)  # the lead takes these away when a run is started again
 _PAUSE = 0.3  # seconds between two looks for a run's last files
+_LOOKS = 4  # at least so many looks for them
 _AT_ONCE = 64  # exchanges with one source before the next one has its turn
 
 
@@ -74,12 +75,16 @@ class Mirror(Files):
         return any(_pieces_of(source.exchange(request)) is not None for source in lead)
 
     def settle(self, seconds: float = 20.0) -> None:
-        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone."""
-        deadline = time.monotonic() + seconds
+        """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone. Where one look
+        takes as long as `seconds`, some more are made: whatever slows it down slows the agent's end too."""
+        deadline, looks = time.monotonic() + seconds, 1
         self.sync()
-        while not self.complete and time.monotonic() < deadline and any(not source.under for source in self.sources()):
+        while not self.complete and (looks < _LOOKS or time.monotonic() < deadline):
+            if all(source.under for source in self.sources()):
+                return
             time.sleep(_PAUSE)
             self.sync()
+            looks += 1
 
     # -- copying -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +174,10 @@ class Mirror(Files):
             with open(full, "ab") as file:
                 file.write(data)
             return
-        with open(full + ".tmp", "wb") as file:
+        # results are unpickled, and only where nobody else can have changed them: whatever the umask is
+        mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
+        _remove(full + ".tmp")
+        with open(os.open(full + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
         os.replace(full + ".tmp", full)
 

@@ -22,7 +22,7 @@ LIMIT = 4 << 20  # bytes of files in one answer
 LARGEST = 64 << 20  # bytes: a larger file that does not only grow stays where it is
 _REQUEST = 8 << 20
 _GROWING = (".jsonl", ".out", ".err", ".log")
-_RUN_AS_CODE = (".pkl",)  # the other side unpickles it, and there it belongs to whoever fetched it
+RUN_AS_CODE = (".pkl",)  # the other side unpickles it, and there it belongs to whoever fetched it
 
 
 def grows(path: str) -> bool:
@@ -57,7 +57,7 @@ def answer(root: str, request: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any],
         if had == size and (when == changed or grows(path)):
             continue
         if (size > LARGEST and not grows(path)) or (
-            path.endswith(_RUN_AS_CODE) and _of_others(os.path.join(root, path))
+            path.endswith(RUN_AS_CODE) and _of_others(os.path.join(root, path))
         ):
             left.append(path)
             continue

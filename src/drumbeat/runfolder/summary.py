@@ -17,6 +17,7 @@ from drumbeat.hostlist import fold
 from drumbeat.order import Order
 from drumbeat.ranges import ranges
 from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.runfolder.hang import Hang, seconds_of
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.progress import Progress
@@ -68,6 +69,9 @@ class Summary:
     start: int = 0  # how often the scheduler had started this job before
     failure: Optional[Finding] = None
     hang: Optional[Finding] = None  # the hang that had been reported and was not over when the run ended
+    hang_seconds: Optional[float] = (
+        None  # how long that one lasted, or the one that is the failure, since the last step
+    )
     world: Optional[Finding] = None  # why its ranks are not the one training that was planned
     consequences: Tuple[Affected, ...] = ()
     progress: Progress = field(default_factory=Progress)
@@ -97,12 +101,15 @@ def summarize(
     replaced: Sequence[str] = (),
     gpus: Optional[int] = None,
     world: Optional[Finding] = None,
+    hangs: Sequence[Hang] = (),
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
-    reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world."""
+    reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world; `hangs`:
+    how long each lasted."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
+    hung = seconds_of(hang or last.finding, hangs)
     return Summary(
         run_id=order.run_id,
         outcome=last.outcome,
@@ -117,6 +124,7 @@ def summarize(
         attempts=tuple(_small(attempt) for attempt in attempts[-_MOST_ATTEMPTS:]),
         failure=shortened(last.finding) if last.finding else None,
         hang=shortened(hang) if hang and (last.finding is None or hang.code != last.finding.code) else None,
+        hang_seconds=None if hung is None else round(hung, 1),
         world=shortened(world) if world and (last.finding is None or world.code != last.finding.code) else None,
         consequences=tuple(affected) if last.finding else (),
         progress=progress,

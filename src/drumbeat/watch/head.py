@@ -8,9 +8,9 @@ from typing import List, Optional, Tuple
 from drumbeat.backends.contract import ALIVE, QUEUED, RUNNING, UNKNOWN
 from drumbeat.desk.closing import not_finite_words
 from drumbeat.finding import Finding
+from drumbeat.runfolder.pace import Slowest
 from drumbeat.watch.checks import Check
 from drumbeat.watch.model import RunView
-from drumbeat.watch.slowest import Slowest
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Head:
     recent_rate: Optional[float]  # over the last minute
     step_seconds: Optional[float]
     seconds_left: Optional[float]
-    quiet: Optional[float]  # seconds without a step, where that is unusually long and not yet called a hang
+    quiet: Optional[float]  # seconds without a step, where that is unusually long
     elapsed: Optional[float]  # since the lead's start, or how long it took; waiting time while it is queued
     nodes: int  # planned
     nodes_here: int  # that have joined and are neither lost, excluded nor spare
@@ -102,7 +102,7 @@ def head_of(view: RunView, standing: Standing, now: float) -> Head:
         recent_rate=view.recent_rate() if standing.goes_on else None,
         step_seconds=None if progress.rough else step_seconds,
         seconds_left=progress.seconds_left(now) if standing.goes_on and not view.hangs else None,
-        quiet=progress.quiet(now) if standing.state == RUNNING and not view.hangs else None,
+        quiet=progress.quiet(now) if standing.state == RUNNING else None,
         elapsed=_elapsed(view, standing, now),
         nodes=view.planned_nodes,
         nodes_here=sum(1 for node in nodes if node.joined and not (node.lost or node.idle)),

@@ -11,6 +11,7 @@ from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.record import RecordError
 from drumbeat.runfolder.events import Event
+from drumbeat.runfolder.pace import Slowest, slowest_rank
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.records import Line, Member, Metric, Sample, SoFar
 from drumbeat.runfolder.summary import Summary, shortened
@@ -18,7 +19,6 @@ from drumbeat.watch.checks import Check, check_of
 from drumbeat.watch.curve import Point, rates
 from drumbeat.watch.event_rules import apply_event
 from drumbeat.watch.node_view import MOST_RANKS, RankView
-from drumbeat.watch.slowest import Slowest, slowest_rank
 from drumbeat.watch.state import RunState
 
 _RECENT = 60.0  # seconds that the speed of now is taken over

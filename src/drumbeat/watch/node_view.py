@@ -7,48 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
+from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve
 
 # Interfaces that pass on what another one has counted already.
 _REPEATS = re.compile(r"(docker|veth|br-|virbr|cni|cali|flannel|vxlan|tunl|tap|lxc|cilium|podman)")
-_SMOOTH = 0.3  # weight of the latest step time in a rank's average
 MOST_NODES, MOST_RANKS = 1 << 14, 1 << 17  # more than any run has; a record that names others is not believed
 CURVES = ("gpu_use", "power", "memory", "network")  # of every node; per cent, watts, per cent, bytes per second
 
 
 @dataclass
-class RankView:
+class RankView(RankPace):
     """One rank of the current attempt."""
 
-    rank: int
-    node: int
-    step: Optional[int] = None
-    reported: Optional[float] = None  # when it last reported a step, by the lead's clock
-    step_seconds: Optional[float] = None  # smoothed
-    own_seconds: Optional[float] = None  # of a step, without waiting for others, as the rank says itself; smoothed
     memory_gib: Optional[float] = None
     ended: Optional[int] = None  # exit code; minus the signal's number where one ended it
 
     def add(self, metric: Metric, t: float) -> None:
         if metric.memory_gib is not None:
             self.memory_gib = metric.memory_gib
-        if metric.kind != "step":
-            return
-        seconds = metric.seconds if metric.printed else None
-        if seconds is None and self.reported is not None and t > self.reported:
-            steps = metric.step - self.step if metric.step is not None and self.step is not None else 1
-            seconds = (t - self.reported) / steps if steps > 0 else None
-        self.step_seconds = _smoothed(self.step_seconds, seconds)
-        self.own_seconds = _smoothed(self.own_seconds, metric.seconds)
-        self.step = metric.step if metric.step is not None else self.step
-        self.reported = t
-
-
-def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[float]:
-    if before is None or latest is None:
-        return before if latest is None else latest
-    return before + _SMOOTH * (latest - before)
+        if metric.kind == "step":
+            self.add_step(metric, t)
 
 
 @dataclass

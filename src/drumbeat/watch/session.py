@@ -14,6 +14,7 @@ from drumbeat.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder
+from drumbeat.runfolder.lead_clock import LeadClock
 from drumbeat.runfolder.logs import list_logs
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run
@@ -60,6 +61,7 @@ class Session:
         every = _BATCH if many else 1
         self.follower = Follower(run, what=(EVENTS, METRICS, TELEMETRY), recent=share, every=every)
         self.standing = Standing(run.run_id, run.record.name, created=run.record.created, folder=run.path)
+        self._clock = LeadClock()
         self._next_status = 0.0
         self._over = False  # it has ended, and everything was read
         self._head: Optional[Tuple[Tuple[int, float], Head]] = None
@@ -99,7 +101,7 @@ class Session:
         self.settle(self.ask())
 
     def head(self, now: Optional[float] = None) -> Head:
-        now = time.time() if now is None else now
+        now = self._clock.now() if now is None else now
         key = (self.view.changes, now)
         if self._head is None or self._head[0] != key:
             self._head = (key, head_of(self.view, self.standing, now))
@@ -120,6 +122,8 @@ class Session:
             if isinstance(record, AttemptStarted):
                 self.view.members(self.run.members())
             self.view.add(record)
+        if self.view.now:
+            self._clock.saw(self.view.now)
 
     def settle(self, told: Told) -> None:
         """Take in what `ask` answered."""

@@ -8,6 +8,7 @@ from typing import Deque, Dict, Optional, Tuple
 
 from drumbeat.finding import Finding, Verdict
 from drumbeat.order import Order
+from drumbeat.runfolder.pace import SKEW
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.summary import Summary
 from drumbeat.watch.curve import Curve
@@ -44,7 +45,7 @@ class RunState:
         self.replaced: Tuple[str, ...] = ()  # which spares took whose place, in words
         self.started: Optional[float] = None  # when the lead began, by its clock
         self.now = 0.0  # the latest time that any record is of
-        self.skew = 5.0  # seconds by which the news of one node may be older than those of another
+        self.skew = SKEW
         self.clock = float("inf")  # the reader's clock: records from much later than that cannot be right
         self.loss, self.validation = Curve(), Curve()
         self.work = Curve()  # tokens or samples of all ranks

@@ -140,6 +140,8 @@ def _gpus(head: Head) -> str:
 def slowest_words(head: Head) -> str:
     slow = head.slowest
     assert slow is not None
+    if not slow.stands_out:
+        return f"none stands out (rank {slow.rank}: +{slow.spread:.0%})"
     behind = f", {count(slow.behind, 'step')} behind" if slow.behind > 1 else ""
     times = f"{step_time(slow.step_seconds)} per step, median {step_time(slow.median_seconds)}"
     return f"rank {slow.rank} (node {slow.node}): {times} (+{slow.spread:.0%}){behind}"

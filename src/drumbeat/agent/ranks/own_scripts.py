@@ -15,7 +15,10 @@ def bring(order: Order, folder: str) -> None:
     for package in order.brings:
         target = os.path.join(folder, os.path.basename(package))
         os.makedirs(target, exist_ok=True)
-        for source in files("drumbeat." + package.replace("/", ".")).iterdir():
+        origin = files("drumbeat")
+        for part in package.split("/"):  # its parents are not imported: they may be rooms of the desk
+            origin = origin / part
+        for source in origin.iterdir():
             if source.name.endswith(".py"):
                 with open(os.path.join(target, source.name), "wb") as file:
                     file.write(source.read_bytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
@@ -240,6 +240,7 @@ class Placement:
         self._seen: Dict[Tuple[Optional[int], int], RankSeen] = {}
         self._since: Dict[Tuple[Optional[int], int], float] = {}
         self._environ: Dict[int, Mapping[str, str]] = {}
+        self._ended: Set[int] = set()  # ranks; what was seen of one before still counts
 
     def on(self, saw: Saw, now: float) -> List[Action]:
         if self.done:
@@ -251,13 +252,17 @@ class Placement:
             self._note(saw.data["seen"], now)
             if self._complete():
                 return self._say()
+        elif saw.kind == "exited" and isinstance(saw.data.get("rank"), int):
+            self._ended.add(saw.data["rank"])
         elif saw.kind == "ended" and (self.ranks or self._seen):
             return self._say()
         return []
 
     def _note(self, seen: Sequence[Tuple[RankSeen, Mapping[str, str]]], now: float) -> None:
-        fresh: Dict[Tuple[Optional[int], int], RankSeen] = {}
-        self._environ = {about.rank: environ for about, environ in seen if about.rank is not None}
+        alive = {about.rank for about, _ in seen}
+        fresh = {key: each for key, each in self._seen.items() if key[0] in self._ended and key[0] not in alive}
+        kept = {rank: environ for rank, environ in self._environ.items() if rank in self._ended}
+        self._environ = {**kept, **{about.rank: environ for about, environ in seen if about.rank is not None}}
         for about, _ in seen:
             key = (about.rank, about.pid)
             before = self._seen.get(key)
@@ -269,16 +274,18 @@ class Placement:
         self._seen = fresh
 
     def _complete(self) -> bool:
-        """Every rank was seen twice alike, with a GPU open or after a step (where there are GPUs)."""
+        """Every rank that has not ended was seen twice alike, with a GPU open or after a step (where there are GPUs)."""
         ready = [
             each for each in self._seen.values()
             if each.settled and each.cpus is not None and (not self.gpus or each.open or each.stepped)
         ]  # fmt: skip
-        return len(ready) == len(self._seen) and len(ready) >= max(1, self.ranks)
+        going_on = [each for each in self._seen.values() if each.rank not in self._ended]
+        enough = len(ready) + len(self._ended - {each.rank for each in ready}) >= max(1, self.ranks)
+        return bool(ready) and enough and all(each in ready for each in going_on)
 
     def _say(self) -> List[Action]:
         self.done = True
-        table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank)
+        table = rows(self.facts, self.bound, self.right, list(self._seen.values()), self.first_rank, self._ended)
         # A command that starts the ranks itself gives them addresses and numbers of its own, and cores.
         expected = self.expected if self.ranks else [each for each in self.expected if steers(each.name)]
         more = changed(self._environ, expected, self.bound, self.first_rank)

@@ -121,8 +121,19 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
         "export KUBECONFIG=/path/to/config, or put it at ~/.kube/config; kubectl config get-contexts shows what is known",
     ),
     (
-        r"context \"(?P<context>[^\"]+)\" does not exist|no context exists with the name: \"(?P<name>[^\"]+)\"",
-        "your kubeconfig has no context {context}{name}",
+        r"error loading config file \"(?P<file>[^\"]+)\": (?P<why>.*)",
+        "your kubeconfig {file} cannot be read: {why}",
+        "correct it, or export KUBECONFIG=/path/to/another; kubectl config view must work",
+    ),
+    (
+        r"executable (?P<program>\S+) not found",
+        "your kubeconfig logs in with {program}, which is not here",
+        "install it, or put it on your PATH; kubectl version must work",
+    ),
+    (
+        r"context \"(?P<context>[^\"]+)\" does not exist|no context exists with the name: \"(?P<name>[^\"]+)\""
+        r"|context was not found for specified context: (?P<other>\S+)",
+        "your kubeconfig has no context {context}{name}{other}",
         "kubectl config get-contexts lists them; --context=NAME among submit-options chooses one",
     ),
     (
@@ -146,8 +157,9 @@ _COMPLAINTS: Sequence[tuple[str, str, str]] = (
         "log in again, or renew the token in your kubeconfig",
     ),
     (
-        r"Unable to connect to the server: (?P<why>.*)|dial tcp (?P<address>\S+): (?P<reason>.*)",
-        "the cluster cannot be reached from here: {why}{reason}",
+        r"Unable to connect to the server: (?P<why>.*)|dial tcp (?P<address>\S+): (?P<reason>.*)"
+        r"|(?P<refused>connection to the server \S+ was refused)",
+        "the cluster cannot be reached from here: {why}{reason}{refused}",
         "is the VPN up? kubectl config view shows the address",
     ),
     (

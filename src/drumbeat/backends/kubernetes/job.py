@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Status
 from drumbeat.backends.kubernetes.client import decoded, problem_of, read_handle
@@ -85,13 +85,20 @@ class SubmittedJob:
         job = read_job(self.cluster.list(RESOURCE[about.kind], "-l", f"{RUN_LABEL}={self.name}"))
         pods = self.pods()
         waiting = len([pod for pod in pods if pod.ready]) < about.nodes
-        events = of_run(self.name, self.cluster.list("events")) if waiting else []
+        events = self._events() if waiting else []
         status = judge(self.handle, about.nodes, job, pods, events)
         if status.state == FAILED:
             came = {pod.name for pod in pods if pod.exit_code is not None}
             pending = "; ".join(reasons_for_pending(self.name, events, came)[:3])
             return Status(self.handle, FAILED, "; ".join(filter(None, (status.detail, pending))), status.exit_code)
         return status
+
+    def _events(self) -> List[Mapping[str, Any]]:
+        """What the cluster says about the run's objects; nothing for a user who may not read events."""
+        try:
+            return of_run(self.name, self.cluster.list("events"))
+        except Problem:
+            return []
 
     def shell(self, host: str, command: Sequence[str] = ()) -> List[str]:
         about = self.about()

@@ -7,6 +7,7 @@ import gzip
 import io
 import zipfile
 
+from drumbeat.order import FUNCTION
 from drumbeat.problem import Problem
 
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text in a secret of Run:ai it is a quarter more
@@ -18,8 +19,8 @@ _DESK_ONLY = tuple(
         "report", "tune",
     )
 )  # fmt: skip
-# What agents use of those rooms: rules for reading errors that are made of lint's.
-_BROUGHT = ("drumbeat/diagnose/lint/__init__.py", "drumbeat/diagnose/lint/python.")
+# What agents use of those rooms: rules for reading errors that are made of lint's; what calls a submitted function.
+_BROUGHT = ("drumbeat/diagnose/lint/__init__.py", "drumbeat/diagnose/lint/python.", f"drumbeat/{FUNCTION}/")
 _READ_AS_TEXT = ("drumbeat/sites/",)
 
 

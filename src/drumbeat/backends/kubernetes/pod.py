@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from drumbeat.backends.kubernetes.code import pieces_of, secret_name
+from drumbeat.backends.kubernetes.function import function_secret_names
 from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
 from drumbeat.backends.kubernetes.script import FILES, LOCAL, SCRIPT
 from drumbeat.order import Order
@@ -194,7 +195,8 @@ def volumes(order: Order, settings: Settings, name: str) -> List[Plain]:
     if settings.shm:
         memory["sizeLimit"] = settings.shm
     sources: List[Plain] = [{"configMap": {"name": name}}, {"configMap": {"name": program_name(name)}}]
-    sources += [{"secret": {"name": secret_name(name, piece)}} for piece in pieces_of(order)]
+    secrets = [secret_name(name, piece) for piece in pieces_of(order)] + function_secret_names(order, name)
+    sources += [{"secret": {"name": secret}} for secret in secrets]
     made: List[Plain] = [
         {"name": "drumbeat", "projected": {"sources": sources}},
         {"name": "run", "emptyDir": {}},

@@ -15,6 +15,7 @@ import yaml
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.code import check_code, inside, pieces_of
+from drumbeat.backends.kubernetes.function import function_secret_names
 from drumbeat.backends.kubernetes.kinds import objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import TOKEN, Plain, labels_of, program_name
@@ -102,6 +103,7 @@ def _header(order: Order, name: str, kind: str, why: str) -> str:
         f"kind {kind}: {why}",
         f"Made at submit and not shown: Secret {name} ({secrets}), ConfigMap {program_name(name)} ({PACKED}).",
         *_about_code(order, name),
+        *(f"Also Secret {secret}: the function and its arguments." for secret in function_secret_names(order, name)),
         *(f"{option.text}: {option.why}" for option in order.resources.options),
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)

@@ -13,6 +13,7 @@ from typing import List
 from drumbeat import __version__
 from drumbeat.backends.kubernetes.code import FOLDER as CODE_FOLDER
 from drumbeat.backends.kubernetes.code import pieces_of
+from drumbeat.backends.kubernetes.function import unpack_lines
 from drumbeat.backends.kubernetes.options import Settings
 from drumbeat.containers.wrap import inside_command
 from drumbeat.order import Order
@@ -52,6 +53,7 @@ def pod_script(order: Order, settings: Settings) -> str:
         prepare.append(
             f"{_python(order)} -I -S {program} _code {FILES}/order.json {LOCAL}/{CODE_FOLDER} {pieces} || exit 78"
         )
+    prepare += unpack_lines(order, FILES)
     return node_script(order, pod_folder(order, settings), settings.linger, prepare, program, f"{FILES}/order.json")
 
 

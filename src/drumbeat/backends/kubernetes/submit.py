@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Sequence
 from drumbeat.backends.contract import Request
 from drumbeat.backends.kubernetes.client import Cluster, decoded, handle_of, problem_of
 from drumbeat.backends.kubernetes.code import code_secrets, pieces_of, secret_name
+from drumbeat.backends.kubernetes.function import function_secret_names, function_secrets
 from drumbeat.backends.kubernetes.kinds import RESOURCE
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.payload import as_text, packed
@@ -33,12 +34,12 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     text = request.text.encode()
     hidden = json.dumps(_secret(order, name, environ)).encode()
     program = json.dumps(_program(order, name)).encode()
-    code = [json.dumps(piece).encode() for piece in code_secrets(order, name, labels_of(name))]
+    sent = [*code_secrets(order, name, labels_of(name)), *function_secrets(order, name, labels_of(name))]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
     replace(os.path.join(order.folder, MANIFEST), request.text)
     try:
-        for part in (hidden, program, *code):
+        for part in (hidden, program, *(json.dumps(secret).encode() for secret in sent)):
             cluster.call("create", "-f", "-", stdin=part, seconds=_SENDING)
         created = _items(cluster.call("create", "-f", "-", "-o", "json", stdin=text, seconds=_SENDING))
         _check_kept(created)
@@ -85,6 +86,9 @@ def check_claims(cluster: Cluster, order: Order, settings: Settings) -> None:
     for claim in settings.claims:
         done = cluster.try_call("get", "persistentvolumeclaim", claim.name, "-o", "json")
         if done.returncode != 0:
+            stderr = done.stderr.decode("utf-8", "replace")
+            if f'persistentvolumeclaims "{claim.name}" not found' not in stderr:
+                raise problem_of(stderr, cluster.namespace)
             raise Problem(
                 f"namespace {cluster.namespace} has no volume claim {claim.name}", "kubectl get pvc lists them"
             )
@@ -123,6 +127,7 @@ def _adopt(cluster: Cluster, created: Sequence[Plain], name: str, order: Order) 
     patch = json.dumps({"metadata": {"ownerReferences": [reference]}})
     own = [f"configmap/{name}", f"configmap/{program_name(name)}", f"secret/{name}"]
     own += [f"secret/{secret_name(name, piece)}" for piece in pieces_of(order)]
+    own += [f"secret/{secret}" for secret in function_secret_names(order, name)]
     own += [f"service/{name}" for item in created if item.get("kind") == "Service"]
     own += [f"{RESOURCE['jobs']}/{item['metadata']['name']}" for item in owners[1:]]
     cluster.try_call("patch", *own, "--type=merge", "-p", patch)

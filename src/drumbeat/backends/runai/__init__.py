@@ -20,7 +20,7 @@ from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
 from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai import client, grammar, script
-from drumbeat.order import Option, Order, dump_order, load_order
+from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
@@ -92,6 +92,11 @@ class RunAi(Backend):
             raise Problem(
                 "code: sync is not sent to pods of Run:ai: a secret that its pods read has no room for it",
                 "put the code on a claim (code: shared, --existing-pvc ...) or into the image (code: image)",
+            )
+        if FUNCTION in order.brings:
+            raise Problem(
+                "a function is not sent to pods of Run:ai: a secret that its pods read has no room for it",
+                "put it into a script on a claim or in the image, and submit the script as the job's command",
             )
         cli, why = client.find_cli(os.environ)
         return render(order, client.with_flags(cli, os.environ), why)

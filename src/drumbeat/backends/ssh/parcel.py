@@ -7,8 +7,9 @@ import os
 import tarfile
 
 from drumbeat.problem import Problem
+from drumbeat.runfolder.layout import RunFolder
 
-_PARTS = ("code.tar.gz", "call/call.pkl")
+_PARTS = (RunFolder("").code_archive, RunFolder("").call)
 
 
 def pack(folder: str) -> bytes:

@@ -34,7 +34,7 @@ function figuresOf(head) {
     head.seconds_left !== null ? ["left", "time left", head.seconds_left, [duration(head.seconds_left), ""], `after ${duration(head.elapsed)}`]
       : ["elapsed", { queued: "waiting", running: "elapsed" }[head.state] || "took", head.elapsed, [duration(head.elapsed), ""],
         [head.quiet === null ? "" : `no step for ${duration(head.quiet)}`, head.attempt ? `attempt ${head.attempt + 1}` : ""].filter(Boolean).join(", "), head.quiet === null ? "" : "warn"],
-    slow ? ["slowest", "slowest rank", slow.rank, [`rank ${slow.rank}`, ""], `node ${slow.node}, +${Math.round(slow.spread * 100)} %` + (slow.behind > 1 ? `, ${slow.behind} steps behind` : ""), slow.spread > 0.1 || slow.behind > 1 ? "warn" : ""] : null,
+    slow && slow.stands_out ? ["slowest", "slowest rank", slow.rank, [`rank ${slow.rank}`, ""], `node ${slow.node}, +${Math.round(slow.spread * 100)} %` + (slow.behind > 1 ? `, ${slow.behind} steps behind` : ""), slow.spread > 0.1 || slow.behind > 1 ? "warn" : ""] : null,
     ["nodes", "nodes", head.nodes_here, [`${number(head.nodes_here)}`, head.nodes ? ` of ${number(head.nodes)}` : ""], [head.world ? `${number(head.world)} ranks` : "", ended].filter(Boolean).join(", "), head.state === "running" && away > 0 ? "warn" : ""],
     gpus ? ["gpu_use", "GPU use", head.gpu_use, [head.gpu_use === null ? "–" : head.gpu_use.toFixed(0), " %"], `${number(gpus)} GPUs` + (head.throttled ? `, ${number(head.throttled)} slowed down` : ""), head.throttled ? "warn" : ""] : null,
     gpus && head.gpu_memory !== null ? ["gpu_memory", "GPU memory", head.gpu_memory, [head.gpu_memory.toFixed(0), " %"], ""] : null,
