@@ -7,6 +7,7 @@ never certain.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
@@ -20,18 +21,29 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
 CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
+# Escape sequences, other control characters but tabs and line ends, and marks that turn the direction of writing.
+_STEERING = re.compile(
+    r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def harmless(text: str) -> str:
+    """Without what steers a terminal: logs are written by others, and findings are printed in many places."""
+    return text if text.isprintable() else _STEERING.sub("", text)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands. Secrets in the text are replaced by `…`."""
+    """The line, value or reading that a finding rests on, and where it stands. Nothing in the text steers a terminal,
+    and secrets in it are replaced by `…`."""
 
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", redact(self.text))
+        object.__setattr__(self, "text", redact(harmless(self.text)))
 
     @property
     def place(self) -> str:
@@ -61,7 +73,7 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
         assert self.confidence in CONFIDENCES, self.confidence
-        object.__setattr__(self, "title", redact(self.title))
+        object.__setattr__(self, "title", redact(harmless(self.title)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.finding import CERTAIN
 from drumbeat.order import EnvVar
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.placement import RankSeen
@@ -71,6 +72,23 @@ def test_a_wrong_mask_warns_or_stops(level, kind):
     watch.on(wrong, 1)
     actions = watch.on(wrong, 2.5)
     assert answers(actions) == ["mismatch"] and isinstance(actions[1], kind) and actions[1].finding.node == 0
+
+
+def test_ranks_that_a_launcher_inside_the_command_started_are_looked_at_and_named_as_seen():
+    """accelerate, deepspeed or a script with torchrun: one process was started, and the masks are those of its ranks."""
+    one = Binding((Slot(0, 0, tuple(range(8)), gpus=(0, 1)),), 8, "")
+    watch = Placement(TWO, one, BOUND, (), 0, "warn", 0, 0)
+    watch.on(ranks(*GOOD), 1)
+    (said,) = watch.on(ranks(*GOOD), 2)
+    verdict = said.data["verdict"]
+    assert (verdict.answer, verdict.confidence) == ("as planned", CERTAIN)
+    assert [row.rank for row in said.data["rows"]] == [0, 1]
+    assert all(any(f"rank {rank}" in text for text in verdict.seen) for rank in (0, 1)), verdict.seen
+    unbound = ranks((0, tuple(range(8)), (0,)), (1, tuple(range(8)), (1,)))
+    watch = Placement(TWO, one, BOUND, (), 0, "warn", 0, 0)
+    watch.on(unbound, 1)
+    said = watch.on(unbound, 2)[0].data["verdict"]
+    assert said.answer == "not pinned" and len(said.seen) == 2, "ranks that may use the whole node are not placed"
 
 
 def test_ended_before_anything_was_seen():

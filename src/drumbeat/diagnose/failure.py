@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.survived import Survived
-from drumbeat.finding import UNKNOWN, Finding, Verdict
+from drumbeat.finding import UNKNOWN, Evidence, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"
+AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
+_WORD = re.compile(r"[A-Za-z]{3,}")
 EARLIER = "earlier-attempt"  # the code of a note: an attempt before the last one failed
 
 
@@ -29,11 +32,26 @@ class Log:
     begins: Mapping[str, int] = field(
         default_factory=dict
     )  # file -> first line of its last run, where it holds several
+    nan_from: Optional[Evidence] = None  # the line from which on the loss was NaN, to the end
+    last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""
         return max(self.ends.get(event.evidence.file or "", 0) - event.number, 0)
+
+    def last_error(self) -> Optional[Evidence]:
+        """A line that its logger calls an error, that no rule knows, and that stands at the end of its file."""
+        return next(
+            (
+                error
+                for file, error in self.last_errors.items()
+                if self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
+                and self.good_ends.get(file, 0) < (error.line or 0)
+                and len(_WORD.findall(error.text)) > 2
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
-from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure, Log
+from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
 from drumbeat.diagnose.first import RankOf, earliest, place
 from drumbeat.diagnose.judged_lines import with_record, without_itself
+from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
-from drumbeat.diagnose.tiers import AT_THE_END, NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.diagnose.tiers import NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
@@ -82,9 +83,35 @@ class _Judge:
             return self._without_cause(rest)
         if self.first is not None and self.first.exit_code:
             return self._reported_only(rest, self.first)
+        last = self.log.last_error()
+        if last is not None:
+            return self._reported_by_logger(rest, last)
+        if self.log.nan_from is not None:
+            return self._of_nan(rest, self.log.nan_from)
         if not self.log.of_a_run:
             return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
         return rest
+
+    def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
+        finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
+        why = "the log ends with an error that no rule knows"
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+
+    def _of_nan(self, rest: Failure, first: Evidence) -> Failure:
+        """Nothing else failed, and the loss is NaN to the end: such a run trains nothing."""
+        finding = next((note for note in rest.notes if note.code == NAN_LOSS), None)
+        if finding is None:
+            return rest
+        title = "the loss became NaN and stayed so"
+        finding = replace(finding, title=title, severity=ERROR, evidence=(first,), confidence=LIKELY)
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=LIKELY,
+            finding=finding,
+            why_first="every loss from this line on is NaN, and nothing else failed",
+            notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
+        )
 
     def _of_causes(self, rest: Failure) -> Failure:
         causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]

@@ -104,6 +104,7 @@ _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
     r"|.{0,200}?\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
 )
+_LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
     {"INFO": "I", "DEBUG": "I", "TRACE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F"}
@@ -167,7 +168,11 @@ def clean(raw: str) -> Line:
     if rank is None and "Rank " in text:
         named = _TORCH_RANK.search(text)
         rank = int(named[1]) if named else None
-    return Line(text, rank, host, when, level or _level(text))
+    level = level or _level(text)
+    if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
+        behind = _LEVEL_BEHIND_TIME.match(text)
+        level = _LEVEL_LETTER[behind[1]] if behind else ""
+    return Line(text, rank, host, when, level)
 
 
 def _level(text: str) -> str:

@@ -123,13 +123,21 @@ def of_choice(process: Process, processes: List[Process]) -> Path:
             return Path(
                 answer,
                 gdr=_gdr_without_channels(processes),
-                link=_only_link(candidate) if answer == RDMA else "",
+                link=_link_of_choice(candidate, processes) if answer == RDMA else "",
                 provider=candidate.provider,
                 network=candidate.network,
                 confidence=LIKELY if answer != UNKNOWN else UNKNOWN,
                 evidence=(evidence,) if evidence else (),
             )
     return _of_use(processes)
+
+
+def _link_of_choice(process: Process, processes: List[Process]) -> str:
+    """Its own cards' link; where its list of cards is not here, that of the others that chose the same network, if all agree."""
+    if process.devices:
+        return _only_link(process)
+    links = {_only_link(other) for other in processes if other.network == process.network and other.devices}
+    return links.pop() if len(links) == 1 else ""
 
 
 def _of_use(processes: List[Process]) -> Path:

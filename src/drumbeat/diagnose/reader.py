@@ -18,14 +18,16 @@ from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
+from drumbeat.diagnose.losses import CODE as NAN_LOSS
+from drumbeat.diagnose.losses import Losses
 from drumbeat.diagnose.observations import Init
 from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
-from drumbeat.diagnose.rulebook import Rulebook, rulebook
+from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
-from drumbeat.diagnose.tracebacks import BARE, CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks, is_bare
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -35,15 +37,19 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
+_MAY_BE_BARE = (b"rror: ", b"xception: ", b"imeout: ")
+# The last ones are levels of loggers.
+_OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
-    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job)\b"
+    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
+MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
 MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
 
 
@@ -55,17 +61,22 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self.losses = Losses()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
-        own = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line
+        self._last_errors: Dict[
+            str, Evidence
+        ] = {}  # file -> its last line that a logger calls an error and no rule knows
         self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
         self._collectives = 0
+        self._bare = 0
         self._channels: Set[bytes] = set()
         self._boring: Set[bytes] = set()  # shapes of lines from which nothing can be learnt
         self._warning: Tuple[str, int, bytes] = ("", 0, b"")  # the last NCCL WARN, which may go on in the next line
@@ -101,7 +112,8 @@ class Reader:
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
-        return bool(self.elastic.open or self._warning[1] or (self._tracebacks and self._tracebacks.get(file)))
+        tracebacks = self._tracebacks and self._tracebacks.get(file)
+        return bool(self.elastic.open or self._warning[1] or tracebacks or self.losses.watches(file))
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
@@ -150,6 +162,8 @@ class Reader:
             self.of_a_run,
             self.recorded,
             begins,
+            self.losses.stayed(),
+            self._last_errors,
         )
 
     def _last_runs(self) -> Dict[str, int]:
@@ -160,6 +174,7 @@ class Reader:
             begins[file] = max(first, begins.get(file, 0))
         for file, first in begins.items():
             self.events.drop(file, first)
+            self.losses.drop(file, first)
             if self._good_ends.get(file, first) < first:
                 del self._good_ends[file]
         if begins:
@@ -177,7 +192,10 @@ class Reader:
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
-        if found or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
+        if self.losses.watches(file):
+            self.losses.feed(file, raw)
+        bare = not found and self._may_be_bare(raw)
+        if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)
         if self._warning[1]:
@@ -196,8 +214,15 @@ class Reader:
                 self.communicators.connections.add(file, number)
             elif worth:
                 self._nccl(file, number, raw)
-        if not found and not worth:
+        if not found and not worth and not bare:
             self._remember(raw)
+
+    def _may_be_bare(self, raw: bytes) -> bool:
+        """An exception's last line, of a name that is not among those that are looked for everywhere."""
+        if self._bare >= MAX_BARE or not any(words in raw for words in _MAY_BE_BARE):
+            return False
+        self._bare += 1
+        return is_bare(clean(decode(raw)).text)
 
     def _remember(self, raw: bytes) -> None:
         """No line of this shape says anything: neither the rules' words nor NCCL's first word hang on a digit."""
@@ -219,8 +244,10 @@ class Reader:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
             for match in self.rules.match(text, found):
-                matched = True
+                matched = matched or (match.rule.role != NOTE and not match.rule.conditional)
                 self.events.add_match(self.lines, match, line, evidence, host, pid, device)
+                if match.rule.code == NAN_LOSS:
+                    self.losses.nan(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             if is_good_end(text):
                 self._good_ends[file] = number
@@ -230,6 +257,8 @@ class Reader:
         self.elastic.feed(text, file, number)
         if self.runs.feed(without_colour(decode(raw)), file, number) or (was_open and not self.elastic.open):
             self._end_of_run(file, number)
+        if line.level in ("E", "F") and not matched and not quoted and file in self._ends:
+            self._last_errors[file] = evidence
         self._traceback(file, line, evidence, matched)
 
     def _end_of_run(self, file: str, number: int) -> None:
@@ -249,7 +278,7 @@ class Reader:
             self.events.add_traceback(raised, line, file, evidence.line or 0)
         if raised is not None and not raised.ignored and not matched:
             self.events.add_exception(self.lines, raised, line, evidence)
-        elif raised is None and not matched and not line.only_warns and BARE.match(line.text):
+        elif raised is None and not matched and not line.only_warns and is_bare(line.text):
             self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
 
     def _nccl(self, file: str, number: int, raw: bytes) -> None:

@@ -11,12 +11,11 @@ from drumbeat.diagnose.conditions import Whole, whole
 from drumbeat.diagnose.dumps.content import Dump
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.events import Event, Events
-from drumbeat.diagnose.failure import Failure, Log
+from drumbeat.diagnose.failure import AT_THE_END, Failure, Log
 from drumbeat.diagnose.judge import judge
 from drumbeat.diagnose.recorded import Recorded, with_record
 from drumbeat.diagnose.rulebook import Match, Rulebook
 from drumbeat.diagnose.survived import survived
-from drumbeat.diagnose.tiers import AT_THE_END
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.diagnose.without_gpu import all_quoted
@@ -50,6 +49,8 @@ def make_report(
     of_a_run: bool = True,
     recorded: Optional[Recorded] = None,
     begins: Optional[Mapping[str, int]] = None,
+    nan_from: Optional[Evidence] = None,
+    last_errors: Optional[Mapping[str, Evidence]] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -64,6 +65,8 @@ def make_report(
         elastic.several_runs and recorded is None,
         survived(events.tracebacks, ends or {}, AT_THE_END),
         begins or {},
+        nan_from,
+        last_errors or {},
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -11,9 +11,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
-from drumbeat.diagnose.failure import Log
+from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
+from drumbeat.diagnose.tracebacks import is_listed
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
@@ -21,7 +22,6 @@ SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
-AT_THE_END = 12  # lines: what has no more than these behind it stands at the end of its file
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
@@ -99,6 +99,8 @@ class Tiers:
     def _went_on(self, event: Event) -> bool:
         """Nothing else says that anything failed, and the program wrote on behind this exception."""
         lines = CAUGHT_BELOW if event.caught else CAUGHT_LINES
+        if event.bare and event.match is None and event.lines == 1 and not is_listed(event.exception):
+            lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
         return self.log.after(event) > lines or self._good_end_after(event)
 
     def _ended_otherwise(self, event: Event) -> bool:

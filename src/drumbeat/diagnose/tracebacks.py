@@ -17,7 +17,8 @@ EXCEPTION = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
 )
 BARE = re.compile(
-    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure))(?:: (?P<message>.+))?$"
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
+    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout))(?:: (?P<message>.+))?$"
 )
 # A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
 _FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
@@ -58,8 +59,22 @@ NAMES = (
     "ConfigAttributeError", "HorovodInternalError", "BrokenProcessPool", "CheckpointException", "ValidationError",
     "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
 )  # fmt: skip
+_LISTED = frozenset(NAMES)
+_WORD = re.compile(r"[A-Za-z]{3,}")
 MAX_OPEN = 256
 MAX_LENGTH = 400
+
+
+def is_listed(text: str) -> bool:
+    """Does the line begin with a name that only exceptions have?"""
+    return text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
+
+
+def is_bare(text: str) -> bool:
+    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something:
+    `MeanSquaredError: 0.05` is a measurement."""
+    match = BARE.match(text)
+    return bool(match) and (is_listed(text) or len(_WORD.findall((match and match["message"]) or "")) > 1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""How a log ends decides what it says: names of exceptions that nobody lists, errors that only a logger names, a loss that
+stays NaN, and words that steer a terminal."""
+
+import pytest
+
+from drumbeat.diagnose.text import render
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
+from tests.diagnose.reading import read
+
+
+def failure(text):
+    return read(text).failure
+
+
+STEPS = [f"step {number} loss {2 - number / 100:.3f}" for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
+        "my_project.data.ShardIsGoneError: shard 12 was there and is not any more",
+        "socket.timeout: the read operation timed out",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 139264, Hardware limit: 101376.",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+    ],
+)
+def test_an_exception_of_any_name_at_the_end_is_a_failure(line):
+    found = failure("\n".join([*STEPS, line]))
+    assert (found.answer, found.confidence) == ("exception", LIKELY)
+    assert found.finding.evidence[0].text == line
+
+
+@pytest.mark.parametrize(
+    "line", ["MeanSquaredError: 0.0512", "val/RootMeanSquaredError: 0.05 (best 0.04)", "PixelError: nan"]
+)
+def test_a_measurement_is_no_exception(line):
+    assert failure("\n".join([*STEPS, line])).answer == "none"
+
+
+def test_an_exception_of_an_unknown_name_is_forgiven_when_the_program_writes_on():
+    lines = [*STEPS[:9], "tracker.errors.UploadError: could not reach the server, will try again later", *STEPS[9:]]
+    assert failure("\n".join(lines)).answer == "none"
+
+
+def test_a_rule_that_does_not_hold_hides_no_exception():
+    """Rules may ask for more than their line, such as an interface that NCCL used. The line counts without that too."""
+    assert failure("FloatingPointError: Loss is nan").answer in ("exception", "nan-loss")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[ERROR] Background srun 'ray-worker-1' died (pid=123456). Could be a failure in startup. Attempting to exit.",
+        "2026-01-02 03:04:05,678 ERROR the coordinator has left the building",
+        "CRITICAL: no shard of the data set could be opened",
+    ],
+)
+def test_an_error_that_only_its_logger_names_is_unknown_and_never_none(line):
+    found = failure("\n".join([*STEPS, line]))
+    assert found.answer == "unknown" and "no rule knows" in found.why_first
+    assert found.finding.evidence[0].line == 61
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["ERROR could not upload the metrics to the server", *STEPS],
+        ["ERROR could not upload the metrics to the server", "Training completed. Model saved."],
+        ["ERROR: 0.12 (word 0.3)"],
+    ],
+)
+def test_an_error_of_a_logger_that_ended_nothing_is_none(lines):
+    assert failure("\n".join([*STEPS, *lines])).answer == "none"
+
+
+NAN = [f"step {number} loss nan" for number in range(60, 66)]
+
+
+@pytest.mark.parametrize(
+    "nan",
+    [
+        NAN,
+        ["{'loss': nan, 'grad_norm': nan, 'epoch': 0.3}"] * 4,
+        ["{'loss': 'nan', 'learning_rate': '1e-05'}"] * 4,
+        [f"Epoch 3: 12%| 3{number}/250 [00:09<01:06, train_loss=nan.0]" for number in range(4)],
+    ],
+)
+def test_a_loss_that_stays_nan_is_the_finding_when_nothing_else_failed(nan):
+    found = failure("\n".join([*STEPS, *nan, "saving the checkpoint"]))
+    assert (found.answer, found.confidence) == ("nan-loss", LIKELY)
+    assert found.finding.severity == ERROR and found.finding.evidence[0].line == 61
+    assert not any(note.code == "nan-loss" for note in found.notes)
+
+
+def test_a_loss_that_becomes_a_number_again_is_a_note():
+    found = failure("\n".join([*STEPS, *NAN, "step 66 loss 1.7"]))
+    assert found.answer == "none" and [note.code for note in found.notes] == ["nan-loss"]
+
+
+def test_two_lines_with_nan_are_not_yet_a_finding():
+    assert failure("\n".join([*STEPS, *NAN[:2]])).answer == "none"
+
+
+def test_whatever_else_failed_comes_before_a_nan_loss():
+    found = failure("\n".join([*STEPS, *NAN, "RuntimeError: CUDA error: out of memory"]))
+    assert found.answer == "gpu-out-of-memory" and [note.code for note in found.notes] == ["nan-loss"]
+
+
+def test_a_measured_value_between_is_enough_however_many_nan_there_are():
+    pairs = [line for number in range(40) for line in (f"step {number} loss nan", f"step {number} loss 0.{number}")]
+    assert failure("\n".join(pairs)).answer == "none"
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eRuntimeError: CUDA error: out of memory \x1b[31mred\x00\x08"
+
+
+def test_nothing_in_a_finding_steers_the_terminal():
+    for text in (Evidence(EVIL).text, Finding("x", ERROR, EVIL).title):
+        assert text.isprintable() and "CUDA error: out of memory" in text
+    assert Evidence("a\tb").text == "a\tb", "tabs stand in many logs and steer nothing"
+    report = read(EVIL)
+    assert report.failure.answer == "gpu-out-of-memory" and report.failure.confidence in (CERTAIN, LIKELY)
+    shown = render(report)
+    assert all(line.isprintable() for line in shown.split("\n"))
+
+
+def test_a_torn_list_of_cards_is_read_from_the_other_ranks_that_chose_the_same_network():
+    log = """h1:1:1 [0] NCCL INFO Using network IB
+h2:2:2 [1] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB em1:172.18.28.82<0>
+h2:2:2 [1] NCCL INFO Using network IB"""
+    path = read(log).transport.path
+    assert (path.answer, path.link, path.confidence) == ("rdma", "IB", LIKELY)
