@@ -197,7 +197,7 @@ def where(step: Callable[[], Any]) -> Dict[str, Any]:
     rows = [(e.key, e.self_device_time_total / 1e3, e.count) for e in seen.key_averages() if e.self_device_time_total]
     kinds: Dict[str, float] = {}
     words = {
-        "attention": ("sdpa", "compute_dot_do_o", "convert_dq"),
+        "attention": ("sdpa", "compute_dot_do_o", "convert_dq", "flash_attn"),
         "products": ("nvjet", "gemm", "cutlass", "xmma", "conv"),
         "to fp8": ("_cast_", "AbsMax"),
         "gate": ("_swiglu",),

@@ -18,18 +18,25 @@ def far(got: Tensor, want: Tensor) -> float:
 
 
 def attention() -> Dict[str, float]:
-    from drumbeat.train.layers.attention import causal_attention, repeat_heads
+    """By the kernel that is chosen here, and by cuDNN's, which is chosen where FlashAttention 4 is not installed."""
+    from drumbeat.train.layers import attention as layer
 
     q = torch.randn(2, 512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (torch.randn(2, 512, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     up = torch.randn_like(q)
-    got = torch.autograd.grad((causal_attention(q, k, v) * up).sum(), (q, k, v))
     wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
     plain = F.scaled_dot_product_attention(
-        wide[0].transpose(1, 2), *(repeat_heads(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
+        wide[0].transpose(1, 2), *(layer.repeat_heads(t.transpose(1, 2), 8) for t in wide[1:]), is_causal=True
     )
     want = torch.autograd.grad((plain.transpose(1, 2) * up).sum(), wide)
-    return {f"attention d{name}": far(a, b) for name, a, b in zip("qkv", got, want)}
+    found, chosen = {}, layer.has_flash4
+    best = layer.attention_kernel(q.device, q.dtype, 64, 4, False).split(" (")[0]
+    for name, has_flash4 in ((best, chosen), ("cuDNN", lambda _q, _k: False)):
+        layer.has_flash4 = has_flash4
+        got = torch.autograd.grad((layer.causal_attention(q, k, v) * up).sum(), (q, k, v))
+        found.update({f"attention {name} d{letter}": far(a, b) for letter, a, b in zip("qkv", got, want)})
+    layer.has_flash4 = chosen
+    return found
 
 
 def ring_blocks() -> Dict[str, float]:

@@ -1,6 +1,7 @@
 """What all tests share: how to call drumbeat the way a user does, and how to see that nobody is left."""
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
@@ -76,6 +77,19 @@ def pytest_testnodedown(node, error):
     if error:
         code = node.gateway._io.popen.wait(30)
         print(f"\n{node.gateway.id} (pid {node.gateway._io.popen.pid}) ended with {code}", flush=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Open MPI starts a daemon for a single process and ends that process (exit code 195) when the daemon has ended: a test
+    would take its whole worker along."""
+    assert "mpi4py.MPI" not in sys.modules, f"{item.nodeid} or one before it started MPI inside pytest"
+
+
+def is_subreaper():
+    answer = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    return bool(answer.value)
 
 
 SOURCE = str(ROOT / "src")
@@ -159,6 +173,9 @@ class Drumbeat:
             code = end.code
         finally:
             os.chdir(before)
+        assert not is_subreaper(), (
+            "this command starts processes, and ends all that it finds below: call it as a process"
+        )
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def start(self, *words, env=None, prefix=()):

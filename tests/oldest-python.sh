@@ -21,8 +21,10 @@ if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, xdist, hypothesis, ya
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout pytest-xdist hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
-# many bytes says nothing about a Python.
+# many bytes, draws input at random or reads our source says nothing about a Python.
 DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadgroup \
-  tests/agent tests/contracts tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
-  --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py \
+  tests/agent tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
+  tests/contracts/test_golden.py tests/contracts/test_seen.py \
+  --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/diagnose/test_corpus.py \
+  --ignore tests/diagnose/test_fuzz.py --ignore tests/lint/test_fuzz.py --ignore tests/spec/test_fuzz.py \
   tests/tune/test_search.py tests/tune/test_observe.py tests/tune/test_parts.py tests/tune/test_submit.py "$@"

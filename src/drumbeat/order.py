@@ -135,6 +135,11 @@ class Timing:
     )
     failure_grace: float = 1.5  # after a failure: from TERM to KILL
 
+    @property
+    def longest_beat(self) -> float:
+        """Seconds between two beats, at most: two fit into the silence that counts as a loss, with time to spare."""
+        return self.lost_node / 2.2
+
 
 @dataclass(frozen=True)
 class Order:

@@ -39,12 +39,17 @@ TWO = ("--ranks-per-node", 2)
             ("batch", "--global-batch", 8, "--", "accelerate", "launch", "t.py", "{batch}", "{accumulate}"),
             "add --data-ranks N",
         ),
-        (("batch", "--", "no-such-program", "{batch}"), "command not found: no-such-program"),
     ],
 )
 def test_wrong_input(drumbeat, words, says):
     done = drumbeat.here("tune", *words)
     assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not list(drumbeat.folder.glob("runs/*"))
+
+
+def test_a_program_that_is_not_there(drumbeat):
+    done = drumbeat("tune", "batch", "--", "no-such-program", "{batch}")
+    assert done.returncode == 2 and "command not found: no-such-program" in done.stderr
     assert "Traceback" not in done.stderr and not list(drumbeat.folder.glob("runs/*"))
 
 

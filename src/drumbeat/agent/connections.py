@@ -178,7 +178,7 @@ class Connections:
 
     def _beat_members(self) -> None:
         """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""
-        every = max(1, int(self.order.timing.lost_node / 3))
+        every = max(1, int(self.order.timing.longest_beat))
         self._looks += 1
         for number, connection in self.by_member.items():
             if number % every == self._looks % every and not connection.channel.closed:

@@ -45,8 +45,7 @@ _PAUSED = 2.0  # seconds between two turns after which we were stopped ourselves
 
 def beat_interval(order: Order) -> float:
     """Seconds between two beats of a member: in a large job fewer, so that the lead hears at most some 250 per second."""
-    longest = order.timing.lost_node / 3
-    return max(0.9 * order.timing.heartbeat, min(longest, order.members / 250))
+    return max(0.9 * order.timing.heartbeat, min(order.timing.longest_beat, order.members / 250))
 
 
 class MemberSide:

@@ -1,6 +1,6 @@
 """The same numbers every time: what torch and the GPU libraries may choose freely is fixed while a run lasts.
 
-It costs speed: on a Hopper GPU, cuDNN's attention gives way to FlashAttention, whose backward pass then adds in order.
+It costs speed: FlashAttention 4's backward pass adds in order; cuDNN's attention gives way to FlashAttention 2, which can too.
 """
 
 from __future__ import annotations

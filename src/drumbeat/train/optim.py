@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -46,15 +47,24 @@ class MasterAdamW(torch.optim.Optimizer):
                     numbers[p.device] = _numbers(group, p.device)
                 unit = numbers[p.device][0]
                 _kernel(p.device)(
-                    p.view(-1),
-                    p.grad.reshape(-1),
-                    state["master"].view(-1),
-                    state["exp_avg"].view(-1),
-                    state["exp_avg_sq"].view(-1),
+                    _own(p).view(-1),
+                    _own(_placed_like(p.grad, p)).reshape(-1),
+                    *(_own(state[name]).view(-1) for name in ("master", "exp_avg", "exp_avg_sq")),
                     numbers[p.device],
                     unit if scale is None else scale,
                     unit - 1 if skip is None else skip,
                 )
+
+
+def _own(x: Tensor) -> Tensor:
+    """What this rank holds: the update is pointwise, and torch 2.11 makes no row of a DTensor cut along its second dimension."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _placed_like(grad: Tensor, p: Tensor) -> Tensor:
+    if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
+        return grad.redistribute(placements=p.placements)
+    return grad
 
 
 def _numbers(group: Dict[str, Any], device: torch.device) -> Tensor:

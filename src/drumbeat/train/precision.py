@@ -57,6 +57,13 @@ class Precision:
                 float8.fuse_mlps(model)
                 float8.convert_head(model)
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """What activations are in the blocks."""
+        if self.name in ("bf16", "bf16-master", "fp8"):
+            return torch.bfloat16
+        return torch.float16 if self.name == "fp16" else torch.float32
+
     def autocast(self, device: torch.device, cast_by_fsdp: bool) -> ContextManager[Any]:
         """The context of the forward pass."""
         if self.name == "fp16":

@@ -101,14 +101,17 @@ class Hang:
         """Seconds since any rank reported anything; None before the first step."""
         return None if self._reported is None else now - self._reported
 
-    def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
-        """The longest silence of single ranks, and whose it is."""
-        limit = self._limit()
-        stale = {
+    def _stale(self, now: float) -> Dict[int, float]:
+        """Of each member the rank that is overdue the longest, and the seconds since its last report."""
+        return {
             beat.stale_rank: beat.stale + now - at
             for at, beat in self._beats.values()
             if beat.stale is not None and beat.stale_rank is not None and ("rank", beat.stale_rank) not in self._ended
         }
+
+    def _stalest(self, now: float) -> Tuple[float, Tuple[int, ...]]:
+        """The longest silence of single ranks, and whose it is."""
+        stale, limit = self._stale(now), self._limit()
         return max(stale.values(), default=0.0), tuple(sorted(rank for rank, age in stale.items() if age > limit))
 
     def _limit(self) -> float:
@@ -163,8 +166,9 @@ class Hang:
         silence = self._silence(now)
         if silence is None:
             return self._look(now) if now >= self._next_look or self._exited_early(now) else []
-        stale, _ = self._stalest(now)
-        if max(silence, stale) > self._limit():
+        longest = max((silence, *self._stale(now).values()))
+        # With thousands of members the limit takes a while to work out, and it is never below SHORTEST.
+        if longest > SHORTEST and longest > self._limit():
             self._quietest = max(self._quietest, silence)
             return self._look(now)
         return []

@@ -17,6 +17,7 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 Box = Tuple[float, float, float, float]  # left, top, right, bottom
 REPLY = struct.Struct("<BI")  # 0: pixels, 1: what is wrong; how many bytes follow
+_RATIOS = (np.log(3 / 4), np.log(4 / 3))  # of a crop's sides, from upright to lying
 
 
 def decoded(path: str, size: int, draw: Any) -> Pixels:
@@ -49,7 +50,7 @@ def chosen_box(width: int, height: int, draw: Any) -> Tuple[Box, bool]:
 def _random_box(width: int, height: int, random: np.random.Generator) -> Box:
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
-        ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+        ratio = np.exp(random.uniform(*_RATIOS))
         w, h = (area * ratio) ** 0.5, (area / ratio) ** 0.5
         if w <= width and h <= height:
             x, y = random.uniform(0, width - w), random.uniform(0, height - h)

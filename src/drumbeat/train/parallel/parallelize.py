@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from drumbeat.train.layers.flash4 import FLASH4
 from drumbeat.train.parallel import hooks
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.ring import RING_ATTENTION
@@ -156,6 +157,7 @@ def tied_parameters(model: nn.Module) -> List[Tuple[str, str]]:
 _DEAR = {
     torch.ops.aten.mm.default,
     RING_ATTENTION,
+    FLASH4,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -26,11 +26,13 @@ from drumbeat.train.data.synthetic import SyntheticTokens
 from drumbeat.train.data.text import byte_text, standard_library
 from drumbeat.train.data.tokens import token_file
 from drumbeat.train.fit import Transformer
+from drumbeat.train.layers.attention import attention_kernel
 from drumbeat.train.loop import Result, train
 from drumbeat.train.measure.mfu import transformer_flops, utilisation
 from drumbeat.train.models.llama import SHAPES, Llama, LlamaShape
 from drumbeat.train.parallel.context import Context
 from drumbeat.train.parallel.meshes import Meshes
+from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings, option
 from drumbeat.train.validation import mean_loss
@@ -147,6 +149,10 @@ def run(settings: LlamaSettings) -> Result:
         count = sum(p.numel() for p in parts.parts[0].parameters())
         stage = " in the first stages" if meshes.layout.pp > 1 else ""
         print(f"llama {settings.model}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
+        if world.device.type == "cuda" and (context is None or context.kind == "ulysses"):
+            dtype, group = Precision(settings.precision).compute_dtype, shape.heads // shape.kv_heads
+            kernel = attention_kernel(world.device, dtype, shape.head_width, group, settings.deterministic)
+            print(f"attention: {kernel}", flush=True)
         if context is not None:
             print(f"context parallelism: {context.kind} ({context.why})", flush=True)
         print(f"MFU: {use.describe()}", flush=True)
