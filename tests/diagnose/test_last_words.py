@@ -74,6 +74,37 @@ def test_an_error_of_a_logger_that_ended_nothing_is_none(lines):
     assert failure("\n".join([*STEPS, *lines])).answer == "none"
 
 
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 12, in <module>',
+    "    main()",
+    "data.ShardError: shard 12 of the data set has no index",
+]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Jan  2 03:04:0{} gpu7 train[123]: ",
+        "  | 2025-05-16T16:40:0{}.222-07:00 | ",
+        "[2026-01-02 03:04:05,67{}][train][ERROR] - ",
+        "E0102 03:04:05.67{}000 812 train.py:12] ",
+        "[1,mpirank:3,algo-1]<stderr>:",
+        "pytorchjob-worker-0 pytorch ",
+        "somebody's own words | ",
+    ],
+)
+def test_a_traceback_is_read_behind_whatever_stands_before_each_of_its_lines(prefix):
+    found = failure("\n".join(prefix.format(number) + line for number, line in enumerate(TRACEBACK)))
+    assert (found.answer, found.confidence) == ("exception", CERTAIN)
+    assert found.finding.title == TRACEBACK[-1] and "train.py:12" in found.finding.cause
+
+
+def test_a_traceback_whose_header_alone_has_words_before_it():
+    found = failure("\n".join(["[03:04:05 TP4] Scheduler hit an exception: " + TRACEBACK[0], *TRACEBACK[1:]]))
+    assert found.finding.title == TRACEBACK[-1]
+
+
 NAN = [f"step {number} loss nan" for number in range(60, 66)]
 
 
@@ -131,3 +162,22 @@ h2:2:2 [1] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB em1:172.18.28.82<0>
 h2:2:2 [1] NCCL INFO Using network IB"""
     path = read(log).transport.path
     assert (path.answer, path.link, path.confidence) == ("rdma", "IB", LIKELY)
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: CUDA error: out of memory", "ModuleNotFoundError: No module named 'flash_attn'"]
+)
+def test_a_cause_that_the_program_handled_and_then_did_its_work_is_a_note(line):
+    found = failure("\n".join([*STEPS[:9], line, *STEPS[9:], "Training completed. Model saved."]))
+    assert found.answer == "none" and len(found.notes) == 1
+    found = failure(
+        "\n".join([*STEPS[:9], line, "srun: error: n7: task 3: Exited with exit code 1", "Training completed."])
+    )
+    assert found.answer not in ("none", "unknown"), "a launcher says that somebody failed"
+
+
+def test_a_cause_is_not_certain_where_the_log_goes_on_for_hundreds_of_lines():
+    line = "RuntimeError: CUDA error: out of memory"
+    found = failure("\n".join([*STEPS, line, *STEPS * 6]))
+    assert (found.answer, found.confidence) == ("gpu-out-of-memory", LIKELY)
+    assert failure("\n".join([*STEPS * 6, line, *STEPS[:9]])).confidence == CERTAIN

@@ -103,6 +103,15 @@ class Tiers:
             lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
         return self.log.after(event) > lines or self._good_end_after(event)
 
+    def nobody_else(self) -> bool:
+        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer?"""
+        others = any(self.tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE))
+        return not others and not self.extra and self.first is None
+
+    def may_be_handled(self, event: Event) -> bool:
+        """The log goes on long behind this line, and nobody else says that anything failed."""
+        return self.nobody_else() and self.log.after(event) > CAUGHT_LINES
+
     def _ended_otherwise(self, event: Event) -> bool:
         """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""
         ends = [
@@ -134,8 +143,12 @@ class Tiers:
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
-        quiet = not any(tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE)) and not known
-        if quiet and not self.extra and self.first is None:
+        if self.nobody_else():
+            handled = [event for event in tiers[CAUSE] if event.match and self._good_end_after(event)]
+            tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
+            tiers[NOTE] += handled
+            known = [event for event in known if event not in handled]
+        if self.nobody_else() and not known:
             for tier in (CAUSE, UNEXPLAINED):
                 went_on = [(event, self._went_on(event)) for event in tiers[tier]]
                 tiers[tier] = [event for event, caught in went_on if not caught]

@@ -61,6 +61,8 @@ NAMES = (
 )  # fmt: skip
 _LISTED = frozenset(NAMES)
 _WORD = re.compile(r"[A-Za-z]{3,}")
+_DIGITS = str.maketrans("123456789", "000000000")
+MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
 
@@ -113,6 +115,12 @@ class _Open:
     ignored: bool = False
     chained: bool = False
     of_launcher: bool = False
+    prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
+
+    def own(self, text: str) -> str:
+        """The line without the prefix that the header has too."""
+        length = len(self.prefix)
+        return text[length:] if length and text[:length].translate(_DIGITS) == self.prefix else text
 
 
 class Tracebacks:
@@ -130,7 +138,7 @@ class Tracebacks:
     def inside(self, line: Line) -> bool:
         """Is this line the source text that Python shows below a frame?"""
         state = self._open.get(line.rank)
-        return bool(state and state.source_next and line.text.startswith("    " + " " * state.indent))
+        return bool(state and state.source_next and state.own(line.text).startswith("    " + " " * state.indent))
 
     def unfinished(self) -> List[Tuple[Optional[int], Raised]]:
         """Tracebacks whose last line, the exception itself, never came, with the rank of each."""
@@ -153,7 +161,10 @@ class Tracebacks:
         """The exception, when this line ends a traceback."""
         text = line.text
         if HEADER in text:
-            self._begin(line.rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(line.rank, False))
+            prefix = text[: text.index(HEADER)]
+            begun = self._begin(line.rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(line.rank, False))
+            if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
+                begun.prefix = prefix.translate(_DIGITS)
             return None
         if any(words in text for words in CHAINED):
             if len(self._chained) < MAX_OPEN:
@@ -166,8 +177,9 @@ class Tracebacks:
             if len(self._ignored) < MAX_OPEN:
                 self._ignored[line.rank] = True
             return None
-        frame = _FRAME.match(text)
         state = self._open.get(line.rank)
+        text = state.own(text) if state is not None else text
+        frame = _FRAME.match(text)
         if state is None:
             if not text.strip():
                 return None
