@@ -84,13 +84,22 @@ def test_failure_ends_every_process_soon(drumbeat, tmp_path):
 @pytest.mark.parametrize("victim,node", [("agent", 0), ("agent", 1), ("guard", 0), ("guard", 1)])
 def test_killed_agent_or_guard(drumbeat, tmp_path, victim, node):
     process, run_id = begin(drumbeat, tmp_path)
-    os.kill(tree(run_id)[victim][node], signal.SIGKILL)
+    roles = tree(run_id)
+    if (victim, node) == ("guard", 0):  # the lead's agent is slow to notice: it is not killed meanwhile
+        os.kill(roles["agent"][0], signal.SIGSTOP)
+    os.kill(roles[victim][node], signal.SIGKILL)
+    if (victim, node) == ("guard", 0):
+        lead = str(roles["agent"][0])
+        wait_for(lambda: parent_of(lead) == str(process.pid), 120, "the lead's agent to be the desk's child")
+        os.kill(roles["agent"][0], signal.SIGCONT)
     assert process.wait(120) != 0
     assert_all_gone(run_id)
     summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
     assert summary["outcome"] in ("failed", "cancelled") and summary["exit_code"] != 0
     if victim == "agent" and node == 1:
         assert summary["failure"]["code"] == "node-lost" and summary["failure"]["node"] == 1
+    if victim == "guard" and node == 0:
+        assert summary["failure"]["code"] == "guard-lost" and summary["exit_code"] == 143
 
 
 def test_guard_and_agent_killed_at_once(drumbeat, tmp_path):

@@ -69,6 +69,15 @@ def agent_argv(bundle: str, order_file: str, node: int, report_fd: int = -1) -> 
     return (sys.executable, "-I", "-S", bundle, "_agent", order_file, str(node), str(report_fd), bundle, own)
 
 
+def is_agent(pid: int) -> bool:
+    """Whether this is a guard or an agent that goes on; what an agent has forked has a name of its own, or lives shortly."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words, open(f"/proc/{pid}/comm", "rb") as name:
+            return b"_agent" in words.read(1 << 16).split(b"\0") and not name.read().startswith(b"drumbeat-")
+    except OSError:
+        return False
+
+
 def start_agents(
     bundle: str, order_file: str, nodes: Iterable[int], token: str, environ: Mapping[str, str], report_fd: int = -1
 ) -> Dict[int, subprocess.Popen[bytes]]:

@@ -13,12 +13,12 @@ from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set,
 
 from drumbeat import clock
 from drumbeat.agent.on_end import run_on_end
-from drumbeat.backends.local import start_agents
+from drumbeat.backends.local import is_agent, start_agents
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.order import Order
 from drumbeat.process_signals import stops_held_back
-from drumbeat.processes import become_subreaper, sweep
+from drumbeat.processes import become_subreaper, children, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
@@ -27,6 +27,7 @@ from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.signals import STOPS
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
+_AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself
 _ONE_ACT = 1.0  # seconds: a wrapper around the desk may pass on what the terminal has already sent
 
 
@@ -88,6 +89,8 @@ class Foreground:
                 if node not in codes and guard.poll() is not None:
                     codes[node] = guard.returncode
                     lead_gone = time.monotonic() if node == 0 else lead_gone
+                    if guard.returncode < 0 and node not in self.hung:
+                        self._let_agent_end()
                     sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
             self._tell_lead(codes)
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
@@ -103,6 +106,13 @@ class Foreground:
             return next((code for code in codes.values() if code), 0)
         self.console.end(*ended)
         return ended[1].exit_code
+
+    def _let_agent_end(self) -> None:
+        """A guard was killed. The kernel tells its agent, which ends its ranks and records why: it is not killed meanwhile."""
+        until = time.monotonic() + _AGENT_ENDS
+        guards = {guard.pid for guard in self.guards.values()}
+        while time.monotonic() < until and any(is_agent(pid) for pid in children() if pid not in guards):
+            time.sleep(0.05)
 
     def _tell_lead(self, codes: Mapping[int, int]) -> None:
         """A node that ended before all had come together: the lead would wait for it until its time is up."""
