@@ -26,27 +26,27 @@ class Losses:
     """Per file, the stretch of NaN losses that no number has ended yet."""
 
     def __init__(self) -> None:
-        self._open: Dict[str, _Stretch] = {}
+        self.open: Dict[str, _Stretch] = {}
         self._left = MAX_WATCHED
 
     def watches(self, file: str) -> bool:
         """Must every line of this file be looked at, because a number may come?"""
-        return bool(self._open) and file in self._open and self._left > 0
+        return file in self.open and self._left > 0
 
     def feed(self, file: str, raw: bytes) -> None:
         self._left -= 1
         if _NUMBER.search(raw) and not _NAN.search(raw):
-            del self._open[file]
+            del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
         """A line with a loss of NaN."""
-        self._open.setdefault(file, _Stretch(evidence)).lines += 1
+        self.open.setdefault(file, _Stretch(evidence)).lines += 1
 
     def drop(self, file: str, below: int) -> None:
         """An earlier run of this file ends before line `below`."""
-        if file in self._open and (self._open[file].first.line or 0) < below:
-            del self._open[file]
+        if file in self.open and (self.open[file].first.line or 0) < below:
+            del self.open[file]
 
     def stayed(self) -> Optional[Evidence]:
         """The first line from which on no other loss than NaN was printed."""
-        return next((each.first for each in self._open.values() if each.lines >= FEWEST), None)
+        return next((each.first for each in self.open.values() if each.lines >= FEWEST), None)

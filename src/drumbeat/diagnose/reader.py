@@ -37,7 +37,6 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
-_MAY_BE_BARE = (b"rror: ", b"xception: ", b"imeout: ")
 # The last ones are levels of loggers.
 _OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
@@ -113,7 +112,8 @@ class Reader:
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
         tracebacks = self._tracebacks and self._tracebacks.get(file)
-        return bool(self.elastic.open or self._warning[1] or tracebacks or self.losses.watches(file))
+        watched = self.losses.open and self.losses.watches(file)
+        return bool(self.elastic.open or self._warning[1] or tracebacks or watched)
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
@@ -192,9 +192,9 @@ class Reader:
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
         found = self._prefilter(raw)
-        if self.losses.watches(file):
+        if self.losses.open and self.losses.watches(file):
             self.losses.feed(file, raw)
-        bare = not found and self._may_be_bare(raw)
+        bare = not found and (b"rror: " in raw or b"xception: " in raw or b"imeout: " in raw) and self._is_bare(raw)
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)
@@ -217,12 +217,10 @@ class Reader:
         if not found and not worth and not bare:
             self._remember(raw)
 
-    def _may_be_bare(self, raw: bytes) -> bool:
+    def _is_bare(self, raw: bytes) -> bool:
         """An exception's last line, of a name that is not among those that are looked for everywhere."""
-        if self._bare >= MAX_BARE or not any(words in raw for words in _MAY_BE_BARE):
-            return False
         self._bare += 1
-        return is_bare(clean(decode(raw)).text)
+        return self._bare <= MAX_BARE and is_bare(clean(decode(raw)).text)
 
     def _remember(self, raw: bytes) -> None:
         """No line of this shape says anything: neither the rules' words nor NCCL's first word hang on a digit."""
