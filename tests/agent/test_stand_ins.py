@@ -163,6 +163,17 @@ def test_a_refusal_of_the_driver_is_the_commands_and_has_the_line_to_type(tmp_pa
         assert rank_meant(launcher, end, end.finding) is None
 
 
+@pytest.mark.parametrize("text, is_rank", [("mp.spawn(main, nprocs=2)\n", False), ("print(1)\n", True)])
+def test_a_program_that_spawns_its_ranks_is_none_itself(tmp_path, text, is_rank):
+    folder = NodeFolder(str(tmp_path), 0)
+    (tmp_path / "a.py").write_text(text)
+    asked = order(command=("python", "a.py"), workdir=str(tmp_path), launcher="once")
+    launcher = launcher_of(asked, folder, folder, "b.pyz", str(tmp_path))
+    launcher.prepare(0, 0, Peers((Peer(0, "h0", "", Facts("h0"), 0.0, 1),), "10.0.0.1", 61000), BOUND)
+    (end,) = launcher.ends(0, Process(0, 0, ("python", "a.py")), 256, 5.0)
+    assert (launcher.is_rank, end.of_command) == (is_rank, not is_rank)
+
+
 def test_a_launcher_that_fails_before_its_first_rank_is_not_rank_0(tmp_path):
     folder = NodeFolder(str(tmp_path), 0)
     os.makedirs(folder.attempt(0))

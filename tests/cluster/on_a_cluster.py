@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,33 @@ def test_running_logs_shell_and_cancel(desk):
     done = desk("cancel", run["run_id"])
     assert done.returncode == 0 and "has ended" in done.stdout, done.stderr
     assert desk.state(run["handle"])["state"] == "cancelled"
+    desk.left()
+
+
+CALLS = """
+import json, os, sys
+from drumbeat import api
+
+def add(a, b=0):
+    return a + b, int(os.environ["RANK"])
+
+run = api.submit(add, 2, b=3, job=json.loads(sys.argv[1]))
+print(json.dumps({"results": run.results(1200), "state": run.state}))
+"""
+
+
+def test_a_function_from_python(desk):
+    (desk.base / "calls.py").write_text(CALLS)
+    job = {
+        "site": str(desk.site), "nodes": 2, "ranks-per-node": 1, "container": "localhost/host:1", "python": desk.python,
+        "workdir": str(desk.base), "env": {"PYTHONPATH": ":".join(PACKAGES)},
+    }  # fmt: skip
+    argv = desk.cluster.inside(sys.executable, "calls.py", json.dumps(job))
+    done = subprocess.run(
+        argv, env=desk.environ, cwd=desk.base, capture_output=True, text=True, timeout=1800, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"results": [[5, 0], [5, 1]], "state": "finished"}
     desk.left()
 
 

@@ -222,6 +222,19 @@ def test_torchruns_table_names_the_rank_behind_one_launcher():
     assert (failure.finding.rank, failure.finding.host) == (3, "n1")
 
 
+@pytest.mark.parametrize(
+    "how, title, code",
+    [
+        ("signal SIGKILL", "process 1 that the program spawned: killed by SIGKILL, not by drumbeat", "killed"),
+        ("exit code 3", "process 1 that the program spawned: exit code 3", "exit-code"),
+    ],
+)
+def test_a_process_that_the_program_spawned_is_named_with_its_end(how, title, code):
+    last = f"torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with {how}"
+    found = explain(lines=["W1 spawn.py:165] Terminating process 20126 via signal SIGTERM", *TRACEBACK, last])
+    assert (found.title, found.code, found.rank) == (title, code, None) and found.evidence[-1].text == last
+
+
 def test_a_silent_end_is_told_by_its_signal():
     failure = explain_run([RankEnd(0, 0), RankEnd(1, None, signal.SIGSEGV)])
     assert (failure.answer, failure.finding.rank) == ("segfault", 1)

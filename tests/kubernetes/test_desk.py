@@ -1,11 +1,14 @@
 """The desk's commands against a stand-in for kubectl whose pods are processes: agents, mirror and restarts are real."""
 
+import atexit
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ from tests.kubernetes.programs import goes_on
 SRC = Path(__file__).parent.parent.parent / "src"
 WHO = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('WORD'), flush=True)\n"
 GOES_ON = goes_on(0.1)
+BUNDLES = tempfile.mkdtemp(prefix="drumbeat-kubernetes-")  # drumbeat.pyz is built once for all tests
+atexit.register(shutil.rmtree, BUNDLES, ignore_errors=True)
 
 
 class Desk:
@@ -31,6 +36,7 @@ class Desk:
         self.environ = {
             "PATH": f"{base / 'bin'}:{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": str(self.home),
             "PYTHONPATH": str(SRC), "LANG": "C.UTF-8", "STAND_IN": str(self.cluster),
+            "XDG_CACHE_HOME": BUNDLES,
         }  # fmt: skip
 
     def __call__(self, *words, **more):

@@ -106,6 +106,7 @@ def test_programs_that_start_their_ranks_themselves():
     spawn = FILES["a.py"]
     assert read_script(["python", "-u", "-X", "dev", "a.py"], FILES.get).python == spawn
     assert chosen(spawn) == "once" and chosen("os.environ['RANK'] = str(rank)\n" + spawn, 2) == "once"
+    assert chosen("from torch.multiprocessing import Queue, spawn\nspawn(main, nprocs=2)") == "once"
     assert chosen("rank = int(os.environ['LOCAL_RANK'])\n" + spawn) == "ranks"  # it also takes ranks from outside
     lightning = "import lightning as L\ntrainer = L.Trainer(max_epochs=1,\n  devices=2)"
     assert chosen(lightning) == "once" and chosen(lightning, 2) == "ranks"  # LOCAL_RANK tells Lightning who it is

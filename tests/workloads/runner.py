@@ -300,7 +300,7 @@ def numbers_printed(text: str) -> Dict[str, Any]:
 def numbers_of(run: Optional[Run]) -> Dict[str, Any]:
     if run is None:
         return {}
-    records = [asdict(metric) for node in run.nodes() for metric in run.metrics(node)]
+    records = [metric._asdict() for node in run.nodes() for metric in run.metrics(node)]
     return _last([{**record, **record.pop("more")} for record in records])
 
 

@@ -30,6 +30,10 @@ _OF_SETUP = re.compile(r"^(?:setup|bash|/bin/bash): line \d+: ")
 _NO_COMMAND = re.compile(r"(\S+): command not found$")
 MAX_TAIL = 2_000  # lines of each stream that are read
 _NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
+# By torch.multiprocessing.spawn: its numbers are those of one node.
+_SPAWNED = re.compile(
+    r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
+)
 _LOST = "find the rank that stopped first; its own log has the cause"
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
@@ -263,6 +267,13 @@ def _by_code(
         return replace(_from_rule("time-limit", evidence), confidence=LIKELY, seen=seen)
     if exit_code is None:
         return Finding("exit-code", ERROR, "ended, nobody knows how", "not known", "", evidence, confidence=UNKNOWN)
+    spawned = _SPAWNED.search(evidence[-1].text) if evidence else None
+    if spawned:
+        signal = getattr(signals, spawned[2] or "", None)
+        how = _by_signal(signal, lines, None) if signal else None
+        title = f"process {spawned[1]} that the program spawned: {how.title if how else f'exit code {spawned[3]}'}"
+        unknown = Finding("exit-code", ERROR, title, "not known: it wrote nothing", confidence=UNKNOWN)
+        return replace(how or unknown, title=title, evidence=evidence, seen=("the last words of the program",))
     if evidence:  # its own last words, such as a refusal or what a set-up script said, are better than none
         title = f"exit code {exit_code}: {evidence[-1].text[:200]}"
         cause = "not known: no rule knows its last words"

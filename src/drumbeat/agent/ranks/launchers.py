@@ -147,7 +147,8 @@ class Once(Direct):
 
     def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
         variables = super().prepare(attempt, node, peers, bound)
-        self.is_rank = peers.nodes[node].ranks == 1 and self._stages is None
+        alone = peers.nodes[node].ranks == 1 and self._stages is None
+        self.is_rank = alone and not self._script.has_ranks_apart
         return variables
 
     def has_started_ranks(self, attempt: int) -> bool:

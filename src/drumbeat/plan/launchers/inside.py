@@ -50,7 +50,9 @@ _ASSIGNMENT = re.compile(
     re.M,
 )
 
-_SPAWN = re.compile(r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(")
+_SPAWN = re.compile(
+    r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(|^from torch\.multiprocessing import [^\n#]{0,200}\bspawn\b", re.M
+)
 _READS_RANK = re.compile(
     r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
     r"|is_torchelastic_launched"
@@ -111,13 +113,18 @@ class Script:
     @property
     def spawns(self) -> str:
         """How a Python program starts its own ranks, in words; '' if it does not, or also takes ranks from outside."""
+        if self.has_ranks_apart:
+            return "the program starts its ranks itself (multiprocessing spawn)"
         if _READS_RANK.search(self.python):
             return ""
-        if _SPAWN.search(self.python):
-            return "the program starts its ranks itself (multiprocessing spawn)"
         if _LIGHTNING.search(self.python) and _DEVICES.search(self.python):
             return "the program starts its ranks itself (Lightning, devices=)"
         return ""
+
+    @property
+    def has_ranks_apart(self) -> bool:
+        """Whether each rank of a Python program is a process that it spawns, and the program itself is none."""
+        return bool(_SPAWN.search(self.python)) and not _READS_RANK.search(self.python)
 
     @property
     def about_mpi(self) -> str:
