@@ -17,6 +17,8 @@ from gloo_world import GlooWorld
 from torch import nn
 
 from drumbeat.cli import main
+from drumbeat.train.checkpoint.folder import committed
+from drumbeat.train.checkpoint.host_memory import free_bytes
 from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.refusal import Refusal
@@ -488,3 +490,43 @@ def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(world: Glo
     assert "the checkpoint of step 4 FAILED: " in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
     assert main(words) == 0, "and from there it goes on"
+
+
+def test_a_state_too_large_to_be_copied_is_written_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from drumbeat.train.checkpoint import checkpoints
+
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda: 100)
+    model, _, state = made()
+    first = checkpoints.Checkpoints(str(tmp_path / "alone"), [model], state.optimizer)
+    (saved,) = first.save(1, {"sample": 0})
+    assert not saved.error and not saved.copied and committed(str(tmp_path / "alone")) == [1], (
+        "nobody has to wait for it"
+    )
+    assert not first.state._copies
+    before = {name: value.clone() for name, value in state.now()["model"].items()}
+    stepped(state.optimizer)
+    assert first.load(["sample"]) is not None
+    assert all(torch.equal(value, before[name]) for name, value in state.now()["model"].items())
+    settings = ["steps=4", "save_every=2", f"checkpoint={tmp_path / 'run'}", "batch=2", "length=8", "validation=0"]
+    assert main(["train", "llama", "--verify-resume", "--set", *settings]) == 0
+    said = capfd.readouterr().out
+    assert "resume is exact" in said and "saves will make training wait: copies of" in said, said
+    assert "training waited" not in said, "it is not because saves are too frequent"
+
+
+def test_free_memory_is_that_of_the_host_or_of_the_control_group(tmp_path: Path) -> None:
+    assert free_bytes(str(tmp_path)) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\nHugePages_Total: 0\n")
+    assert free_bytes(str(tmp_path)) == 2048 << 10
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert free_bytes(str(tmp_path)) == 2048 << 10
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.current").write_text("400000\n")
+    assert free_bytes(str(tmp_path)) == 600000
+    (group / "memory.current").write_text("1400000\n")
+    assert free_bytes(str(tmp_path)) == 0

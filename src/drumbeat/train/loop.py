@@ -106,8 +106,8 @@ def _train(
                 meter.leave_out()
             done += 1
             if done == first + 1:
-                if checkpoints is not None:
-                    checkpoints.prepare()
+                if checkpoints is not None and (words := checkpoints.prepare()):
+                    reporter.say(words)
                 gc.collect()
                 gc.freeze()  # what compiling left behind stays: later collections need not look at it
             if reporting:
@@ -124,7 +124,7 @@ def _train(
                 if save:  # before validating: what has been trained is not lost to whatever happens there
                     for saved in _save(checkpoints, reporter, done, stream, wait=stopped or last):
                         _saved(reporter, saved)
-                        if saved.waited > 1 and not (stopped or last):
+                        if saved.waited > 1 and saved.copied and not (stopped or last):
                             reporter.say(_too_often(saved))
                 meter.mark("checkpoint")
             if validate is not None and not stopped and (last or _due(plan.validate_every, done)):

@@ -34,6 +34,7 @@ from drumbeat.train.checkpoint.folder import (
     set_aside,
 )
 from drumbeat.train.checkpoint.generators import generators, restore_generators
+from drumbeat.train.checkpoint.host_memory import free_bytes
 from drumbeat.train.checkpoint.reading import contents, first_line, load_into, saved_part
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
@@ -52,6 +53,7 @@ class Saved(NamedTuple):
     seconds: float  # from the call until it was durable
     error: str  # one line; empty: it is durable
     waited: float = 0.0  # seconds that training stood still for it
+    copied: bool = True  # before it was written; else training had to wait
 
 
 class Loaded(NamedTuple):
@@ -90,11 +92,25 @@ class Checkpoints:
         self.group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self.fingerprint = fingerprint(self.parts, self.group)
         self._saving: Optional[Future[Saved]] = None
+        self._copies: Optional[bool] = (
+            None  # whether the state is copied before it is written; not known before it is there
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-checkpoint")
 
-    def prepare(self) -> None:
-        """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get."""
-        self.state.make_room(self.state.now())
+    def prepare(self) -> str:
+        """Make room for the copies now, while training warms up: gigabytes of pinned memory take seconds to get. Returns what
+        is to be said where there is no room."""
+        state = self.state.now()
+        size, free = held_bytes(state), free_bytes()
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._copies = free is None or size * ranks <= free // 2
+        if self._copies:
+            self.state.make_room(state)
+            return ""
+        return (
+            f"saves will make training wait: copies of {size * ranks / 2**30:.1f} GiB would take more than half of the "
+            f"{(free or 0) / 2**30:.1f} GiB of free host memory, so the state is written as it is"
+        )
 
     def save(self, step: int, more: Dict[str, Any], wait: bool = False) -> List[Saved]:
         """Save step `step`. Returns as soon as the state is copied; `wait` makes it durable first, or raises.
@@ -103,7 +119,10 @@ class Checkpoints:
         """
         ended = [self.finish()]
         began = time.monotonic()
-        state, arrived = self.state.copied(self.shared() if self.shared is not None else {})
+        if self._copies is None:
+            self.prepare()
+        shared = self.shared() if self.shared is not None else {}
+        state, arrived = self.state.copied(shared) if self._copies else self.state.as_it_is(shared)
         state["extra"] = dict(more)
         if self.others:
             state["others"] = {name: other.state_dict() for name, other in self.others.items()}
@@ -111,10 +130,10 @@ class Checkpoints:
         own = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.rank_state.items()}
         state[self._own] = {"generators": generators(), "buffers": state.pop("buffers"), "state": own}
         self._saving = self._thread.submit(self._in_background, step, state, arrived, began)
-        if wait:
+        if wait or not self._copies:
             saved = self.finish()
             assert saved is not None
-            if saved.error:
+            if saved.error and wait:
                 raise Refusal(
                     f"{saved.path} cannot be written: {saved.error}", "make room, or give another checkpoint folder"
                 )
@@ -132,7 +151,7 @@ class Checkpoints:
         pending, self._saving = self._saving, None
         began = time.monotonic()
         saved = pending.result()
-        return saved._replace(waited=time.monotonic() - began)
+        return saved._replace(waited=time.monotonic() - began, copied=self._copies is not False)
 
     def _in_background(self, step: int, state: Dict[str, Any], arrived: Callable[[], None], began: float) -> Saved:
         """A save that fails is reported and costs nothing but itself: the marker is not written, `latest` stays."""
@@ -299,10 +318,16 @@ class Checkpoints:
 
 
 def writers(state: Dict[str, Any]) -> int:
-    """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank."""
+    """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank. At most 4
+    where the state is on a GPU: each takes one or two tensors of it to the host at a time."""
+    on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in state["model"].values())
+    return max(1, min(held_bytes(state) >> 31, len(os.sched_getaffinity(0)), 4 if on_gpu else 8))
+
+
+def held_bytes(state: Dict[str, Any]) -> int:
+    """Of this rank's weights and optimizer state."""
     tensors = [value for kind in ("model", "optimizer") for value in state[kind].values() if isinstance(value, Tensor)]
-    size = sum(own_part(value).nbytes for value in tensors)
-    return max(1, min(size >> 31, len(os.sched_getaffinity(0)), 8))
+    return sum(own_part(value).nbytes for value in tensors)
 
 
 def fingerprint(parts: Sequence[nn.Module], group: Any) -> str:

@@ -82,6 +82,12 @@ class TrainingState:
         state.update({kind: dict(copies) for kind, copies in self._copies.items()})
         return state, self._copy_from_device(slow) if slow else _nothing
 
+    def as_it_is(self, shared: Dict[str, Tensor]) -> Tuple[Dict[str, Any], Callable[[], None]]:
+        """As `copied`, without a copy: nothing may change until it is written."""
+        state = self.now()
+        state["model"].update(shared)
+        return state, torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+
     def make_room(self, state: Dict[str, Any]) -> None:
         """Buffers for a copy of `state`; those that there are and fit are kept."""
         for kind in _KINDS:

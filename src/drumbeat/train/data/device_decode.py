@@ -9,9 +9,10 @@ measured times: the two decoders differ by a bit in some pixels, and a resumed r
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from drumbeat.train.refusal import Refusal
 from drumbeat.train.world import World
 
 _JPEG = b"\xff\xd8\xff"
-_READERS = 4  # threads that read files
+_READERS = (2, 8)  # threads that read files
+_TURNS = 32  # of this many batches, one tries the other number
 _PROCESSES = 24  # that decode as many images per second as the GPU does (docs/benchmarks-gpu.md: 25 and 36)
 
 
@@ -58,7 +60,9 @@ class DeviceDecoder:
     def __init__(self, device: torch.device, others: Decoders, shared: bool = False) -> None:
         self.device, self.others = device, others
         self.share = others.workers / (others.workers + _PROCESSES) if shared else 0.0
-        self._files = ThreadPoolExecutor(_READERS, thread_name_prefix="drumbeat-files")
+        self._files = ThreadPoolExecutor(max(_READERS), thread_name_prefix="drumbeat-files")
+        self._took: Dict[int, float] = {}  # number of threads -> seconds that a file took them last
+        self._turn = 0
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="drumbeat-share")
         self._stream: Optional[torch.cuda.Stream] = None
 
@@ -87,10 +91,23 @@ class DeviceDecoder:
             return self._mixed(size, images, here, cropped)
 
     def _read(self, images: Sequence[Tuple[str, Draw]]) -> List[Tensor]:
-        """A thread reads many files: one task per file would cost three times as much as the reading itself."""
-        paths, each = [path for path, _ in images], -(-len(images) // _READERS)
+        """A thread reads many files: one task per file would cost three times as much as the reading itself. Where files lie
+        in memory, more than two threads wait for the interpreter's lock; on a disk or a network, eight wait at once. What is
+        faster is found out from time to time."""
+        count, began = self._readers(), time.monotonic()
+        paths, each = [path for path, _ in images], max(1, -(-len(images) // count))
         parts = (paths[at : at + each] for at in range(0, len(paths), each))
-        return [file for part in self._files.map(_all, parts) for file in part]
+        files = [file for part in self._files.map(_all, parts) for file in part]
+        self._took[count] = (time.monotonic() - began) / max(1, len(paths))
+        return files
+
+    def _readers(self) -> int:
+        self._turn += 1
+        untried = [count for count in _READERS if count not in self._took]
+        best = min(self._took, key=lambda count: self._took[count], default=_READERS[0])
+        if untried or self._turn % _TURNS:
+            return untried[0] if untried else best
+        return next(count for count in _READERS if count != best)
 
     @contextmanager
     def _beside_training(self) -> Iterator[None]:
