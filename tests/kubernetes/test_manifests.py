@@ -143,8 +143,8 @@ def test_drumbeat_fits_into_a_config_map(tmp_path):
     path.write_bytes(gzip.decompress(data))
     for words, code, said in (
         (["diagnose", __file__], 0, "transport"),  # the agent's own diagnosis needs the same rules
-        (["lint", __file__], 2, "came with a run"),
-        (["report"], 2, "came with a run"),
+        (["lint", __file__], 2, "not part of this drumbeat.pyz"),
+        (["report"], 2, "not part of this drumbeat.pyz"),
     ):
         argv = [sys.executable, "-I", "-S", str(path), *words]
         done = subprocess.run(argv, env={"HOME": str(tmp_path)}, capture_output=True, text=True, check=False)

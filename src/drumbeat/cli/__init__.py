@@ -141,12 +141,8 @@ def _call(name: str, rest: List[str]) -> int:
     except ModuleNotFoundError as error:
         if args.debug or not error.name:
             raise
-        if error.name.startswith("drumbeat."):  # left out of what travels to pods
-            print(
-                f"drumbeat {name}: this copy of drumbeat came with a run and has only what its nodes need: type this where "
-                "you submitted the run",
-                file=sys.stderr,
-            )
+        if error.name.startswith("drumbeat."):
+            print(f"drumbeat {name}: not part of this drumbeat.pyz; an installed drumbeat has it", file=sys.stderr)
             return 2
         if error.name != "yaml":
             raise

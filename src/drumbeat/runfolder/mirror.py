@@ -176,10 +176,10 @@ class Mirror(Files):
             return
         # results are unpickled, and only where nobody else can have changed them: whatever the umask is
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
-        _remove(full + ".tmp")
-        with open(os.open(full + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        partial = f"{full}.{os.getpid()}.tmp"  # several desks may look at once
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(data)
-        os.replace(full + ".tmp", full)
+        os.replace(partial, full)
 
 
 def ended_with(root: str) -> Optional[int]:
