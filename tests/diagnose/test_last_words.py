@@ -105,6 +105,17 @@ def test_a_traceback_whose_header_alone_has_words_before_it():
     assert found.finding.title == TRACEBACK[-1]
 
 
+def test_a_traceback_behind_a_progress_bar_belongs_to_its_rank():
+    lines = [
+        "  0%|          | 0/247 [00:00<?, ?it/s][rank2]: " + TRACEBACK[0],
+        *(f"[rank2]: {line}" for line in TRACEBACK[1:3]),
+    ]
+    found = failure("\n".join(lines))
+    assert (found.answer, found.finding.rank) == ("exception", 2), "cut off before its exception"
+    found = failure("\n".join([*lines, f"[rank2]: {TRACEBACK[3]}"]))
+    assert (found.finding.title, found.finding.rank) == (TRACEBACK[3], 2)
+
+
 NAN = [f"step {number} loss nan" for number in range(60, 66)]
 
 
@@ -181,3 +192,12 @@ def test_a_cause_is_not_certain_where_the_log_goes_on_for_hundreds_of_lines():
     found = failure("\n".join([*STEPS, line, *STEPS * 6]))
     assert (found.answer, found.confidence) == ("gpu-out-of-memory", LIKELY)
     assert failure("\n".join([*STEPS * 6, line, *STEPS[:9]])).confidence == CERTAIN
+
+
+def test_the_words_of_nccl_before_2_4():
+    log = """node05:1992:2014 [0] INFO NET/IB: [0] mlx4_0:1/IB
+node05:1992:2014 [0] INFO Using internal Network IB
+node06:1993:2015 [0] INFO Using internal Network IB"""
+    path = read(log).transport.path
+    assert (path.answer, path.link, path.confidence) == ("rdma", "IB", LIKELY)
+    assert read("n1:7:9 [0] NCCL INFO Using internal Network Socket").transport.path.answer == "tcp"

@@ -214,7 +214,7 @@ class Runner:
         words = {"exception": "injected", "kill": "SIGKILL", "oom": "memory"}[fault]
         text = " ".join([failure.title, failure.cause, *(evidence.text for evidence in failure.evidence)])
         right = done.code != 0 and words in text and failure.rank == rank
-        told = f"rank {failure.rank}: {failure.title[:60]}, exit {done.code}"
+        told = f"rank {failure.rank}: {failure.title[:90]}, exit {done.code}"
         return told if right else f"no: {told}"
 
     def start(self, ranks: int, nodes: int = 1, drumbeat: bool = True, fault: str = "", rank: int = 0) -> Done:

@@ -17,6 +17,7 @@ from drumbeat.diagnose.observations import (
 )
 
 _DEVICE = re.compile(r"\[(\d+)\]\s?(?:=\s?)?([\w.+-]+):\d+(?::\d+:\d+)?/(\w+)")
+_OLD_LIST = re.compile(r"NET/IB ?: ?\[\d+\] ?\w")  # up to 2.3
 _MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")
 _MADE = re.compile(r"Made v(?:irtual device|Nic) (?:\[(\d+)\]|(\d+)) ?(?:/ )?(?:name=)?([\w.+-]+)")
 _SOCKET = re.compile(r"\[(\d+)\]([\w.@:-]+?):[0-9a-fA-F.:%\w-]*<")
@@ -28,8 +29,9 @@ _HCA = re.compile(r"\bhca ([\w.+-]+)")
 
 
 def network(message: str) -> Optional[Observation]:
-    if message.startswith("Using network "):
-        return Network(message[14:].strip(), True)
+    for head in ("Using network ", "Using internal Network "):  # the second up to 2.3
+        if message.startswith(head):
+            return Network(message[len(head) :].strip(), True)
     if message.startswith("Assigned NET plugin "):
         return Network(message[20:].split(" to comm")[0].strip(), True)
     if message.startswith("NET/IB"):
@@ -64,7 +66,7 @@ def network(message: str) -> Optional[Observation]:
 
 
 def _ib(message: str) -> Optional[Observation]:
-    if ": Using " in message:
+    if ": Using " in message or _OLD_LIST.match(message):
         oob = _OOB.search(message)
         found = [(int(index), name, link) for index, name, link in _DEVICE.findall(_MERGED.sub("", message))]
         for index, inner in _MERGED.findall(message):

@@ -136,7 +136,7 @@ def _link_of_choice(process: Process, processes: List[Process]) -> str:
     """Its own cards' link; where its list of cards is not here, that of the others that chose the same network, if all agree."""
     if process.devices:
         return _only_link(process)
-    links = {_only_link(other) for other in processes if other.network == process.network and other.devices}
+    links = {_only_link(other) for other in processes if other.network in ("", process.network) and other.devices}
     return links.pop() if len(links) == 1 else ""
 
 

@@ -61,6 +61,7 @@ NAMES = (
 )  # fmt: skip
 _LISTED = frozenset(NAMES)
 _WORD = re.compile(r"[A-Za-z]{3,}")
+_GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
 MAX_OPEN = 256
@@ -162,7 +163,10 @@ class Tracebacks:
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
-            begun = self._begin(line.rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(line.rank, False))
+            glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
+            rank = int(glued[1]) if glued and line.rank is None else line.rank
+            begun = self._begin(rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
+            prefix = "" if glued else prefix
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
                 begun.prefix = prefix.translate(_DIGITS)
             return None
