@@ -61,6 +61,7 @@ class Row:
     oom: str = ""
     numbers: str = ""
     loss: Optional[float] = None  # by hand
+    source: str = ""  # the drumbeat with which it was seen
 
     @property
     def bad(self) -> List[str]:
@@ -156,7 +157,7 @@ class Runner:
         """Every cell that `row` does not have yet; `keep` gets the row after each of them."""
         version, skipped = self.place.versions(self.program)
         if row.version != version:
-            row = Row(self.program.name)
+            row = Row(self.program.name, source=row.source)
         row.version, row.skipped, row.date = version, skipped, row.date or datetime.date.today().isoformat()
         if not skipped:
             self.fill(row, keep)
