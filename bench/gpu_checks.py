@@ -30,7 +30,7 @@ def attention() -> Dict[str, float]:
     )
     want = torch.autograd.grad((plain.transpose(1, 2) * up).sum(), wide)
     found, chosen = {}, layer.has_flash4
-    best = layer.attention_kernel(q.device, q.dtype, 64, 4, False).split(" (")[0]
+    best = layer.attention_kernel(q.device, q.dtype, 512, 64, 4, False).split(" (")[0]
     for name, has_flash4 in ((best, chosen), ("cuDNN", lambda _q, _k: False)):
         layer.has_flash4 = has_flash4
         got = torch.autograd.grad((layer.causal_attention(q, k, v) * up).sum(), (q, k, v))

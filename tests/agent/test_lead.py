@@ -16,6 +16,7 @@ from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start
 from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.plan.world_seen import Row
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_REQUEUE, EXIT_TIME_LIMIT
 
 
@@ -400,6 +401,22 @@ def test_a_node_that_ended_before_the_muster_ends_it():
     assert acts[-1] == Finish(EXIT_MUSTER) and lead.history[-1].finding.code == "node-lost"
     running, _ = mustered()
     assert running.waits_in_vain("too late to matter") == []
+
+
+@pytest.mark.parametrize("seconds, told", [(20.0, False), (40.0, True)])
+def test_ranks_whose_steps_nobody_recognised_are_told_of_if_they_ran_for_long(seconds, told):
+    lead, _ = mustered(checks={"world": "warn"})
+    attempt = lead.attempts[-1]
+    for node in range(2):
+        rows = tuple(Row(node, 10 + rank, rank, 4, "h:1", alone=True) for rank in (2 * node, 2 * node + 1))
+        attempt.count(lead.order, node, rows, 5.0, None, None)
+    end = attempt.started + seconds
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank), end)
+    acts = done(lead, 0, end) + done(lead, 1, end)
+    verdicts = [act.data["verdict"] for act in acts if isinstance(act, Record) and act.kind == "verdict"]
+    assert [verdict["check"] for verdict in verdicts] == ["world"] * told
+    assert all(verdict["answer"] == "unknown" for verdict in verdicts)
 
 
 def test_a_quiet_run_that_ends_well_was_no_hang():

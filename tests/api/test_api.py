@@ -138,7 +138,10 @@ def test_the_rank_goes_on_from_a_checkpoint(tmp_path):
     process.terminate()
     assert process.wait(120) == 75
     process.stdout.close()
-    done = subprocess.run([sys.executable, program], env=environ, capture_output=True, timeout=180, check=False)
+    del environ["PYTHONPATH"]  # a module in the work folder is found without it
+    done = subprocess.run(
+        [sys.executable, program], env=environ, cwd=tmp_path, capture_output=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert read_own(str(attempt / "result-0.pkl")) == {"value": 100}
     assert (attempt / "result-0.pkl").stat().st_mode & 0o777 == 0o600

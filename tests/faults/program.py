@@ -365,6 +365,8 @@ def main():
         if "restarts" in how and RANK == 0 and step % SAVE_EVERY == 0:
             save(step)
             metrics.report(step, kind="checkpoint", seconds=0.0)
+    if torch:
+        world.dist.destroy_process_group()  # else a thread of gloo may abort the process while Python ends
 
 
 main()

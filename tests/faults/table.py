@@ -205,7 +205,7 @@ def _returns(results: List[Seen]) -> List[str]:
     lines = ["| fault | found after | back after | lost | outcome | exit code | processes left | as it should be |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for seen in results:
-        lost = "" if seen.lost is None else f"{seen.lost} steps"
+        lost = "" if seen.lost is None else "1 step" if seen.lost == 1 else f"{seen.lost} steps"
         lines.append(
             f"| {seen.row.name} | {_seconds(seen.seconds)} | {_seconds(seen.back)} | {lost} | {seen.outcome} "
             f"| {seen.exit_code} | {seen.orphans} | {_verdict(seen)} |"

@@ -124,16 +124,18 @@ def test_clean_steers_no_terminal(home, tmp_path, capsys):
     """Folders have the names that their writers gave them."""
     index = home / ".local/state/drumbeat/runs"
     index.mkdir(parents=True)
-    for number, name in enumerate(("ended\x1b]0;title\x07", "damaged\x1b[2J")):
+    for number, name in enumerate(("ended\x1b]0;title\x07", "ended-too", "damaged\x1b[2J")):
         make_run(tmp_path / "runs" / name)
         (index / f"r-{number}").symlink_to(tmp_path / "runs" / name)
     (tmp_path / "runs" / "damaged\x1b[2J" / "run.json").write_text("{")
-    for words in (["list", "--clean", "--older-than", "0s", "--yes"], ["list"]):
+    for words, named in (
+        (["status", "ended"], "ended"),
+        (["list", "--clean", "--older-than", "0s", "--yes"], "ended"),
+        (["list"], "damaged"),
+    ):
         main(words)
         said = "".join(capsys.readouterr())
-        assert ("ended" if "--clean" in words else "damaged") in said and "\x1b" not in said and "\x07" not in said, (
-            said
-        )
+        assert named in said and "\x1b" not in said and "\x07" not in said, said
 
 
 def test_clean_refuses_a_run_that_goes_on_and_a_folder_that_only_looks_like_one(drumbeat):

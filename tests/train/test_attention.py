@@ -4,8 +4,9 @@ with gradients. A stand-in takes the place of the package's kernels."""
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from drumbeat.train.layers.block_attention import block_attention, block_attenti
 from drumbeat.train.precision import Precision
 
 GPU = torch.device("cuda", 0)
+SELECTED: List[int] = []  # numbers of GPUs that a thread chose as its own
 
 
 class Kernels(SimpleNamespace):
@@ -40,10 +42,13 @@ class Kernels(SimpleNamespace):
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(flash4, "_package", lambda: Kernels())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(SELECTED.append(index)))
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: "4.0.0b36")
-    flash4._refused.cache_clear()
+    SELECTED.clear()
+    known = flash4._refused
+    known.cache_clear()
     yield
-    flash4._refused.cache_clear()
+    known.cache_clear()
 
 
 def tensors(time: int = 7, dtype: torch.dtype = torch.float32) -> Tuple[Tensor, Tensor, Tensor]:
@@ -97,9 +102,36 @@ def test_it_is_chosen_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_rng_state()
     assert flash4.refused(0, torch.bfloat16, 64, 4) == ""
     assert torch.equal(before, torch.get_rng_state()), "a trial draws none of the run's random numbers"
-    assert attention.attention_kernel(GPU, torch.bfloat16, 64, 4, False) == "FlashAttention 4"
-    in_order = attention.attention_kernel(GPU, torch.bfloat16, 64, 4, True)
+    assert attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, False) == "FlashAttention 4"
+    in_order = attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, True)
     assert in_order == "FlashAttention 4, adding in a fixed order"
+
+
+def test_a_rank_tries_it_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(flash4, "trial", lambda device, *_: float(seen.append((device.index, list(SELECTED))) or 0.0))
+    assert flash4.refused(3, torch.bfloat16, 64, 4) == flash4.refused(3, torch.bfloat16, 64, 4) == ""
+    assert seen == [(3, [3])], "once, and that GPU is the thread's own then"
+
+
+def test_short_sequences_are_left_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "refused", lambda *_: "")
+    said = attention.attention_kernel(GPU, torch.bfloat16, 383, 64, 4, False)
+    assert said == "cuDNN (FlashAttention 4 is used from 384 tokens on)"
+    for length, taken in ((383, False), (384, True)):
+        q = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=(1, length, 32, 64), device=GPU)
+        k = SimpleNamespace(shape=(1, length, 8, 64))
+        assert attention.has_flash4(q, k) is taken  # type: ignore[arg-type]
+
+
+def test_a_compiled_block_holds_the_choice_as_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash4, "_refused", lambda *kind: repr(kind))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def block(q: Tensor) -> Tensor:
+        return q * len(flash4.refused(0, q.dtype, q.shape[-1], 4))
+
+    assert float(block(torch.ones(1, 64))[0, 0]) == len("(0, torch.float32, 64, 4)")
 
 
 def test_one_that_gives_wrong_numbers_or_fails_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +142,7 @@ def test_one_that_gives_wrong_numbers_or_fails_is_not(monkeypatch: pytest.Monkey
     assert flash4.refused(0, torch.bfloat16, 64, 4) == "flash-attn-4 gives wrong numbers here, off by 1.000"
     flash4._refused.cache_clear()
     monkeypatch.setattr(flash4, "_package", lambda: SimpleNamespace())  # another version, without these functions
-    said = attention.attention_kernel(GPU, torch.bfloat16, 64, 4, False)
+    said = attention.attention_kernel(GPU, torch.bfloat16, 8192, 64, 4, False)
     assert said.startswith("cuDNN (flash-attn-4 does not work here: AttributeError: "), said
 
 
@@ -136,7 +168,7 @@ def test_what_is_said_where_it_cannot_be(
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-    assert attention.attention_kernel(GPU, torch.bfloat16, width, 4, False) == said
+    assert attention.attention_kernel(GPU, torch.bfloat16, 8192, width, 4, False) == said
 
 
 def test_in_32_bits_and_on_a_cpu_nothing_is_asked() -> None:
@@ -144,4 +176,4 @@ def test_in_32_bits_and_on_a_cpu_nothing_is_asked() -> None:
     assert not attention.has_flash4(q, k)
     said = "torch's (the faster kernels take an NVIDIA GPU and 16 bits)"
     for device, precision in ((GPU, "fp32"), (torch.device("cpu"), "bf16")):
-        assert attention.attention_kernel(device, Precision(precision).compute_dtype, 64, 4, False) == said
+        assert attention.attention_kernel(device, Precision(precision).compute_dtype, 8192, 64, 4, False) == said

@@ -65,6 +65,7 @@ class LineRow:
     command: str = ""
     world: str = ""
     killed: str = ""
+    source: str = ""  # the drumbeat with which it was seen
 
     @property
     def bad(self) -> List[str]:

@@ -61,6 +61,7 @@ class Row:
     oom: str = ""
     numbers: str = ""
     loss: Optional[float] = None  # by hand
+    source: str = ""  # the drumbeat with which it was seen
 
     @property
     def bad(self) -> List[str]:
@@ -156,7 +157,7 @@ class Runner:
         """Every cell that `row` does not have yet; `keep` gets the row after each of them."""
         version, skipped = self.place.versions(self.program)
         if row.version != version:
-            row = Row(self.program.name)
+            row = Row(self.program.name, source=row.source)
         row.version, row.skipped, row.date = version, skipped, row.date or datetime.date.today().isoformat()
         if not skipped:
             self.fill(row, keep)
@@ -214,7 +215,7 @@ class Runner:
         words = {"exception": "injected", "kill": "SIGKILL", "oom": "memory"}[fault]
         text = " ".join([failure.title, failure.cause, *(evidence.text for evidence in failure.evidence)])
         right = done.code != 0 and words in text and failure.rank == rank
-        told = f"rank {failure.rank}: {failure.title[:60]}, exit {done.code}"
+        told = f"rank {failure.rank}: {failure.title[:90]}, exit {done.code}"
         return told if right else f"no: {told}"
 
     def start(self, ranks: int, nodes: int = 1, drumbeat: bool = True, fault: str = "", rank: int = 0) -> Done:

@@ -1,7 +1,7 @@
 """Runs the programs of programs.yaml and writes docs/workloads.md: `make workloads`.
 
 Words choose programs by name; then nothing is written to docs. A run that was interrupted goes on where it was. `--page` runs
-nothing: it writes the page of what was seen so far, and lists what is not finished.
+nothing: it writes the page of what was seen so far. A program that the newest source has not been through keeps its older row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ENOUGH = 14  # programs that must have run
 
 HEAD = """# Real programs under drumbeat
 
-Reference, written by `make workloads`: every cell was seen with drumbeat at {source}, since {began}, on {machine}.
-{count}
+Reference, written by `make workloads`, last with drumbeat at {source}, on {machine}. Each row names the commit of drumbeat with
+which it was seen. {count}
 
 The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
 
@@ -38,7 +38,7 @@ The programs are other people's, unchanged, with small data that `tests/workload
 | in front | the same with `drumbeat run --` before it |
 | 2 x 2 | `drumbeat run --nodes 2 --` before it, with 2 ranks per node, on one machine; not for programs of one process |
 | exception, kill -9, out of memory | on 2 nodes of one rank each, one rank fails (below) |
-| numbers read | what drumbeat's rules for printed lines found |
+| numbers | what drumbeat's rules for printed lines found |
 
 Rank 1, or rank 0 of a program of one process, raises a RuntimeError, is killed with SIGKILL, or raises torch's OutOfMemoryError
 with CUDA's words: no GPU ran out of memory. It fails in its third training step; without torch, a moment after jax or mpi4py was
@@ -51,8 +51,8 @@ LINES_HEAD = """Each stands behind `drumbeat run --nodes 2 --` (mpirun: before i
 world; for the last column rank 3 kills itself with SIGKILL. uv and nsys
 are stand-ins where they are not installed: they run what follows their own words.
 
-| | command | what was seen | after the kill |
-|---|---|---|---|"""
+| | command | what was seen | after the kill | drumbeat |
+|---|---|---|---|---|"""
 
 
 def main() -> int:
@@ -94,17 +94,12 @@ def main() -> int:
 
 def write_page(results: Results, programs: List[Program]) -> int:
     """The exit code says whether enough of them ran, and all of them as they should."""
-    rows = [results.row(program.name) for program in programs]
-    for row, program in zip(rows, programs):
-        if not row.skipped and not row.front:
-            row.skipped = "not reached"
-        elif not row.skipped:
-            row.finish(program.processes)
+    rows = [results.last_row(program.name, program.processes) for program in programs]
     ran = [row for row in rows if row.is_whole]
     good = [row for row in ran if not row.bad]
     PAGE.write_text(page(results, rows))
     print(f"{len(ran)} programs ran, {len(good)} as they should, {len(rows) - len(ran)} did not; {ENOUGH} must run")
-    lines = [results.line(name) for name in LINES]
+    lines = [results.last_line(name) for name in LINES]
     whole = len(good) == len(ran) and not any(line.bad or not line.killed for line in lines)
     return 0 if whole and len(ran) >= ENOUGH else 1
 
@@ -115,25 +110,32 @@ def page(results: Results, rows: List[Row]) -> str:
     good = sum(1 for row in whole if not row.bad)
     count = f"{len(whole)} programs ran in every cell, {good} of them as they should."
     if len(shown) > len(whole):
-        count += f" {len(shown) - len(whole)} more are not finished."
-    lines = [HEAD.format(source=results.source, began=results.began, machine=machine, count=count)]
+        count += f" Not finished: {len(shown) - len(whole)} more."
+    lines = [HEAD.format(source=results.source, machine=machine, count=count)]
     lines += [
-        "| program | version | date | by hand | in front | 2 x 2 | exception | kill -9 | out of memory | numbers read |",
+        "| program | version | date, drumbeat | by hand | in front | 2 x 2 | exception | kill -9 | out of memory | numbers |",
         "|---" * 10 + "|",
     ]
     for row in shown:
-        cells = (row.name, row.version, row.date, row.hand, row.front, row.square or "one process", row.exception, row.kill,
-                 row.oom, row.numbers)  # fmt: skip
+        cells = (
+            row.name, row.version, f"{row.date}, {_commit(row.source)}", row.hand, row.front, row.square or "one process",
+            row.exception, row.kill, row.oom, row.numbers,
+        )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     skipped = [row for row in rows if row.skipped]
     if skipped:
         lines += ["", "Not run:", ""]
         lines += [f"- {row.name}: {row.skipped}" + (f" ({row.date})" if row.date else "") for row in skipped]
     lines += ["", "## Ten command lines, on 2 nodes of 2 ranks", "", LINES_HEAD]
-    for line in map(results.line, LINES):
+    for line in map(results.last_line, LINES):
         seen, killed = line.world or "not finished", line.killed or "not finished"
-        lines.append(f"| {line.name} | `{LINES[line.name]}` | {seen} | {killed} |")
+        lines.append(f"| {line.name} | `{LINES[line.name]}` | {seen} | {killed} | {_commit(line.source)} |")
     return "\n".join(lines) + "\n"
+
+
+def _commit(source: str) -> str:
+    """Without its date; whether files differed from it is said."""
+    return " ".join(source.split()[:1] + source.split()[2:])
 
 
 if __name__ == "__main__":

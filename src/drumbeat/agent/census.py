@@ -77,7 +77,7 @@ class WorldCount:
         return self._alone is not None and (self.last_step or 0.0) > self._alone[1] + _READ_LATE
 
     def at_end(self) -> Optional[Verdict]:
-        """What the looks had shown when ranks that trained have ended, if no answer could be given before."""
+        """What the looks had shown when all ranks have ended, if no answer could be given before."""
         rows = [row for node in sorted(self.most) for row in self.most[node]]
         if self._said or self.level == "off" or not rows:
             return None

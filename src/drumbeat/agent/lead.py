@@ -19,7 +19,7 @@ from drumbeat.agent.lead_findings import guard_lost_finding, lost_finding, stuck
 from drumbeat.agent.member import Assignment, Member
 from drumbeat.agent.muster import Muster, refused_finding
 from drumbeat.agent.next_attempt import after_attempt, between_attempts
-from drumbeat.agent.outcome import FAILED, Outcome
+from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, Outcome
 from drumbeat.agent.rank_end import rank_end
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
@@ -30,6 +30,7 @@ from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
+_LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
 _ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
 
 
@@ -272,7 +273,8 @@ class Lead:
         attempt = self.attempts[-1]
         outcome, acts = concluded(attempt, self.requests, self.members, now)
         trained = self.first_step is not None and self.first_step[0] == attempt.number
-        verdict = attempt.world.at_end() if attempt.world and trained else None
+        perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG
+        verdict = attempt.world.at_end() if attempt.world and (trained or perhaps) else None
         if verdict:
             acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
         self.history.append(outcome)

@@ -60,7 +60,8 @@ def main() -> int:
     attempt, folder, number, own = places()
     result = os.path.join(attempt, f"result-{os.environ['RANK']}.pkl")
     call = read_own(os.path.join(folder, "call.pkl"))
-    sys.path[:0] = [path for path in call["path"] if path not in sys.path]
+    # the work folder too: code that was sent there lies elsewhere than at the desk
+    sys.path[:0] = [path for path in (*call["path"], os.getcwd()) if path not in sys.path]
     later = os.path.join(folder, f"next-{own}.pkl")
     try:
         function = function_of(call)

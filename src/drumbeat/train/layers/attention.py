@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drumbeat.train.layers.flash4 import flash4, refused
+from drumbeat.train.layers.flash4 import SHORTEST, flash4, refused
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -36,9 +36,9 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def has_flash4(q: Tensor, k: Tensor) -> bool:
-    if not q.is_cuda or torch.version.hip or q.dtype not in _HALVES:
+    if not q.is_cuda or torch.version.hip or q.dtype not in _HALVES or q.shape[1] < SHORTEST:
         return False
-    return not refused(q.device.index or 0, q.dtype, q.shape[-1], q.shape[2] // k.shape[2])
+    return not refused(q.device.index or 0, q.dtype, q.shape[3], q.shape[2] // k.shape[2])
 
 
 def has_cudnn(q: Tensor) -> bool:
@@ -49,11 +49,14 @@ def has_cudnn(q: Tensor) -> bool:
     return torch.cuda.get_device_capability(q.device) >= (9, 0)
 
 
-def attention_kernel(device: torch.device, dtype: torch.dtype, head_width: int, group: int, in_order: bool) -> str:
+def attention_kernel(
+    device: torch.device, dtype: torch.dtype, length: int, head_width: int, group: int, in_order: bool
+) -> str:
     """Which kernel `causal_attention` takes, and why not a faster one. `in_order`: whether runs must repeat themselves."""
     if device.type != "cuda" or torch.version.hip or dtype not in _HALVES:
         return "torch's (the faster kernels take an NVIDIA GPU and 16 bits)"
-    reason = refused(device.index or 0, dtype, head_width, group)
+    short = f"FlashAttention 4 is used from {SHORTEST} tokens on" if length < SHORTEST else ""
+    reason = short or refused(device.index or 0, dtype, head_width, group)
     if not reason:
         return "FlashAttention 4" + (", adding in a fixed order" if in_order else "")
     if torch.cuda.get_device_capability(device) < (9, 0):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 PACKAGE = "flash-attn-4"
 WIDTHS = (64, 128)  # of a head: those that were measured
+SHORTEST = 384  # tokens of a sequence: those of the trial
 _ERROR = 0.02  # most that a result in bf16 may be off, of its norm; 0.002 to 0.003 is usual
 
 
@@ -68,7 +69,7 @@ FLASH4: Any = torch.ops.drumbeat.flash4.default
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def refused(index: int, dtype: torch.dtype, head_width: int, group: int) -> str:
-    """Why attention of this kind is not computed by FlashAttention 4 on GPU `index`; empty: it is.
+    """Why attention of this kind is not computed by FlashAttention 4 on GPU `index`, however long sequences are; empty: it is.
 
     `group`: how many heads of queries share one of keys."""
     return _refused(index, dtype, head_width, group)
@@ -94,7 +95,8 @@ def _refused(index: int, dtype: torch.dtype, head_width: int, group: int) -> str
 
 def _tried(index: int, dtype: torch.dtype, head_width: int, group: int) -> str:
     try:
-        found = trial(torch.device("cuda", index), dtype, head_width, group)
+        with torch.cuda.device(index):  # a new thread begins with GPU 0, and kernels start on the thread's own
+            found = trial(torch.device("cuda", index), dtype, head_width, group)
     except Exception as error:  # whatever a package of another version raises
         first = (str(error).strip().splitlines() or [""])[0][:150]
         return f"{PACKAGE} does not work here: {type(error).__name__}: {first}".rstrip(": ")
@@ -104,13 +106,13 @@ def _tried(index: int, dtype: torch.dtype, head_width: int, group: int) -> str:
 def trial(device: torch.device, dtype: torch.dtype, head_width: int, group: int) -> float:
     """How far results and gradients are off from plain attention in 32 bits, at most; relative to their norms."""
     own = torch.Generator(device).manual_seed(0)  # the run's generators are left alone
-    shapes = [(1, 384, heads, head_width) for heads in (2 * group, 2, 2, 2 * group)]
+    shapes = [(1, SHORTEST, heads, head_width) for heads in (2 * group, 2, 2, 2 * group)]
     q, k, v, up = (torch.randn(s, generator=own, device=device).to(dtype) for s in shapes)
     out, lse = flash4(q, k, v)
     got = (out, *flash4_backward(up, q, k, v, out, lse))
     wide = [x.float().transpose(1, 2).requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(group, 1) for x in wide[1:])
-    later = torch.ones(384, 384, dtype=torch.bool, device=device).triu(1)
+    later = torch.ones(SHORTEST, SHORTEST, dtype=torch.bool, device=device).triu(1)
     scores = (wide[0] @ keys.transpose(-1, -2) * head_width**-0.5).masked_fill(later, float("-inf"))
     plain = scores.softmax(-1) @ values
     want = (plain, *torch.autograd.grad(plain, wide, up.float().transpose(1, 2)))

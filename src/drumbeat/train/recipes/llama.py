@@ -151,7 +151,7 @@ def run(settings: LlamaSettings) -> Result:
         print(f"llama {settings.model}: {count:,} parameters{stage}; {meshes.layout.equation()}", flush=True)
         if world.device.type == "cuda" and (context is None or context.kind == "ulysses"):
             dtype, group = Precision(settings.precision).compute_dtype, shape.heads // shape.kv_heads
-            kernel = attention_kernel(world.device, dtype, shape.head_width, group, settings.deterministic)
+            kernel = attention_kernel(world.device, dtype, length, shape.head_width, group, settings.deterministic)
             print(f"attention: {kernel}", flush=True)
         if context is not None:
             print(f"context parallelism: {context.kind} ({context.why})", flush=True)
