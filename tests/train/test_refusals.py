@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import List, Tuple
 
 import pytest
+import torch
 from gloo_world import GlooWorld
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 from drumbeat.cli import main
 from drumbeat.train.parallel.layout import Layout
+from drumbeat.train.parallel.pipeline import refuse_old_torch
 from drumbeat.train.refusal import Refusal
 
 SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
@@ -131,3 +135,14 @@ def test_one_process_refuses_before_any_data_is_made(recipe: str, layout: str, m
     monkeypatch.setattr(module, "samples", lambda *_: pytest.fail("data was made first"))
     with pytest.raises(Refusal):
         module.run(fill(module.SettingsClass, [f"layout={layout}"]))
+
+
+def test_a_pipeline_is_refused_where_torch_is_too_old_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    refuse_old_torch([nn.BatchNorm2d(3)], cpu)
+    monkeypatch.delattr(PipelineStage, "_compute_outputs")  # as before torch 2.13
+    with pytest.raises(Refusal, match="over gloo"):
+        refuse_old_torch([nn.Linear(3, 3)], cpu)
+    with pytest.raises(Refusal, match="running statistics"):
+        refuse_old_torch([nn.Linear(3, 3), nn.BatchNorm2d(3)], gpu)
+    refuse_old_torch([nn.Linear(3, 3)], gpu)

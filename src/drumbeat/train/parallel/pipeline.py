@@ -80,6 +80,20 @@ class _Stage(PipelineStage):
         return outputs
 
 
+def refuse_old_torch(parts: Sequence[nn.Module], device: torch.device) -> None:
+    """Before torch 2.13 the first step on processors ends in gloo (seen with 2.9 and 2.11), and `_Stage` is not asked: running
+    statistics of batch norms would come from tensors that were never filled."""
+    if hasattr(PipelineStage, "_compute_outputs"):
+        return
+    version, fix = torch.__version__, "use torch 2.13 or newer, or another layout"
+    if device.type == "cpu":
+        raise Refusal(
+            f"pipeline on processors with torch {version}: its stages do not understand each other over gloo", fix
+        )
+    if any(True for part in parts for _ in part.buffers()):
+        raise Refusal(f"pipeline with torch {version}: a batch norm's running statistics would be wrong", fix)
+
+
 class Pipeline:
     """The stages of this rank and their schedule. `loss(output, target)` is a sum, not a mean: a step divides it."""
 
@@ -92,6 +106,7 @@ class Pipeline:
         micro_batches: int,
         loss: Callable[[Any, Tensor], Tensor],
     ) -> None:
+        refuse_old_torch(parts, device)
         kind, each = SCHEDULES[schedule]
         self.micro_batches = micro_batches
         rank, ranks = mesh.get_local_rank(), mesh.size()
