@@ -9,8 +9,8 @@
     FOLDER/step-00000400.again/          a second save of a step that is committed, until it takes the first one's place
     FOLDER/step-00000200.removed/        one that is being removed
 
-A folder without a commit marker, of a step after the latest, is a save that did not finish: the next start removes it. One of an
-earlier step, or of the latest, had a marker once: it is never removed.
+A folder without a commit marker, and of a step after the latest or without .metadata, is a save that did not finish: the next
+start removes it. Another one had a marker once: it is never removed.
 """
 
 from __future__ import annotations
@@ -115,10 +115,17 @@ def clear(folder: str) -> None:
 
 def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
     """Only if it is sure that there is no marker, not where it cannot be looked at."""
+    path = os.path.join(folder, name_of(step))
+    return _is_gone(os.path.join(path, MARKER)) and (
+        latest is None or step > latest or _is_gone(os.path.join(path, ".metadata"))
+    )
+
+
+def _is_gone(path: str) -> bool:
     try:
-        os.lstat(os.path.join(folder, name_of(step), MARKER))
+        os.lstat(path)
     except FileNotFoundError:
-        return latest is None or step > latest
+        return True
     except OSError:
         pass
     return False
@@ -127,7 +134,8 @@ def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
 def _steps(folder: str) -> List[int]:
     if not os.path.isdir(folder):
         return []
-    return sorted(step for step in map(step_of, os.listdir(folder)) if step is not None)
+    folders = [name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))]
+    return sorted(step for step in map(step_of, folders) if step is not None)
 
 
 def _remove(path: str) -> None:
