@@ -93,6 +93,20 @@ def test_it_reads_what_ranks_print_and_the_stop_file(child, tmp_path):
     assert one.take_stops() == [("CANCEL", "a test")]
 
 
+def test_a_printed_line_that_cannot_be_read_is_told_of_and_ends_nothing(child, tmp_path, monkeypatch):
+    def fails(text):
+        raise RuntimeError("unlucky")
+
+    monkeypatch.setattr("drumbeat.printed.reader.read_line", fails)
+    (tmp_path / "rank-0.out").write_text("step 1 loss 2.5\n" * 3)
+    one = child()
+    one.read_printed(str(tmp_path), final=True)
+    one.append(str(tmp_path / "after"), b"1\n")
+    assert one.flush(120, lambda: None) and (tmp_path / "after").read_text() == "1\n"
+    assert one.take_records() == [] and one.unread == 3
+    assert one.why_unread == "RuntimeError: unlucky, in 'step 1 loss 2.5'"
+
+
 def test_events_stay_in_order(child, tmp_path):
     one = child()
     log = EventLog(str(tmp_path / "events.jsonl"), 0, one.append)
