@@ -2,12 +2,13 @@
 
 import json
 import re
+import time
 
 import pytest
 
 from drumbeat.printed import reader
 from drumbeat.printed.reader import PrintedMetrics, Reader, read_line
-from drumbeat.printed.rules import rules
+from drumbeat.printed.rules import compiled, rules
 
 IMAGENET = (
     "Epoch: [{epoch}][{batch}/{batches}]\tTime 18.230 (26.264)\tData  0.118 ( 0.154)\tLoss 6.5161e+00 (6.0681e+00)"
@@ -66,3 +67,26 @@ def test_a_line_that_the_reader_fails_at_costs_that_line_alone(tmp_path, monkeyp
         and why.startswith("RuntimeError: unlucky, in 'iter 13: loss 13")
         and printed.unread.take() == (0, "")
     )
+
+
+@pytest.mark.parametrize("rule", compiled(), ids=lambda rule: rule.rule.id)
+def test_the_longest_line_takes_little_time(rule):
+    """Where a pattern can cut the same blanks in several ways, a line takes seconds: the time grows with their cube."""
+    longest = reader._LONGEST_PLAIN if rule.rule.general else reader._LONGEST
+    example = reader._COLOUR.sub("", rule.rule.example)
+    beginnings = ["", *(example[: match.end()] for match in re.finditer(r"\S[ \t]+|$", example))]
+    fillings = (" ", "-", "- ", "1")
+    for length in (longest // 4, longest):
+        lines = [(start + filling * length)[: length - 4] + "loss" for start in beginnings for filling in fillings]
+        for line in lines + [(start * length)[:length] for start in beginnings]:
+            began = time.process_time()
+            rule.read(line)
+            assert time.process_time() - began < 2, line[:200]
+
+
+def test_blanks_before_the_loss_of_keras():
+    line = "6/6 ━━━━━━━━━━━━━━━━━━━━ 0s 22ms/step - " + " " * 1940 + "loss"
+    began = time.process_time()
+    assert read_line(line) == [] and time.process_time() - began < 2
+    (record,) = read_line(line[:100] + "loss: 2.5 - accuracy: 0.5")
+    assert (record["batch"], record["loss"], record["step_time"]) == (6, 2.5, 0.022)

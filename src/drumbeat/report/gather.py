@@ -90,7 +90,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         slowest=slowest,
         no_slowest=no_slowest,
         phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
-        notes=tuple(_notes(events, state.failure, hangs_of(events))),
+        notes=(*_unread(run), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
     )
@@ -101,6 +101,15 @@ def _order(run: Run) -> Optional[Order]:
         return run.order()
     except RecordError:
         return None
+
+
+def _unread(run: Run) -> List[Note]:
+    """That the summary is of another version: what it says is not in the report."""
+    try:
+        run.summary()
+    except RecordError as error:
+        return [Note(WARNING, f"told from the run's events and metrics: {error}")]
+    return []
 
 
 def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
