@@ -228,6 +228,24 @@ def test_a_result_that_is_swapped_after_the_look_at_it_is_not_sent(tmp_path, mon
     assert end["left"] == ["result-0.pkl"] and not end["more"]
 
 
+def test_what_is_sent_is_the_file_that_was_judged(tmp_path, monkeypatch):
+    """Another one that takes its name while its owner is looked at is not read."""
+    path, evil = tmp_path / "result-0.pkl", tmp_path / "evil.tmp"
+    for each, data in ((path, b"mine"), (evil, b"evil")):
+        each.write_bytes(data)
+        each.chmod(0o600)
+    own = os.geteuid()
+
+    def swap():
+        if evil.exists():
+            os.replace(evil, path)
+        return own
+
+    monkeypatch.setattr(os, "geteuid", swap)
+    (_, data), _ = remote.answer(str(tmp_path), {})
+    assert data == b"mine" and path.read_bytes() == b"evil"
+
+
 def test_stop_is_not_written_through_a_link(both, tmp_path, capsys):
     lead, desk = both
     write(tmp_path, "victim", "mine")
