@@ -216,5 +216,5 @@ class Agent:
             self.complain(f"{dropped:,} bytes of metrics were not written: the run folder's storage did not keep up")
         if child.unread:
             self.complain(
-                f"drumbeat could not read {child.unread:,} printed lines, a defect of its own: {child.why_unread}"
+                f"printed lines not read, by a defect of drumbeat: {child.unread:,}; the first: {child.why_unread}"
             )
