@@ -2,6 +2,7 @@
 
 import json
 import os
+import selectors
 import signal
 import time
 
@@ -47,7 +48,7 @@ def test_storage_that_hangs_holds_only_the_child(child, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_child, "STALLED", 0.2)
     monkeypatch.setattr(folder_child, "FULL", 1 << 20)
     one = child()
-    os.mkfifo(tmp_path / "hangs")  # opening it blocks until somebody reads
+    os.kill(one.pid, signal.SIGSTOP)  # as if the storage held it
     one.append(str(tmp_path / "hangs"), b"first\n")
     begin = time.monotonic()
     for number in range(4000):
@@ -56,9 +57,8 @@ def test_storage_that_hangs_holds_only_the_child(child, tmp_path, monkeypatch):
     assert time.monotonic() - begin < 120 and one.full and one.dropped > 1 << 20
     wait_for(lambda: one.stalled(time.monotonic()) > 0, what="the stall")
     assert not one.flush(0.3, lambda: None)
-    reader = os.open(tmp_path / "hangs", os.O_RDONLY | os.O_NONBLOCK)
-    assert one.flush(120, lambda: None) and os.read(reader, 100) == b"first\n"
-    os.close(reader)
+    os.kill(one.pid, signal.SIGCONT)
+    assert one.flush(120, lambda: None) and (tmp_path / "hangs").read_bytes() == b"first\n"
     assert one.stalled(time.monotonic()) == 0
     kept = (tmp_path / "after").read_text().splitlines()
     assert [int(line.split()[0]) for line in kept] == list(range(len(kept))) and len(kept) > 900
@@ -91,6 +91,28 @@ def test_it_reads_what_ranks_print_and_the_stop_file(child, tmp_path):
     ask_to_stop(str(tmp_path / "stop"), "CANCEL", "a test")
     wait_for(lambda: one.pump() or one.stops, what="the line")
     assert one.take_stops() == [("CANCEL", "a test")]
+
+
+def test_a_printed_line_that_cannot_be_read_is_told_of_once_and_ends_nothing(tmp_path, monkeypatch, capfd):
+    def fails(text):
+        raise RuntimeError("unlucky")
+
+    monkeypatch.setattr("drumbeat.printed.reader.read_line", fails)
+    (tmp_path / "rank-0.out").write_text("step 1 loss 2.5\n" * 3)
+    agent = Agent.__new__(Agent)  # its signal handlers are not for a test
+    agent.number, agent.order, agent.beat = 0, order(), lambda: None
+    agent.child, agent.stalled, agent.without_storage = None, False, False
+    agent.selector = selectors.DefaultSelector()
+    one = agent.start_child()
+    one.read_printed(str(tmp_path), final=True)
+    one.append(str(tmp_path / "after"), b"1\n")
+    assert one.flush(120, lambda: None) and (tmp_path / "after").read_text() == "1\n"
+    assert one.take_records() == []
+    agent.close_folder()
+    os.waitpid(one.pid, 0)
+    agent.selector.close()
+    said = "printed lines not read, by a defect of drumbeat: 3; the first: RuntimeError: unlucky, in 'step 1 loss 2.5'"
+    assert capfd.readouterr().err.count(said) == 1
 
 
 def test_events_stay_in_order(child, tmp_path):

@@ -16,6 +16,7 @@ from drumbeat.backends.ssh import Ssh
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job
 from tests.backends.test_toy import Toys
+from tests.runfolder.folders import make_run
 
 WORK = """
 import os, time
@@ -157,6 +158,22 @@ def test_nothing_is_written_through_a_link_that_others_have_planted(tmp_path, mo
     with pytest.raises(FileExistsError):
         write_own(str(path), {"value": 1})
     assert mine.read_text() == "precious" and not path.exists()
+
+
+def test_a_result_that_cannot_be_read_is_one_clear_error(tmp_path):
+    run = make_run(tmp_path / "run")
+    attempt = tmp_path / "run/nodes/0/attempt-0"
+    attempt.mkdir()
+    for name in ("result-\u00b2.pkl", "result-\u0663.pkl", "result-x.pkl", "result-.pkl"):
+        (attempt / name).write_bytes(b"")
+    assert functions.ranks(run) == []
+    path = attempt / "result-0.pkl"
+    for data in (b"", b"garbage", b"(lp0\nI99x\na.", b"cos\nnope\n.", b"K\x01.", b"]q\x00.", b"\x80\x04K", b"}."):
+        path.write_bytes(data)
+        path.chmod(0o600)
+        with pytest.raises(Problem, match="the result of rank 0 cannot be read"):
+            functions.result(run, 0, None)
+    assert functions.ranks(run) == [0]
 
 
 def test_nothing_is_unpickled_from_a_file_that_others_can_write(tmp_path):

@@ -3,6 +3,9 @@ stays NaN, and words that steer a terminal."""
 
 import pytest
 
+from drumbeat.diagnose import losses
+from drumbeat.diagnose.reader import Reader
+from drumbeat.diagnose.rulebook import rulebook
 from drumbeat.diagnose.text import render
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
 from tests.diagnose.reading import read
@@ -152,6 +155,79 @@ def test_whatever_else_failed_comes_before_a_nan_loss():
 def test_a_measured_value_between_is_enough_however_many_nan_there_are():
     pairs = [line for number in range(40) for line in (f"step {number} loss nan", f"step {number} loss 0.{number}")]
     assert failure("\n".join(pairs)).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"Epoch {number}/9 train loss: nan val loss: nan" for number in range(3)] + ["Best val loss: 0.6 (epoch 2)"],
+        [*NAN[:3], "val loss 2.3", *NAN[3:]],
+        [f"epoch {number} train_loss=nan val_loss=0.5" for number in range(3)],
+    ],
+)
+def test_a_number_of_another_loss_does_not_make_the_training_loss_one(lines):
+    found = failure("\n".join([*STEPS, *lines, "Training complete"]))
+    assert (found.answer, found.confidence) == ("nan-loss", LIKELY)
+
+
+@pytest.mark.parametrize(
+    "line,name",
+    [
+        ("step {} loss 1.9 aux_loss nan lr 1e-4", "aux_loss"),
+        ("epoch {} train_loss 1.9 val_loss nan", "val_loss"),
+        ("epoch {} train loss: 1.9 val loss: nan", "val loss"),
+        ("{{'eval_loss': nan, 'epoch': {}}}", "eval_loss"),
+        ("epoch {} validation loss = inf", "validation loss"),
+    ],
+)
+def test_a_nan_of_another_name_is_a_note_that_names_it_and_none_is_not_certain(line, name):
+    found = failure("\n".join([*STEPS, *(line.format(number) for number in range(4)), "Training finished"]))
+    assert (found.answer, found.confidence) == ("none", LIKELY)
+    assert [(note.code, note.title) for note in found.notes] == [("nan-value", f"{name} became NaN or infinite")]
+
+
+@pytest.mark.parametrize(
+    "lines,code",
+    [
+        ([*NAN, "step 66 loss 1.7"], "nan-loss"),
+        (NAN[:1], "nan-loss"),
+        (["step 60 loss inf"] * 4, "nan-loss"),
+        (["{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 4e-05, 'epoch': 0.2}"] * 4, "nan-gradient"),
+    ],
+)
+def test_none_is_not_certain_where_a_value_was_not_finite(lines, code):
+    found = failure("\n".join([*STEPS, *lines, "Training finished"]))
+    assert (found.answer, found.confidence) == ("none", LIKELY)
+    assert [note.code for note in found.notes] == [code]
+    assert failure("\n".join([*STEPS, "Training finished"])).confidence == CERTAIN
+
+
+def test_the_rule_and_the_reader_mean_the_same_training_loss():
+    rule = next(rule for rule in rulebook().rules if rule.id == "T2")
+    assert any(pattern.startswith(losses.TRAINING) for pattern in rule.pattern)
+
+
+def test_an_error_behind_which_the_log_goes_on_does_not_end_it():
+    line = "2026-01-02 03:04:05,678 ERROR evaluation failed, continuing without it"
+    found = failure("\n".join([*STEPS, line, *STEPS[:3]]))
+    assert found.why_first == "an error that no rule knows, 3 lines before the end of the log"
+    assert failure("\n".join([*STEPS, line])).why_first == "the log ends with an error that no rule knows"
+
+
+def test_a_known_error_with_many_steps_behind_it_is_not_certain():
+    lines = [*TRACEBACK[:3], "FileNotFoundError: [Errno 2] No such file or directory: 'cache.json'"]
+    found = failure("\n".join([*lines, *STEPS[:13]]))
+    assert (found.answer, found.confidence) == ("file-missing", LIKELY)
+    assert failure("\n".join([*lines, *STEPS[:2]])).confidence == CERTAIN
+    killed = "srun: error: n7: task 3: Exited with exit code 1"
+    assert failure("\n".join([*lines, *STEPS[:13], killed])).confidence == CERTAIN, "a launcher says that it failed"
+
+
+def test_steps_are_counted_also_where_lines_come_in_bulk():
+    reader = Reader()
+    lines = [*STEPS[:5], "RuntimeError: CUDA error: out of memory", *STEPS[5:30]]
+    reader.feed_lines("log", 1, [line.encode() for line in lines])
+    assert reader.report().failure.confidence == LIKELY
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eRuntimeError: CUDA error: out of memory \x1b[31mred\x00\x08"

@@ -73,6 +73,13 @@ def test_what_a_finished_run_survived_is_a_note():
     assert [note.code for note in failure.notes] == ["exception"]
 
 
+@pytest.mark.parametrize("code", ["nan-loss", "nan-value"])
+def test_a_run_that_finished_with_a_loss_that_is_no_number_is_not_certain(code):
+    note = Finding(code, WARNING, "the loss reported last is inf since step 11")
+    failure = read(Recorded("summary.json", "finished", 0, None, (note,)), r0=["step 1"])
+    assert (failure.answer, failure.confidence, failure.notes) == ("none", LIKELY, (note,))
+
+
 def test_a_run_that_finished_did_not_hang():
     failure = read(Recorded("summary.json", "finished", 0, HANG, (HANG,)), r2=["step 1"])
     assert (failure.answer, failure.confidence, failure.notes) == ("none", CERTAIN, ())
@@ -155,6 +162,27 @@ def test_a_run_that_ended_with_0_short_of_its_steps_may_have_failed(tmp_path, mo
     out = " ".join(capsys.readouterr().out.split())
     assert all(words in out for words in said.split("; ")), out
     assert ("exit code 0" in out) == ("exit code 0" in said)
+
+
+@pytest.mark.parametrize(
+    "progress,said",
+    [
+        ({"not_finite": "inf", "not_finite_since": 11}, "the loss reported last is inf since step 11"),
+        ({"validation_not_finite": "nan"}, "the validation loss reported last is nan"),
+    ],
+)
+def test_a_run_whose_last_recorded_loss_is_no_number_is_not_certain(tmp_path, monkeypatch, capsys, progress, said):
+    from drumbeat.cli import main
+
+    folder = tmp_path / "r1"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"run_id": "r1", "schema": "1.0"}')
+    summary = {"run_id": "r1", "outcome": "finished", "exit_code": 0, "seconds": 9.0, "nodes": 1, "schema": "1.0"}
+    (folder / "summary.json").write_text(json.dumps({**summary, "progress": {"step": 25, "steps": 25, **progress}}))
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", "r1"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "none seen [likely]" in out and said in out
 
 
 @pytest.mark.parametrize("with_summary", [True, False])

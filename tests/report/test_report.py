@@ -171,6 +171,20 @@ def test_a_newer_folder_is_refused(tmp_path, capsys):
     assert "newer drumbeat" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("schema", ["99", '"x"', "[]", "null", "1e400"])
+def test_a_summary_of_another_version_is_named_and_left_out(tmp_path, capsys, schema):
+    run = finished(tmp_path / "run")
+    with open(run.folder.summary) as file:
+        text = file.read()
+    assert '"schema": "1.0"' in text
+    with open(run.folder.summary, "w") as file:
+        file.write(text.replace('"schema": "1.0"', f'"schema": {schema}'))
+    assert main(["status", run.path]) == main(["report", run.path, "--json"]) == 0
+    said = capsys.readouterr().out
+    notes = json.loads(said[said.index("{") :])["notes"]
+    assert len([note for note in notes if "summary.json: " in note["text"] and "schema" in note["text"]]) == 1
+
+
 def test_hostile_metrics_break_nothing(tmp_path):
     run = finished(tmp_path / "run")
     odd = ["x" * 500, "nan", -1, 1e17, True]

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from drumbeat.runfolder import remote
 from drumbeat.runfolder.mirror import COMPLETE, ENDED, Mirror, Source, is_complete
 from drumbeat.runfolder.read import Tail
 from drumbeat.runfolder.remote import LIMIT, serve
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.stop_file import ask_to_stop
 
 
 def exchange_with(root, log=None):
@@ -190,6 +192,61 @@ def test_an_answer_that_means_harm(both, header, data):
     mirror.settle(0.1)
     assert not mirror.complete and (desk / "run.json").read_text() == before
     assert sorted(path.name for path in desk.rglob("*")) == ["0", "nodes", "run.json", "x"]
+
+
+def test_nothing_is_appended_through_a_link_and_the_file_takes_its_place(both, tmp_path):
+    lead, desk = both
+    write(tmp_path, "victim", "mine")
+    (desk / "events.jsonl").symlink_to(tmp_path / "victim")
+    end = b'{"end": true}\n'
+    piece = json.dumps({"path": "events.jsonl", "offset": 4, "size": 5, "bytes": 1}).encode() + b"\nx" + end
+    Mirror(str(desk), lambda: [Source(lambda request: piece)]).sync()
+    assert (tmp_path / "victim").read_text() == "mine"
+    with pytest.raises(OSError):
+        Mirror(str(desk), list)._write("events.jsonl", b"x", 4)  # the link came after the look at its size
+    assert (tmp_path / "victim").read_text() == "mine"
+    Mirror(str(desk), lambda: [Source(exchange_with(lead))]).sync()
+    assert (desk / "events.jsonl").read_text() == '{"a": 1}\n' and not (desk / "events.jsonl").is_symlink()
+
+
+@pytest.mark.parametrize("swap", ["file", "link", "pipe"])
+def test_a_result_that_is_swapped_after_the_look_at_it_is_not_sent(tmp_path, monkeypatch, swap):
+    """Who owns it, and what it is, is asked of the open file."""
+    path = tmp_path / "result-0.pkl"
+    path.write_bytes(b"x" * 9)
+    path.chmod(0o600)
+    found = list(remote._files(str(tmp_path), ""))
+    path.unlink()
+    if swap == "pipe":
+        os.mkfifo(path)
+    else:
+        write(tmp_path, "evil", "evilevil!")
+        (tmp_path / "evil").chmod(0o600 if swap == "link" else 0o666)
+        os.symlink("evil", path) if swap == "link" else os.rename(tmp_path / "evil", path)
+    monkeypatch.setattr(remote, "_files", lambda root, under: iter(found))
+    ((end, _),) = remote.answer(str(tmp_path), {})
+    assert end["left"] == ["result-0.pkl"] and not end["more"]
+
+
+def test_stop_is_not_written_through_a_link(both, tmp_path, capsys):
+    lead, desk = both
+    write(tmp_path, "victim", "mine")
+    (lead / "stop").symlink_to(tmp_path / "victim")
+    request, out = json.dumps({"append": {"stop": "x\n"}}).encode(), io.BytesIO()
+    assert serve(str(lead), io.BytesIO(request), out) == 1 and out.getvalue() == b""
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not Run.open(str(desk), Mirror(str(desk), lambda: [Source(lambda _: b"")])).ask_to_stop("CANCEL", "x")
+    with pytest.raises(OSError):
+        ask_to_stop(str(lead / "stop"), "CANCEL", "x")
+    with pytest.raises(OSError):
+        Run.open(str(lead)).ask_to_stop("CANCEL", "x")
+    assert (tmp_path / "victim").read_text() == "mine"
+    (lead / "stop").unlink()
+    os.mkfifo(lead / "stop")
+    reader = os.open(lead / "stop", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="not a regular file"):
+        ask_to_stop(str(lead / "stop"), "CANCEL", "x")
+    os.close(reader)
 
 
 def test_stop_reaches_the_lead(both):

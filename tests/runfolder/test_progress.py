@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from drumbeat.desk.closing import closing_lines, loss_words, progress_line, speed
+from drumbeat.printed.reader import Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
+from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.progress import Progress, merged
-from drumbeat.runfolder.records import Metric
+from drumbeat.runfolder.records import Metric, parse_metric
 from drumbeat.runfolder.summary import Summary, write_summary
 from drumbeat.watch.families import families
 from drumbeat.watch.plain import screen
@@ -97,8 +99,65 @@ def test_steps_that_are_counted_anew_in_each_epoch_give_no_speed(named):
     more = [{"more": {"epoch": float(epoch)}} if named else {} for epoch in range(3)]
     progress = added(*(step(n, 9.0 - 3 * e - n, t=3.0 * e + n, **more[e]) for e in range(3) for n in (1, 2, 3)))
     assert (progress.laps, progress.step, progress.rate(), progress.seconds_left()) == (2, 3, None, None)
-    assert loss_words(progress) == "fell from 8.000 to 0.000 in 3 epochs, whose steps are counted anew"
-    assert "step 3 of this epoch" in progress_line(progress)
+    assert loss_words(progress) == "fell from 8.000 to 0.000; steps are counted anew in each epoch or stage"
+    assert "step 3 of this epoch or stage" in progress_line(progress)
+
+
+def test_epochs_of_different_length_give_no_steps_of_the_run():
+    """Read as they are printed: a step is never above its total, and no speed is worked out from what was not seen."""
+
+    def read(*epochs, every=1, form="Epoch [{e}/{of}], Step [{i}/{n}], Loss: 0.5\n"):
+        reader, progress, t = Reader(), Progress(), 0.0
+        for e, n in enumerate(epochs, 1):
+            for i in range(every, n + 1, every):
+                t += 1.0
+                for record in reader.feed(form.format(e=e, of=len(epochs), i=i, n=n, part=100 * i // n).encode()):
+                    metric = parse_metric({**record, "t": t, "rank": 0, "printed": True}, 0)
+                    assert metric is not None
+                    progress.add(metric)
+                    assert progress.steps is None or progress.step <= progress.steps, (e, i)
+        return progress
+
+    bar = "Epoch {e}: {part}%|###   | {i}/{n} [00:01<00:10,  5.00it/s, loss=0.5]\n"
+    for form in ("Epoch [{e}/{of}], Step [{i}/{n}], Loss: 0.5\n", bar):
+        even = read(10, 10, 10, form=form)
+        assert (even.step, even.laps, even.rate()) == (30, 0, (1.0, "steps/s"))
+        for lengths, every, last in (((10, 20, 5), 1, 5), ((5, 20), 5, 20), ((10, 10, 20), 10, 20), ((20, 8), 3, 6)):
+            progress = read(*lengths, every=every, form=form)
+            assert (progress.step, progress.steps, progress.rate()) == (last, lengths[-1], None), lengths
+            assert progress.laps and progress.seconds_left() is None and not progress.short_of_steps
+            assert f"step {last}/{lengths[-1]} of this epoch or stage" in progress_line(progress)
+
+
+def test_a_total_below_the_step_is_none():
+    progress = added(step(40, 1.0, steps=50), step(41, 1.0, steps=15))
+    assert (progress.step, progress.steps) == (41, None)
+    ahead = added(*(step(n, 1.0, steps=3) for n in (1, 2, 3, 1)), step(2, 1.0, rank=1, steps=2))
+    assert (ahead.step, ahead.steps) == (1, 3), "another rank's total is not that of the step shown"
+
+
+def test_the_time_per_step_is_that_of_steps():
+    """Not that of lines, nor of epochs; a single step after a validation weighs as one step, not as the ten before it."""
+
+    def pace(*numbers, of=0):
+        rank = RankPace(0, 0)
+        for t, number in numbers:
+            more = {"step_of": "epoch", "epoch": float(t // of)} if of else {}
+            rank.add_step(Metric(0, 0, float(t), step=number, printed=True, more=more), float(t))
+        return rank.step_seconds
+
+    assert pace((1, None), (2, None), (3, None)) is None  # only a loss per line, or per epoch
+    assert pace((0, 10), (3, 20), (4, None), (6, 30)) == pytest.approx(0.3)
+    assert pace((0, 10), (1, 10), (3, 20)) == pytest.approx(0.3)  # the same step on both streams
+    assert pace((0, 8), (2, 10), (4, 2), (6, 4)) == pytest.approx(1.0)  # counted anew
+    assert pace((0, 5), (10, 10), (14, 14), of=10) == pytest.approx(1.0)  # ten steps lay between 5 and 10
+    lines = [
+        (0, 0),
+        *((3 + 3 * n, 10 + 10 * n) for n in range(5)),
+        (27, 51),
+        *((30 + 3 * n, 61 + 10 * n) for n in range(5)),
+    ]
+    assert pace(*lines) == pytest.approx(0.3, rel=0.35)
 
 
 @pytest.mark.parametrize(

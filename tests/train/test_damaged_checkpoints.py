@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -15,7 +16,7 @@ import torch
 from gloo_world import GlooWorld
 from torch import nn
 
-from drumbeat.train.checkpoint.folder import committed
+from drumbeat.train.checkpoint.folder import committed, sealed
 from drumbeat.train.refusal import Refusal
 
 
@@ -167,8 +168,10 @@ def test_a_later_checkpoint_that_cannot_be_read_costs_none_of_the_new_ones(tmp_p
     from drumbeat.train.checkpoint.folder import Unreadable, commit, name_of, read_marker, set_aside
 
     for step in (2, 4, 8, 6, 7):
-        (tmp_path / name_of(step)).mkdir()
-        commit(str(tmp_path), {"step": step, "ranks": 1, "model": "m", "parameters": 5}, keep=1 if step == 7 else 2)
+        place = tmp_path / name_of(step)
+        place.mkdir()
+        marker = {"step": step, "ranks": 1, "model": "m", "parameters": 5}
+        commit(str(tmp_path), marker, keep=1 if step == 7 else 2, place=str(place))
     assert committed(str(tmp_path)) == [7, 8] and (tmp_path / "latest").read_text() == name_of(7)
     (tmp_path / f"{name_of(8)}.unreadable").write_text("an earlier one")
     assert set_aside(str(tmp_path / name_of(8))) == str(tmp_path / f"{name_of(8)}.unreadable-2")
@@ -181,3 +184,85 @@ def test_a_later_checkpoint_that_cannot_be_read_costs_none_of_the_new_ones(tmp_p
     (tmp_path / name_of(9) / "commit.json").write_text('{"version": Infinity, "step": 9}')
     with pytest.raises(Unreadable):
         read_marker(str(tmp_path / name_of(9)))
+
+
+def three_saved(folder: Path) -> Tuple[nn.Module, Any]:
+    from drumbeat.train.checkpoint.checkpoints import Checkpoints
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    saves = Checkpoints(str(folder), [model], torch.optim.SGD(model.parameters(), lr=0.1), keep=3)
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        saves.save(step, {}, wait=True)
+    return model, saves
+
+
+def test_a_checkpoint_whose_marker_is_gone_is_left_out_aloud_and_never_removed(tmp_path: Path) -> None:
+    _, saves = three_saved(tmp_path)
+    (tmp_path / "step-00000003" / "commit.json").unlink()
+    loaded = saves.load([])
+    assert loaded.step == 2 and "step 3 CANNOT BE READ and is left out, 1 step is lost" in loaded.notes[0]
+    assert (tmp_path / "step-00000003.unreadable" / ".metadata").exists()
+
+
+def test_where_all_markers_are_gone_training_does_not_begin_anew(tmp_path: Path) -> None:
+    _, saves = three_saved(tmp_path)
+    for marker in tmp_path.glob("*/commit.json"):
+        marker.unlink()
+    with pytest.raises(Refusal, match="none of 3 checkpoints can be read"):
+        saves.load([])
+    assert len(list(tmp_path.glob("step-*/.metadata"))) == 3
+
+
+def test_a_save_that_did_not_finish_is_removed_and_one_that_cannot_be_looked_at_is_not(tmp_path: Path) -> None:
+    _, saves = three_saved(tmp_path)
+    (tmp_path / "step-00000004").mkdir()
+    (tmp_path / "step-00000005").mkdir()
+    (tmp_path / "step-00000005" / "commit.json").symlink_to("nowhere")
+    (tmp_path / "step-00000001.removed").mkdir()
+    loaded = saves.load([])
+    assert loaded.step == 3 and "step 5 CANNOT BE READ" in loaded.notes[0]
+    assert sorted(path.name for path in tmp_path.glob("step-*[!123]")) == ["step-00000005.unreadable"]
+
+
+def test_a_second_save_of_a_step_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, saves = three_saved(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(Refusal, match="No space left"):
+        patch.setattr("drumbeat.train.checkpoint.checkpoints.save", full)
+        saves.save(3, {}, wait=True)
+    assert saves.load([]).step == 3 and bool((model.weight == 3).all())
+    with torch.no_grad():
+        model.weight.fill_(7)
+    saves.save(3, {}, wait=True)
+    with torch.no_grad():
+        model.weight.fill_(0)
+    assert saves.load([]).step == 3 and bool((model.weight == 7).all())
+    names = ["latest", "step-00000001", "step-00000002", "step-00000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "x\0y", "\ud800", "__" + "9" * 5000 + "_0", "\x1b[31m"])
+def test_a_marker_names_only_files_of_a_checkpoint(tmp_path: Path, name: str) -> None:
+    _, saves = three_saved(tmp_path)
+    path = tmp_path / "step-00000003" / "commit.json"
+    marker = json.loads(path.read_text())
+    del marker["checksum"]
+    path.write_text(sealed({**marker, "files": {name: [0, 0]}}))
+    loaded = saves.load([])
+    assert loaded.step == 2 and "a name in it is none of a checkpoint's files" in loaded.notes[0]
+
+
+def test_files_that_are_none_or_are_not_recorded_are_not_read(tmp_path: Path) -> None:
+    _, saves = three_saved(tmp_path)
+    data = next((tmp_path / "step-00000003").glob("*.distcp"))
+    data.unlink()
+    os.mkfifo(data)
+    assert "it is no file" in (loaded := saves.load([])).notes[0] and loaded.step == 2
+    shutil.copy(next((tmp_path / "step-00000002").glob("*.distcp")), tmp_path / "step-00000002" / "__9_9.distcp")
+    assert "__9_9.distcp is not in the record" in (loaded := saves.load([])).notes[0] and loaded.step == 1

@@ -208,8 +208,13 @@ class Agent:
             return
         self.flush(_LAST_WRITES)
         self.selector.unregister(self.child.answers)
-        lost, dropped, self.child = self.child.close(), self.child.dropped, None
+        child, self.child = self.child, None
+        lost, dropped = child.close(), child.dropped
         if lost:
             self.complain(f"the run folder does not answer: {lost} writes are lost")
         if dropped:
             self.complain(f"{dropped:,} bytes of metrics were not written: the run folder's storage did not keep up")
+        if child.unread:
+            self.complain(
+                f"printed lines not read, by a defect of drumbeat: {child.unread:,}; the first: {child.why_unread}"
+            )

@@ -36,6 +36,8 @@ class FolderChild:
     def __init__(self, stop: Optional[StopFile] = None, there: str = "") -> None:
         self._stop, self._there = stop, there
         self.records: List[Dict[str, Any]] = []  # that ranks have printed
+        self.unread = 0  # printed lines that the child failed to read
+        self.why_unread = ""  # of the first
         self.stops: List[Tuple[str, str]] = []  # lines of the `stop` file
         self.dropped = 0  # bytes that were not taken
         self._frames: Deque[Frame] = deque()  # not answered yet
@@ -170,6 +172,9 @@ class FolderChild:
             if about["op"] == "printed":
                 self._printed_asked = False
         self.records += answer.get("records", ())
+        unread, why = answer.get("unread", (0, ""))
+        self.unread += unread
+        self.why_unread = self.why_unread or why
         if self._stop and "stop" in answer:
             self.stops += [(str(name), str(why)) for name, why in answer["stop"]]
             self._stop.position = answer["position"]  # where another child would go on

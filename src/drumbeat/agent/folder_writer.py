@@ -86,7 +86,7 @@ class FolderWriter:
                 return {}
             if self.printed is None or self.printed.folder != about["path"]:
                 self.printed = PrintedMetrics(about["path"])
-            return {"records": self.printed.read(about["final"])}
+            return {"records": self.printed.read(about["final"]), "unread": self.printed.unread.take()}
 
         self._tell(work, 1)
 

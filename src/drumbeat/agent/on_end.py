@@ -16,6 +16,7 @@ from typing import Callable, Dict
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.write import open_to_write
 
 DEADLINE = 15.0  # seconds; a batch script ends what is left 20 s after the verdict
 _PRIVATE = ("DRUMBEAT_TOKEN",)
@@ -37,7 +38,7 @@ def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Cal
     env = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
     env.update((f"DRUMBEAT_{name.upper()}", value) for name, value in values.items())
     try:
-        with open(folder.on_end_log, "ab") as log:
+        with open_to_write(folder.on_end_log, os.O_APPEND) as log:
             process = subprocess.Popen(
                 argv,
                 env=env,

@@ -60,7 +60,7 @@ class RankProgress:
         if metric.step is not None:
             rank.step = metric.step
         if metric.steps is not None:
-            rank.steps = metric.steps
+            rank.steps = None if metric.of_epoch else metric.steps
         if metric.seconds is not None:
             rank.own.append(metric.seconds)
 

@@ -86,7 +86,7 @@ def _result_files(run: Run) -> Dict[int, str]:
             folder = run.folder.node(node).attempt(attempt)
             for name in run.files.names(os.path.relpath(folder, run.path)):
                 rank = name[len("result-") : -len(".pkl")]
-                if name.startswith("result-") and name.endswith(".pkl") and rank.isdigit():
+                if name.startswith("result-") and name.endswith(".pkl") and rank.isascii() and rank.isdigit():
                     found[int(rank)] = os.path.join(folder, name)
     return found
 
@@ -104,8 +104,10 @@ def result(run: Run, rank: int, state: State) -> Any:
         )
     try:
         said = read_own(path)
-    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
-        raise Problem(f"the result of rank {rank} cannot be read: {error}") from None
+    except Exception as error:  # a damaged pickle may raise anything
+        raise Problem(f"the result of rank {rank} cannot be read: {type(error).__name__}: {error}") from None
+    if not isinstance(said, dict) or not {"value", "traceback"} & said.keys():
+        raise Problem(f"the result of rank {rank} cannot be read: {path} holds something else")
     if "value" in said:
         return said["value"]
     if isinstance(said.get("error"), BaseException):

@@ -3,6 +3,7 @@ through the lead's stop file, and a container that does not end in time is remov
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -51,7 +52,8 @@ def _wait(process: subprocess.Popen[Any], folder: RunFolder, node: int, grace: f
             passed = len(signals)
             if node == 0:
                 word = {signal.SIGINT: "INT", signal.SIGUSR2: "USR2"}.get(signal.Signals(signals[-1]), "TERM")
-                ask_to_stop(folder.stop, word, "the desk")
+                with contextlib.suppress(OSError):  # else the container is ended after the grace
+                    ask_to_stop(folder.stop, word, "the desk")
             ends = ends or time.monotonic() + grace + _LEFT
         if ends and (time.monotonic() > ends or signal.SIGQUIT in signals):
             process.terminate()  # its own trap removes the container

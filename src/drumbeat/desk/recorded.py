@@ -6,8 +6,10 @@ import os
 from dataclasses import replace
 from typing import Dict, Iterable, Optional, Tuple
 
-from drumbeat.desk.closing import near
+from drumbeat.desk.closing import near, not_finite_words
 from drumbeat.diagnose.failure import EARLIER
+from drumbeat.diagnose.losses import CODE as NAN_LOSS
+from drumbeat.diagnose.losses import OTHER_VALUE as NAN_VALUE
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.ranges import named_ranks
@@ -30,6 +32,7 @@ def recorded_end(run: Run) -> Recorded:
     if summary is not None:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
+        notes += _not_finite(summary.progress)
         return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes, missing)
     failed: Optional[Finding] = None
     outcome, code = "", None
@@ -67,6 +70,17 @@ def _summary(run: Run) -> Optional[Summary]:
 
 def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
     return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _not_finite(progress: Progress) -> Tuple[Finding, ...]:
+    """Losses whose last report is no finite number."""
+    found = []
+    if progress.not_finite:
+        found.append(Finding(NAN_LOSS, WARNING, f"the loss reported last is {not_finite_words(progress)}"))
+    if progress.validation_not_finite:
+        words = f"the validation loss reported last is {progress.validation_not_finite}"
+        found.append(Finding(NAN_VALUE, WARNING, words))
+    return tuple(found)
 
 
 def _steps_missing(run: Run, summary: Summary) -> str:

@@ -263,6 +263,8 @@ def cancel(run: Run) -> None:
             _cancel(run)
     except PermissionError:
         raise Problem(f"{run.run_id} belongs to another user", "only its owner can cancel it") from None
+    except OSError as error:
+        raise Problem(f"cannot ask {run.run_id} to stop: {error}") from None
 
 
 def _cancel(run: Run) -> None:

@@ -17,6 +17,7 @@ GOOD_ENDS = (
     "training finished",
     "Training finished",
     "Finished training",
+    "finished training",
     "Done training",
     "Training done",
     "Successfully completed",
@@ -28,7 +29,7 @@ _PATTERN = re.compile(
     r"|\*{5} (?:train|eval|predict|test) metrics \*{5}"
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)="
     r"|^Successfully completed\.$"
-    r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))|(?:Finished|Done) training\b)"
+    r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)|(?:[Ff]inished|Done) training)\b(?! (?:step|epoch|iter))"
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
 

@@ -34,6 +34,7 @@ class Log:
     )  # file -> first line of its last run, where it holds several
     nan_from: Optional[Evidence] = None  # the line from which on the loss was NaN, to the end
     last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
+    steps_behind: Mapping[str, int] = field(default_factory=dict)  # file -> lines of steps behind its last known error
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

@@ -17,6 +17,7 @@ from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.first import RankOf, earliest, place
 from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
+from drumbeat.diagnose.losses import NOT_FINITE
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
 from drumbeat.diagnose.tiers import NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
@@ -68,9 +69,10 @@ class _Judge:
 
     def failure(self) -> Failure:
         notes = (*self._merge(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+        sure = self.log.good_ends and not any(note.code in NOT_FINITE for note in notes)
         rest = Failure(
             NO_FAILURE,
-            CERTAIN if self.log.good_ends else LIKELY,
+            CERTAIN if sure else LIKELY,
             others=self._merge(self.tiers[REPORT]),
             consequences=self._merge(self.tiers[CONSEQUENCE]),
             notes=notes,
@@ -94,7 +96,10 @@ class _Judge:
 
     def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
         finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
+        behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"
+        if behind > 0:
+            why = f"an error that no rule knows, {behind} line{'s' if behind > 1 else ''} before the end of the log"
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
 
     def _of_nan(self, rest: Failure, first: Evidence) -> Failure:
@@ -109,7 +114,7 @@ class _Judge:
             answer=finding.code,
             confidence=LIKELY,
             finding=finding,
-            why_first="every loss from this line on is NaN, and nothing else failed",
+            why_first="every training loss from this line on is NaN, and nothing else failed",
             notes=tuple(note for note in rest.notes if note.code != NAN_LOSS),
         )
 

@@ -1,5 +1,6 @@
-"""Did the loss become NaN and stay so? One bad step that the next ones leave behind is no failure; a run that never
-prints a number again trains nothing, whatever its exit code is."""
+"""Did the training loss become NaN and stay so? One bad step that the next ones leave behind is no failure; a run that
+never prints a number again trains nothing, whatever its exit code is. A loss of another name (`val_loss`, `aux_loss`) says
+nothing about that, neither as NaN nor as a number."""
 
 from __future__ import annotations
 
@@ -10,10 +11,24 @@ from typing import Dict, Optional
 from drumbeat.finding import Evidence
 
 CODE = "nan-loss"
+OTHER_VALUE = "nan-value"  # of another loss than that of training
+NOT_FINITE = frozenset({CODE, OTHER_VALUE, "nan-gradient"})  # codes of notes: who prints such values may train nothing
 FEWEST = 3  # lines with NaN, and no number between them or behind them
 MAX_WATCHED = 20_000  # lines that are looked at after a NaN, to see whether a number comes again
-_NUMBER = re.compile(rb"(?i)loss['\"]?\s{0,3}[:=|]?\s{0,3}\(?[-+]?\d")
-_NAN = re.compile(rb"(?i)loss['\"]?\s{0,3}[:=|]?\s{0,3}(?:tensor\()?['\"]?nan\b")
+# Words before `loss`, each of which makes it another value than the training loss.
+_OTHER = (
+    "val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "aux", "auxiliary", "balance", "balancing",
+    "router", "kl", "value", "policy", "entropy", "regularization", "z",
+)  # fmt: skip
+# The name of the training loss, as a pattern; that of the rule for `nan-loss` begins with it.
+TRAINING = (
+    r"(?<![\w./-])(?i:"
+    + "".join(rf"(?<!\b{word} )" for word in _OTHER)
+    + r"(?:(?:train|training|tr|total|lm|avg|average|mean|batch|step|running)[_/.-])?loss)"
+)
+_IS = TRAINING + r"['\"]?\s{0,3}[:=|]?\s{0,3}"
+_NUMBER = re.compile((_IS + r"['\"]?\(?[-+]?\d").encode())
+_NAN = re.compile((_IS + r"(?:is )?(?:tensor\()?['\"]?(?i:nan)\b").encode())
 
 
 @dataclass
@@ -39,8 +54,9 @@ class Losses:
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
-        """A line with a loss of NaN."""
-        self.open.setdefault(file, _Stretch(evidence)).lines += 1
+        """A line that the rule for `nan-loss` knows; it counts where the training loss itself is NaN, not infinite."""
+        if _NAN.search(evidence.text.encode()):
+            self.open.setdefault(file, _Stretch(evidence)).lines += 1
 
     def drop(self, file: str, below: int) -> None:
         """An earlier run of this file ends before line `below`."""

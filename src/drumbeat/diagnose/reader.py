@@ -27,6 +27,7 @@ from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
+from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks, is_bare
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
@@ -61,6 +62,7 @@ class Reader:
         self.elastic = ElasticSummary()
         self.runs = Runs()
         self.losses = Losses()
+        self.steps = Steps()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
@@ -112,7 +114,8 @@ class Reader:
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
         tracebacks = self._tracebacks and self._tracebacks.get(file)
-        watched = self.losses.open and self.losses.watches(file)
+        watched = bool(self.losses.open) and self.losses.watches(file)
+        watched = watched or (bool(self.steps.behind) and self.steps.watches(file))
         return bool(self.elastic.open or self._warning[1] or tracebacks or watched)
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
@@ -164,6 +167,7 @@ class Reader:
             begins,
             self.losses.stayed(),
             self._last_errors,
+            self.steps.behind,
         )
 
     def _last_runs(self) -> Dict[str, int]:
@@ -194,6 +198,8 @@ class Reader:
         found = self._prefilter(raw)
         if self.losses.open and self.losses.watches(file):
             self.losses.feed(file, raw)
+        if self.steps.behind and self.steps.watches(file):
+            self.steps.feed(file, raw)
         bare = not found and (b"rror: " in raw or b"xception: " in raw or b"imeout: " in raw) and self._is_bare(raw)
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
@@ -246,6 +252,8 @@ class Reader:
                 self.events.add_match(self.lines, match, line, evidence, host, pid, device)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
+            if matched and file in self._ends:
+                self.steps.error(file)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             if is_good_end(text):
                 self._good_ends[file] = number

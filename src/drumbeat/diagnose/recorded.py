@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Optional, Tuple
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
+from drumbeat.diagnose.losses import NOT_FINITE
 from drumbeat.diagnose.rulebook import CAUSE, rulebook
 from drumbeat.finding import CERTAIN, INFO, LIKELY, Finding
 
@@ -34,7 +35,7 @@ class Recorded:
     outcome: str = ""  # as in summary.json; '': nothing says that it has ended
     exit_code: Optional[int] = None
     cause: Optional[Finding] = None  # why it failed, or why it hung when it was ended
-    notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of
+    notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of, a loss that is no finite number
     steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
 
 
@@ -75,13 +76,14 @@ def _end(recorded: Recorded) -> Optional[Finding]:
 
 
 def _finished(failure: Failure, recorded: Recorded) -> Failure:
-    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, or where steps are missing, a
-    program may have caught its failure and given up, so nobody can be sure."""
+    """All ranks ended with 0: whatever the logs hold did not end the run. Where that is a failure, steps are missing or a loss
+    is no finite number, a program may have failed and hidden it, so nobody can be sure."""
     said = (failure.finding,) if failure.finding and failure.answer != NO_FAILURE else ()
     survived = tuple(replace(each, severity=INFO) for each in (*said, *failure.others, *failure.consequences))
     missing = (Finding("steps-missing", INFO, recorded.steps_missing),) if recorded.steps_missing else ()
     notes = survived + missing + failure.notes
-    confidence = LIKELY if said or missing else CERTAIN
+    doubtful = said or missing or any(note.code in NOT_FINITE for note in notes)
+    confidence = LIKELY if doubtful else CERTAIN
     return Failure(NO_FAILURE, confidence, notes=notes, rules=failure.rules, seen=(recorded.source,))
 
 

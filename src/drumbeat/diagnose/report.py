@@ -51,6 +51,7 @@ def make_report(
     begins: Optional[Mapping[str, int]] = None,
     nan_from: Optional[Evidence] = None,
     last_errors: Optional[Mapping[str, Evidence]] = None,
+    steps_behind: Optional[Mapping[str, int]] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -67,6 +68,7 @@ def make_report(
         begins or {},
         nan_from,
         last_errors or {},
+        steps_behind or {},
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

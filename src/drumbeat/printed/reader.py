@@ -47,7 +47,7 @@ def read_line(text: str) -> List[Dict[str, Any]]:
                     return []
                 record = rule.read(text)
                 if record is not None:
-                    return _records(record, rule.rule)
+                    return _records(record, rule.rule) if record else []
     return []
 
 
@@ -76,10 +76,27 @@ def _plain(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)  # JSON has no nan
 
 
+class Unread:
+    """Lines that the reader failed at: a defect of its own, which must cost nothing but these lines."""
+
+    def __init__(self) -> None:
+        self.lines, self.why = 0, ""  # why: of the first
+
+    def add(self, error: Exception, line: str) -> None:
+        self.lines += 1
+        self.why = self.why or f"{type(error).__name__}: {error}, in {line[:200]!r}"
+
+    def take(self) -> Tuple[int, str]:
+        taken = (self.lines, self.why)
+        self.lines, self.why = 0, ""
+        return taken
+
+
 class Reader:
     """One stream of one rank. `feed` takes what was appended to it and gives the records in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Optional[Unread] = None) -> None:
+        self.unread = Unread() if unread is None else unread
         self._rest = b""
         self._steps = EpochSteps()
 
@@ -88,7 +105,14 @@ class Reader:
         end = len(data) if final else data.rfind(b"\n") + 1
         self._rest = data[end:][-_KEPT:]
         lines = (data[start:stop].decode("utf-8", "replace") for start, stop in _promising(data, end))
-        return [self._steps.counted(record) for line in lines for record in read_line(line)]
+        return [record for line in lines for record in self._records(line)]
+
+    def _records(self, line: str) -> List[Dict[str, Any]]:
+        try:
+            return [self._steps.counted(record) for record in read_line(line)]
+        except Exception as error:  # a rank may print anything, and a run must not end by it
+            self.unread.add(error, line)
+            return []
 
 
 def _promising(data: bytes, end: int) -> List[Tuple[int, int]]:
@@ -111,6 +135,7 @@ class PrintedMetrics:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self.unread = Unread()
         self._files: Dict[str, _Log] = {}
         self._next = 0.0
         self._looked = time.time()  # last
@@ -131,7 +156,7 @@ class PrintedMetrics:
             if name not in self._files:
                 match = _LOG_NAME.fullmatch(name)
                 rank = int(match.group(1)) if match else 0
-                self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked)
+                self._files[name] = _Log(os.path.join(self.folder, name), rank, self._looked, self.unread)
             log = self._files[name]
             records += [{"t": t, "rank": log.rank, "printed": True, **record} for t, record in log.read(final)]
         self._looked = time.time()
@@ -139,12 +164,12 @@ class PrintedMetrics:
 
 
 class _Log:
-    def __init__(self, path: str, rank: int, looked: float) -> None:
-        self.path, self.rank = path, rank
+    def __init__(self, path: str, rank: int, looked: float, unread: Unread) -> None:
+        self.path, self.rank, self._unread = path, rank, unread
         self._looked = looked  # when there was nothing new
         self._place = 0
         self._which: Optional[Tuple[int, int]] = None  # device and inode of the file that was read so far
-        self._reader = Reader()
+        self._reader = Reader(unread)
 
     def read(self, final: bool) -> List[Tuple[float, Dict[str, Any]]]:
         """New records, each with the time at which its line was written: that of the last one is the file's own; those
@@ -155,12 +180,12 @@ class _Log:
             size, data = status.st_size, b""
             which = (status.st_dev, status.st_ino)
             if size < self._place or which != (self._which or which):  # begun anew, or another file in its place
-                self._place, self._reader = 0, Reader()
+                self._place, self._reader = 0, Reader(self._unread)
             self._which = which
             if size != self._place:
                 with open(self.path, "rb", buffering=0) as file:
                     if size - self._place > _BEHIND:  # a rank that prints faster than we read: the newest counts
-                        self._place, self._reader = size - _CHUNK, Reader()
+                        self._place, self._reader = size - _CHUNK, Reader(self._unread)
                     file.seek(self._place)
                     data = file.read(_CHUNK)
         except OSError:

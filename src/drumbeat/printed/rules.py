@@ -27,7 +27,8 @@ VALUES = (
 WHOSE = ("rank", "device", "all", "unknown")
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|[-+]?(?:nan|NaN|NAN|[Ii]nf(?:inity)?|INF)"
-_WHOLE = ("step", "steps", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
+_WHOLE = ("step", "steps", "last_step", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
+_TOO_LARGE = 1e15  # for a count, or an epoch
 _PARTS = {
     "{IS}": r"[\"']?[\s:=#(\[]{1,4}",  # between a name and its value
     "{END}": r"(?![\w%]|\.\d)",  # of a number
@@ -71,6 +72,7 @@ class Compiled:
         self._patterns: Optional[Tuple[Pattern[str], List[Pattern[str]], List[Pattern[str]]]] = None
 
     def read(self, line: str) -> Optional[Dict[str, Any]]:
+        """None for a line of another format; nothing ({}) for one of this format whose counts are no whole numbers."""
         if self._patterns is None:
             rule = self.rule
             self._patterns = (
@@ -90,6 +92,11 @@ class Compiled:
 
     def _record(self, texts: Mapping[str, Optional[str]]) -> Dict[str, Any]:
         values = {name: number(name, text) for name, text in texts.items() if text is not None}
+        if any(isinstance(values.get(name), float) for name in _WHOLE):
+            return {}
+        epoch = values.get("epoch")
+        if epoch is not None and not abs(epoch) < _TOO_LARGE:  # nan, too
+            del values["epoch"]
         for name, (known, factor) in _CONVERTED.items():
             if name in values:
                 values[known] = round(values.pop(name) * factor, 12)
@@ -97,10 +104,14 @@ class Compiled:
             if name in values:
                 values[name] = round(values[name] * factor, 12)
         if "last_step" in values:  # counted from 0
-            values["steps"] = int(values.pop("last_step")) + 1
-        if "step" not in values and {"epoch", "batch", "batches"} <= set(values) and self.rule.gives.get("step"):
-            epochs = int(values["epoch"]) - self.rule.first_epoch
-            values["step"] = epochs * values["batches"] + values["batch"]
+            values["steps"] = values.pop("last_step") + 1
+        stepless = "step" not in values and {"batch", "batches"} <= set(values)
+        if stepless and epoch is not None and self.rule.gives.get("step"):
+            if "epoch" not in values or epoch != int(epoch):
+                return {}
+            values["step"] = (int(epoch) - self.rule.first_epoch) * values["batches"] + values["batch"]
+            if abs(values["step"]) >= _TOO_LARGE:
+                return {}
         record: Dict[str, Any] = {"kind": self.rule.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
@@ -122,9 +133,13 @@ def _ready(text: str) -> Pattern[str]:
 
 
 def number(name: str, text: str) -> Union[int, float]:
+    """A count is an int, unless it is not whole, not finite or too large."""
     factor = _FACTORS.get(text[-1:], 1.0)
     value = float(text.rstrip("KMBT").replace(",", "")) * factor
-    return int(value) if name in _WHOLE and value == value and abs(value) < 1e15 else value
+    if name not in _WHOLE:
+        return value
+    whole = round(value, 3)  # 1.13K is 1130, and not the float next to it
+    return int(whole) if abs(whole) < _TOO_LARGE and whole == int(whole) else value
 
 
 @lru_cache(maxsize=1)

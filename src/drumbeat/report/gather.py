@@ -71,6 +71,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
         step=progress.step,
         steps=progress.steps,
+        steps_of_epoch=progress.laps > 0,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
@@ -89,7 +90,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         slowest=slowest,
         no_slowest=no_slowest,
         phases=Phases() if progress.laps or progress.rough else _phases(reports, speed, batch, progress.seconds),
-        notes=tuple(_notes(events, state.failure, hangs_of(events))),
+        notes=(*_unread(run), *_notes(events, state.failure, hangs_of(events))),
         setting=setting,
         curves=_curves(reports, devices, run.record.created, speed),
     )
@@ -100,6 +101,15 @@ def _order(run: Run) -> Optional[Order]:
         return run.order()
     except RecordError:
         return None
+
+
+def _unread(run: Run) -> List[Note]:
+    """That the summary is of another version: what it says is not in the report."""
+    try:
+        run.summary()
+    except RecordError as error:
+        return [Note(WARNING, f"told from the run's events and metrics: {error}")]
+    return []
 
 
 def _reports(run: Run, events: Sequence[Event], progress: Progress) -> Reports:
@@ -136,7 +146,7 @@ def _speed(
             how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
-    no_spread = "steps are counted anew in each epoch" if progress.laps and not reports.stated else ""
+    no_spread = "steps are counted anew in each epoch or stage" if progress.laps and not reports.stated else ""
     if reports.too_close:
         no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
     if no_spread or not rates:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -18,6 +19,7 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Se
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Chunk, Files, read_json
 from drumbeat.runfolder.remote import RUN_AS_CODE, grows
+from drumbeat.runfolder.write import append
 
 ENDED = "ended"  # whatever started the lead's agent leaves this file once nothing is written any more
 COMPLETE = "mirrored.json"  # ours: all of the run is here
@@ -69,10 +71,10 @@ class Mirror(Files):
         return super().names(folder)
 
     def append(self, name: str, text: str) -> bool:
-        """Add a line to a file of the lead; false while the lead cannot be reached."""
+        """Add a line to a file of the lead; false while the lead cannot be reached, or cannot write it."""
         request = json.dumps({"append": {name: text}, "under": name}).encode()
         lead = [source for source in self.sources() if not source.under]
-        return any(_pieces_of(source.exchange(request)) is not None for source in lead)
+        return any("end" in header for source in lead for header, _ in _pieces_of(source.exchange(request)) or ())
 
     def settle(self, seconds: float = 20.0) -> None:
         """The summary comes before the lead's agent has ended: look until that is here too, or the lead is gone. Where one look
@@ -171,8 +173,7 @@ class Mirror(Files):
             raise IsADirectoryError(full)
         os.makedirs(os.path.dirname(full), exist_ok=True)
         if offset:
-            with open(full, "ab") as file:
-                file.write(data)
+            append(full, data)
             return
         # results are unpickled, and only where nobody else can have changed them: whatever the umask is
         mode = 0o600 if path.endswith(RUN_AS_CODE) else 0o666
@@ -235,10 +236,12 @@ def _listed(value: Any) -> List[Any]:
 
 
 def _size(path: str) -> int:
+    """Of a regular file, else -1: what somebody has put in its place is replaced as a whole."""
     try:
-        return os.stat(path).st_size
+        status = os.lstat(path)
     except OSError:
         return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def _remove(path: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.runfolder.records import Metric
 
@@ -22,20 +22,35 @@ class RankPace:
     node: int
     step: Optional[int] = None
     reported: Optional[float] = None  # when it last reported a step, by the lead's clock
-    step_seconds: Optional[float] = None  # smoothed
+    step_seconds: Optional[float] = None  # smoothed; None: no step was recognised, or only one
     own_seconds: Optional[float] = None  # of a step, without waiting for others, as the rank says itself; smoothed
     read: bool = False  # step_seconds is the time between lines that were read
+    since: Optional[float] = None  # when `step` was first reported
+    epoch: Optional[object] = None  # of `step`, where steps are those of an epoch
+    gap: Tuple[Optional[float], Optional[float]] = (None, None)  # seconds and steps between two reports; smoothed
 
     def add_step(self, metric: Metric, t: float) -> None:
-        seconds = metric.seconds if metric.printed else None
-        if seconds is None and self.reported is not None and t > self.reported:
-            steps = metric.step - self.step if metric.step is not None and self.step is not None else 1
-            seconds = (t - self.reported) / steps if steps > 0 else None
-            self.read = self.read or metric.printed
-        self.step_seconds = _smoothed(self.step_seconds, seconds)
+        stated = metric.seconds if metric.printed else None
+        if stated is not None:
+            self._took(stated, 1)
         self.own_seconds = _smoothed(self.own_seconds, metric.seconds)
-        self.step = metric.step if metric.step is not None else self.step
         self.reported = t
+        if metric.step is None:
+            return
+        epoch = metric.more.get("epoch") if metric.of_epoch else None
+        steps = metric.step - self.step if self.step is not None else 0
+        goes_on = steps > 0 and epoch == self.epoch
+        if goes_on and stated is None and self.since is not None and t > self.since:
+            self._took(t - self.since, steps)
+            self.read = self.read or metric.printed
+        if metric.step != self.step or epoch != self.epoch:
+            self.step, self.epoch, self.since = metric.step, epoch, t
+
+    def _took(self, seconds: float, steps: int) -> None:
+        """Both are smoothed, so that a validation before a single step weighs no more than that step."""
+        whole, made = _smoothed(self.gap[0], seconds), _smoothed(self.gap[1], float(steps))
+        self.gap = (whole, made)
+        self.step_seconds = whole / made if whole is not None and made else self.step_seconds
 
 
 def _smoothed(before: Optional[float], latest: Optional[float]) -> Optional[float]:

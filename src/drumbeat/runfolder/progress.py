@@ -48,7 +48,9 @@ class Progress:
     first_step: Optional[int] = None
     widest: Optional[int] = None  # the most steps between two reports of the lowest rank
     reports: Optional[int] = None  # of a step, by the lowest rank; None: not counted
-    laps: int = 0  # how often the step number began anew, as where steps are counted per epoch
+    laps: int = (
+        0  # how often the step number began anew, as where steps are counted per epoch, or per stage of a script
+    )
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
     samples: float = 0.0
@@ -114,19 +116,22 @@ class Progress:
                 self.first_step = step
             if (lowest or not self.laps) and (self.step is None or step > self.step):
                 self.step = step
-        if metric.steps is not None:
+        if metric.steps is not None and (lowest or not self.laps):
             self.steps = metric.steps
+        if self.step is not None and self.steps is not None and self.step > self.steps:
+            self.steps = None  # it is not the number of these steps
         if metric.loss is not None and lowest:
             self._add_loss(metric.loss, metric.step)
 
     def _count_laps(self, metric: Metric, step: int) -> None:
-        """A step that is back at the first one: the script counts the steps of each epoch."""
+        """A step that is back at the first one: the script counts the steps of each epoch, or of each of its stages."""
         before, last_epoch = self._previous
         told = metric.more.get("epoch")
         epoch = float(told) if isinstance(told, (int, float)) else None
         again = step == before and None not in (epoch, last_epoch) and epoch != last_epoch
         back = before is not None and (step < before or again)
-        if back and self.first_step is not None and step <= self.first_step:
+        anew = back and self.first_step is not None and step <= self.first_step
+        if anew or (metric.of_epoch and (back or not self.laps or epoch != last_epoch)):
             self.laps, self.step = self.laps + 1, step
         elif before is not None:
             self.widest = max(self.widest or 0, step - before)

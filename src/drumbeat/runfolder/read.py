@@ -11,6 +11,8 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from drumbeat.runfolder.write import append
+
 _WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20  # bytes: a line without end must not eat the memory
@@ -59,8 +61,7 @@ class Files:
 
     def append(self, name: str, text: str) -> bool:
         """Add text to the end of a file; false where that is not possible now."""
-        with open(os.path.join(self.root, name), "a", encoding="utf-8") as file:
-            file.write(text)
+        append(os.path.join(self.root, name), text.encode())
         return True
 
     def names(self, folder: str) -> List[str]:

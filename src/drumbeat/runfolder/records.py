@@ -45,6 +45,11 @@ class Metric(NamedTuple):
     more: Mapping[str, Any] = _NOTHING  # what else the script reported: numbers and strings
 
     @property
+    def of_epoch(self) -> bool:
+        """`step` and `steps` are the epoch's own, not the run's."""
+        return self.more.get("step_of") == "epoch"
+
+    @property
     def announces(self) -> bool:
         """Says that something other than a step begins: a report without any figure."""
         figures = (self.loss, self.seconds, self.accuracy, self.rate, self.tokens, self.samples)

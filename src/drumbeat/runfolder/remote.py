@@ -16,7 +16,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
+import sys
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+
+from drumbeat.runfolder.write import append
 
 LIMIT = 4 << 20  # bytes of files in one answer
 LARGEST = 64 << 20  # bytes: a larger file that does not only grow stays where it is
@@ -36,8 +39,11 @@ def serve(root: str, stdin: BinaryIO, stdout: BinaryIO) -> int:
     except ValueError:
         return 2
     for name, text in request.get("append", {}).items():
-        with open(os.path.join(root, os.path.basename(name)), "a", encoding="utf-8") as file:
-            file.write(text)
+        try:
+            append(os.path.join(root, os.path.basename(name)), text.encode())
+        except OSError as error:
+            print(f"drumbeat: {error}", file=sys.stderr)
+            return 1
     for header, data in answer(root, request):
         stdout.write(json.dumps(header, separators=(",", ":")).encode() + b"\n" + data)
     stdout.flush()
@@ -56,9 +62,7 @@ def answer(root: str, request: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any],
         had, when = have.get(path, (-1, 0))
         if had == size and (when == changed or grows(path)):
             continue
-        if (size > LARGEST and not grows(path)) or (
-            path.endswith(RUN_AS_CODE) and _of_others(os.path.join(root, path))
-        ):
+        if size > LARGEST and not grows(path):
             left.append(path)
             continue
         if room <= 0:
@@ -67,6 +71,9 @@ def answer(root: str, request: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any],
         offset = had if grows(path) and 0 <= had < size else 0
         limit = min(room, size - offset) if grows(path) else size
         data = _read(os.path.join(root, path), offset, limit)
+        if data is None:
+            left.append(path)
+            continue
         more = more or offset + len(data) < size
         room -= len(data)
         yield {"path": path, "offset": offset, "size": size, "changed": changed, "bytes": len(data)}, data
@@ -87,19 +94,21 @@ def _files(root: str, under: str) -> Iterator[Tuple[str, int, int]]:
                 yield os.path.relpath(full, root), status.st_size, status.st_mtime_ns
 
 
-def _of_others(path: str) -> bool:
-    """Whether another user owns this file, or may write to it."""
+def _read(path: str, offset: int, limit: int) -> Optional[bytes]:
+    """None for what is run as code on the other side and may be another user's. What is judged is the open file: its name may
+    stand for another one by now."""
+    code = path.endswith(RUN_AS_CODE)
     try:
-        status = os.lstat(path)
-    except OSError:
-        return True
-    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)
-
-
-def _read(path: str, offset: int, limit: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or (code and _of_others(status)):
+                return None
             file.seek(offset)
             return file.read(limit)
     except OSError:
-        return b""
+        return None if code else b""
+
+
+def _of_others(status: os.stat_result) -> bool:
+    """Whether another user owns this file, or may write to it."""
+    return status.st_uid != os.geteuid() or bool(status.st_mode & 0o022)

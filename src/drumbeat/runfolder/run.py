@@ -261,7 +261,10 @@ class Run:
 
     def ledger(self, now: float) -> Dict[str, float]:
         """Where the time went, by the parts of ledger.py: as the summary says, else as far as the events tell at `now`."""
-        summary = self.summary()
+        try:
+            summary = self.summary()
+        except RecordError:
+            summary = None
         if summary and summary.ledger:
             return {**dict.fromkeys(PARTS, 0.0), **summary.ledger}
         queued = self.files.chunk(_AT.script, 0, 0) is not None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Tuple
 
+from drumbeat.runfolder.write import append
+
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the
 # job soon; CANCEL: `drumbeat cancel`, after which the run does not come back, and which a second time ends it now; LOST: a
 # node's agent has ended before all nodes had come, so the lead waits in vain.
@@ -19,8 +21,7 @@ _LIMIT = 1 << 16
 
 def ask_to_stop(path: str, name: str, reason: str) -> None:
     """`name` is one of WORDS."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(stop_line(name, reason))
+    append(path, stop_line(name, reason).encode())
 
 
 def stop_line(name: str, reason: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import time
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, BinaryIO, Callable, Dict, Mapping, Optional
 
 from drumbeat import clock
 from drumbeat.record import to_plain
@@ -42,12 +44,23 @@ def create(path: str, data: bytes) -> None:
 
 
 def append(path: str, data: bytes) -> None:
+    """To the end of a file, which is made where there is none. A link is not followed."""
     _write(path, data, os.O_APPEND)
 
 
 def _write(path: str, data: bytes, how: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | how, 0o644), "wb") as file:
+    with open_to_write(path, how) as file:
         file.write(data)
+
+
+def open_to_write(path: str, how: int) -> BinaryIO:
+    """`how`: O_TRUNC or O_APPEND. OSError for a link, and for a pipe, which would block, or a device."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | how
+    file = open(os.open(path, flags, 0o644), "wb")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return file
 
 
 class EventLog:

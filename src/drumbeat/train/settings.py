@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, List, Type, TypeVar, get_type_hints
 
 from drumbeat.train.refusal import Refusal
 
 T = TypeVar("T", bound="Settings")
+# The least values of numbers, by the name of the setting in any recipe; that of all others is 0.
+_LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "classes", "images", "widening"), 1)}
 
 
 def option(default: Any, help: str) -> Any:
@@ -84,11 +87,17 @@ def _read(key: str, value: str, kind: Any) -> Any:
         if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
             raise Refusal(f"{key}={value}: yes or no is needed")
         return value.lower() in ("true", "1", "yes")
+    if kind not in (int, float):
+        return value
+    name = "a whole number" if kind is int else "a number"
     try:
-        return kind(value.replace("_", "")) if kind in (int, float) else value
+        number = kind(value.replace("_", ""))
     except ValueError:
-        names = {int: "a whole number", float: "a number"}
-        raise Refusal(f"{key}={value}: {names[kind]} is needed") from None
+        raise Refusal(f"{key}={value}: {name} is needed") from None
+    least = _LEAST.get(key, 0)
+    if number < least or (kind is float and not math.isfinite(number)):
+        raise Refusal(f"{key}={value}: {name} of at least {least} is needed")
+    return number
 
 
 def help_of(kind: Type[Settings]) -> str:

@@ -48,7 +48,7 @@ class Head:
     rate: Optional[float]  # since the first step, all ranks together
     rate_unit: str
     rate_rough: bool  # a short time between printed lines: only about right
-    steps_of_epoch: bool  # the step number begins anew with each epoch
+    steps_of_epoch: bool  # the step number begins anew with each epoch, or each stage of a script
     recent_rate: Optional[float]  # over the last minute
     step_seconds: Optional[float]
     seconds_left: Optional[float]

@@ -26,11 +26,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from drumbeat.train.checkpoint.checksums import SummedFileSystem, check_files
 from drumbeat.train.checkpoint.folder import (
     Unreadable,
+    candidates,
+    clear,
     commit,
-    committed,
+    discard,
     name_of,
+    place_for,
     read_marker,
-    remove_uncommitted,
     set_aside,
 )
 from drumbeat.train.checkpoint.generators import generators, restore_generators
@@ -162,15 +164,15 @@ class Checkpoints:
         except (Exception, CheckpointException) as problem:  # the latter is no Exception
             error = first_line(problem)
             if self.rank == 0:  # a full disk gets its room back
-                shutil.rmtree(self.path_of(step), ignore_errors=True)
+                discard(self.path_of(step))
         return Saved(step, self.path_of(step), time.monotonic() - began, error)
 
     def _write(self, step: int, state: Dict[str, Any]) -> None:
-        path = self.path_of(step)
+        place: str = self._told_by_rank_0(place_for(self.path_of(step)) if self.rank == 0 else None)
         if self.rank == 0:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
         self._meet()
-        writer = FileSystemWriter(path, thread_count=writers(state))
+        writer = FileSystemWriter(place, thread_count=writers(state))
         writer.fs = written = SummedFileSystem()
         save(state, storage_writer=writer, process_group=self.group)
         every = self._gathered((written.checksums, first_line(written.error) if written.error else ""))
@@ -180,7 +182,7 @@ class Checkpoints:
                 count = sum(p.numel() for part in self.parts for p in part.parameters())
                 files = {name: sums for checksums, _ in every for name, sums in checksums.items()}
                 marker = {"step": step, "ranks": self.size, "model": self.fingerprint, "parameters": count}
-                commit(self.folder, {**marker, "files": files}, self.keep)
+                commit(self.folder, {**marker, "files": files}, self.keep, place)
             except OSError as problem:
                 error = str(problem)
         if error := self._told_by_rank_0(error):  # every rank must know, not only the one whose disk is full
@@ -191,8 +193,8 @@ class Checkpoints:
 
         Newer ones that cannot be read, by any rank, are set aside; a Refusal where not one can be."""
         if self.rank == 0:
-            remove_uncommitted(self.folder)
-        steps: List[int] = self._told_by_rank_0(committed(self.folder) if self.rank == 0 else None)
+            clear(self.folder)
+        steps: List[int] = self._told_by_rank_0(candidates(self.folder) if self.rank == 0 else None)
         made_state = not self.state.optimizer.state
         damaged: List[Tuple[int, Unreadable]] = []
         for step in reversed(steps):

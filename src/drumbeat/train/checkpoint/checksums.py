@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from drumbeat.train.checkpoint.folder import DAMAGED, Unreadable
 Checksums = Mapping[str, Tuple[int, int]]  # name of a file in the checkpoint's folder -> bytes, CRC-32
 
 _METADATA = ".metadata"  # every rank reads it
-_OF_RANK = re.compile(r"__(\d+)_")  # torch's name of a file begins with the rank that wrote it
+_DATA = ".distcp"  # how the names of torch's other files end
+_OF_RANK = re.compile(r"__(\d{1,9})_")  # torch's name of a file begins with the rank that wrote it
 _PIECE = 1 << 22  # bytes read at a time
 _THREADS = 4  # files read at a time, per rank
 
@@ -84,6 +86,11 @@ def share(checksums: Checksums, rank: int, size: int) -> List[str]:
 
 def check_files(folder: str, checksums: Checksums, rank: int, size: int) -> None:
     """Compare this rank's share of a checkpoint with its record; Unreadable names the first damaged file."""
+    unknown = sorted(name for name in os.listdir(folder) if name.endswith(_DATA) and name not in checksums)
+    if unknown:
+        raise Unreadable(
+            f"{os.path.join(folder, unknown[0])} is not in the record of what was saved", "delete this checkpoint"
+        )
     names = share(checksums, rank, size)
     if not names:
         return
@@ -97,9 +104,11 @@ def check_files(folder: str, checksums: Checksums, rank: int, size: int) -> None
 def _damage(folder: str, name: str, size: int, crc: int) -> str:
     path = os.path.join(folder, name)
     try:
-        there = os.stat(path).st_size
-        if there != size:
-            return f"{path} cannot be read: it is damaged, it has {there:,} bytes and {size:,} were saved"
+        there = os.stat(path)
+        if not stat.S_ISREG(there.st_mode):
+            return f"{path} cannot be read: it is no file"
+        if there.st_size != size:
+            return f"{path} cannot be read: it is damaged, it has {there.st_size:,} bytes and {size:,} were saved"
         return "" if _crc(path) == crc else f"{path} cannot be read: {DAMAGED}"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror or error}"

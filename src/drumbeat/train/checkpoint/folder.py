@@ -6,25 +6,31 @@
     FOLDER/latest                        the name of the newest committed one
 
     FOLDER/step-00000800.unreadable/     one that was committed and could not be read: set aside, for somebody to look at
+    FOLDER/step-00000400.again/          a second save of a step that is committed, until it takes the first one's place
+    FOLDER/step-00000200.removed/        one that is being removed
 
-A folder without a commit marker is a save that did not finish. It is never loaded; the next start or save removes it.
+A folder without a commit marker, and of a step after the latest or without .metadata, is a save that did not finish: the next
+start removes it. Another one had a marker once: it is never removed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
 from typing import Any, Dict, List, Optional
 
 from drumbeat.train.refusal import Refusal
 
+AGAIN, REMOVED = ".again", ".removed"
 UNREADABLE = ".unreadable"  # behind the name of a checkpoint that could not be read: it is neither loaded nor removed
 VERSION = (
     2  # of what is saved; 1 (no version in the marker) could hold an optimizer state of less precision than it had
 )
 MARKER = "commit.json"
+_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)  # of a file that torch writes into a checkpoint
 DAMAGED = "it is damaged, its checksum is not that of what was saved"
 
 
@@ -40,29 +46,106 @@ def step_of(name: str) -> Optional[int]:
 
 def committed(folder: str) -> List[int]:
     """The steps whose checkpoints are whole, in order."""
-    if not os.path.isdir(folder):
-        return []
-    steps = [step_of(name) for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name, MARKER))]
-    return sorted(step for step in steps if step is not None)
+    return [step for step in _steps(folder) if has_marker(os.path.join(folder, name_of(step)))]
 
 
-def commit(folder: str, marker: Dict[str, Any], keep: int) -> None:
-    """Make the checkpoint of step `marker["step"]` the latest; remove older ones beyond `keep`, and what was cut short. One of a
-    later step is not touched: it could not be read, or this one would not have been made."""
+def candidates(folder: str) -> List[int]:
+    """The steps of all checkpoints that are or once were committed, in order: one whose marker is gone cannot be read."""
+    latest = latest_step(folder)
+    whole = set(committed(folder))
+    return [step for step in _steps(folder) if step in whole or not _unfinished(folder, step, latest)]
+
+
+def latest_step(folder: str) -> Optional[int]:
+    try:
+        with open(os.path.join(folder, "latest"), encoding="utf-8", errors="replace") as file:
+            return step_of(file.read(100).strip())
+    except OSError:
+        return None
+
+
+def has_marker(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, MARKER))
+
+
+def place_for(path: str) -> str:
+    """Where a save of this checkpoint is written: beside the one that is committed already, if there is one."""
+    return path + AGAIN if has_marker(path) else path
+
+
+def commit(folder: str, marker: Dict[str, Any], keep: int, place: str) -> None:
+    """Make the checkpoint at `place` the latest, under the name of its step; remove older ones beyond `keep`. One of a later
+    step is not touched: it could not be read, or this one would not have been made."""
     step = marker["step"]
-    _write(os.path.join(folder, name_of(step), MARKER), sealed({"version": VERSION, **marker}))
+    path = os.path.join(folder, name_of(step))
+    _write(os.path.join(place, MARKER), sealed({"version": VERSION, **marker}))
+    if place != path:
+        shutil.rmtree(path + REMOVED, ignore_errors=True)
+        os.rename(path, path + REMOVED)
+        os.rename(place, path)
+        shutil.rmtree(path + REMOVED, ignore_errors=True)
     _write(os.path.join(folder, "latest"), name_of(step))
     older = [each for each in committed(folder) if each < step]
     for old in older[: max(0, len(older) + 1 - keep)] if keep else []:
-        shutil.rmtree(os.path.join(folder, name_of(old)), ignore_errors=True)
-    remove_uncommitted(folder)
+        _remove(os.path.join(folder, name_of(old)))
 
 
-def remove_uncommitted(folder: str) -> None:
-    whole = set(committed(folder))
+def discard(path: str) -> None:
+    """Remove a save that failed; one that is committed stays."""
+    if not has_marker(path):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path + AGAIN, ignore_errors=True)
+
+
+def clear(folder: str) -> None:
+    """Remove what a save or a removal that was cut short has left."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        if step_of(name) is not None and step_of(name) not in whole:
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        stem, path = os.path.splitext(name)[0], os.path.join(folder, name)
+        if step_of(stem) is None:
+            continue
+        if name.endswith(AGAIN) and has_marker(path) and not os.path.lexists(os.path.join(folder, stem)):
+            os.rename(path, os.path.join(folder, stem))  # cut short between its two renames
+        elif name.endswith((AGAIN, REMOVED)):
+            shutil.rmtree(path, ignore_errors=True)
+    latest = latest_step(folder)
+    for step in _steps(folder):
+        if _unfinished(folder, step, latest):
+            shutil.rmtree(os.path.join(folder, name_of(step)), ignore_errors=True)
+
+
+def _unfinished(folder: str, step: int, latest: Optional[int]) -> bool:
+    """Only if it is sure that there is no marker, not where it cannot be looked at."""
+    path = os.path.join(folder, name_of(step))
+    return _is_gone(os.path.join(path, MARKER)) and (
+        latest is None or step > latest or _is_gone(os.path.join(path, ".metadata"))
+    )
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _steps(folder: str) -> List[int]:
+    if not os.path.isdir(folder):
+        return []
+    folders = [name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))]
+    return sorted(step for step in map(step_of, folders) if step is not None)
+
+
+def _remove(path: str) -> None:
+    """Under another name first: what is cut short is then no checkpoint that has lost its marker."""
+    shutil.rmtree(path + REMOVED, ignore_errors=True)
+    try:
+        os.rename(path, path + REMOVED)
+    except OSError:
+        return
+    shutil.rmtree(path + REMOVED, ignore_errors=True)
 
 
 class Unreadable(Refusal):
@@ -101,6 +184,8 @@ def read_marker(path: str) -> Dict[str, Any]:
         found = {"model": marker["model"], **{key: int(marker[key]) for key in ("step", "ranks", "parameters")}}
         files = marker.get("files")
         found["files"] = None if files is None else {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
+        if not all(_NAME.fullmatch(name) for name in found["files"] or ()):
+            raise ValueError("a name in it is none of a checkpoint's files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"{path}/{MARKER} cannot be read: {error}", "delete this checkpoint") from error
     if version != VERSION:
