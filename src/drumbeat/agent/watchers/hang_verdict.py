@@ -62,6 +62,8 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         return None if early else _unless_working(odd, looks, what, silence)
     quiet = all(look.network < _NETWORK for look in looks)  # else something still comes or goes for them
     if quiet and len(idle) == len(looks) and (silence.steps or silence.again):
+        if all(look.call in _FOR_A_CHILD for look in looks) and silence.seconds < _WORKING_PATIENCE:
+            return None  # an upload, a program that starts its ranks itself: what that process does was not looked at
         return held_up(ALL_IDLE, [], looks, silence)
     return None
 
