@@ -23,7 +23,7 @@ class EpochSteps:
         """The record with its step, and with the number of steps where that is sure."""
         epoch, batch, batches, epochs = (record.get(name) for name in ("epoch", "batch", "batches", "epochs"))
         if record["kind"] != "step" or batch is None or not batches or not isinstance(epoch, (int, float)):
-            return record  # an epoch that is nan is a word
+            return record
         guessed = "step" in record  # by its rule, as if epochs were counted from 0
         if epoch != int(epoch) or (guessed and record["step"] != int(epoch) * batches + batch):
             return record
