@@ -111,9 +111,9 @@ def test_how_a_trial_ends(tune, above, flags, outcome, why):
         assert outcome in answer["ended"]
 
 
-@pytest.mark.parametrize("above, outcome", [("broken", "failed"), ("hang", "hang")])
-def test_a_job_that_is_broken_from_the_start_is_not_tuned(tune, above, outcome):
-    done, answer = tune(above=above, flags=("--start", 4, "--silence", 2))
+@pytest.mark.parametrize("above, outcome, silence", [("broken", "failed", 100), ("hang", "hang", 2)])
+def test_a_job_that_is_broken_from_the_start_is_not_tuned(tune, above, outcome, silence):
+    done, answer = tune(above=above, flags=("--start", 4, "--silence", silence))
     assert done.returncode == 1 and outcomes(answer) == [(4, outcome)]
     assert "fix the job first" in answer["ended"] and answer["recommended"] is None
 
