@@ -174,7 +174,7 @@ class Drumbeat:
         finally:
             os.chdir(before)
         assert not is_subreaper(), (
-            "this command starts processes, and ends all that it finds below: call it as a process"
+            "this command kills every child of its process when it ends: start it as a process of its own"
         )
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
