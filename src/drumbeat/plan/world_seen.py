@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
@@ -68,7 +68,7 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         ((_, size), members), total = next(iter(worlds.items())), planned.world_size
         everywhere = len({row.node for row in members}) == planned.nodes
         if size != total and ((size == len(members) and everywhere) or final):
-            return _verdict(OTHER_SIZE, _other_size(size, planned), seen)
+            return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"

@@ -24,6 +24,7 @@ from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.pace import slowest_rank
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.world import ranks_seen
 
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
@@ -42,7 +43,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
             devices.add(sample)
     facts = {node: run.facts(node) for node in run.nodes()}
     gpus = gpus_of(order, facts)
-    ranks = summary.ranks if summary else sum(member.ranks for member in run.members()) or None
+    planned = sum(member.ranks for member in run.members()) or None
+    ranks = summary.ranks if summary else ranks_seen(events) or planned
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
     setting = setting_of(run, order, facts.get(0), reports.setup)
     speed = _speed(state.rate, progress, reports, gpus, ranks)
