@@ -73,7 +73,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
         step=progress.step,
         steps=progress.steps,
-        steps_of_epoch=progress.laps > 0,
+        steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
@@ -148,7 +148,7 @@ def _speed(
             how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
-    no_spread = "steps are counted anew in each epoch or stage" if progress.laps and not reports.stated else ""
+    no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
         no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
     if no_spread or not rates:
