@@ -65,7 +65,10 @@ def start(drumbeat):
     def started(*words):
         (drumbeat.folder / "own.py").write_text(PROGRAM)
         port = free_port("127.0.0.1", range(23000, 23999))
-        return drumbeat.start("run", "--nodes", 2, *words[:-1], "--", sys.executable, "own.py", port, *words[-1])
+        command = [sys.executable, "own.py", str(port), *words]
+        job = {"command": command, "nodes": 2, "checks": {"hang": "stop"}}
+        (drumbeat.folder / "job.yaml").write_text(json.dumps(job))
+        return drumbeat.start("run", "job.yaml")
 
     return started
 
@@ -77,7 +80,7 @@ def events(drumbeat):
 
 
 def test_ranks_of_a_program_that_starts_them_are_counted_by_their_connections(drumbeat, start):
-    run = start(())
+    run = start()
     worlds = []
 
     def seen():
@@ -99,7 +102,7 @@ def test_ranks_of_a_program_that_starts_them_are_counted_by_their_connections(dr
 
 
 def test_a_hang_inside_a_worker_names_the_worker(drumbeat, start):
-    run = start("--check", "hang=stop", ("hangs",))
+    run = start("hangs")
     err, _ = run.communicate(timeout=200)
     assert run.returncode != 0
     found = re.search(r"process (\d+) on node 1 \(rank unknown\) is asleep", err)

@@ -19,6 +19,7 @@ _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
 _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new
 _COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
 _AGAIN = 5.0  # seconds after which the lead is told once more what has not changed
+_SETTLED = 0.9  # seconds for which looks must show the same: processes come and go while ranks start
 _LOOK_WITHIN = 5.0
 _GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
 
@@ -106,13 +107,14 @@ def _process(row: Row) -> _Process:
 
 
 class Census:
-    """A watcher: tells the lead what two looks in a row have shown alike, and at once where connections prove it. It says it
+    """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
     again as long as it is not all. `on_step` is called at the first report of a rank."""
 
     def __init__(self, node: int = 0, on_step: Callable[[float], None] = lambda now: None) -> None:
         self.node, self.on_step = node, on_step
         self._stepped = False
         self._last: Optional[Tuple[Row, ...]] = None
+        self._since = 0.0  # when that was seen first
         self._told: Optional[Tuple[Row, ...]] = None
         self._told_at = 0.0
         self._unmet_told = self.node != 0  # the script is the same everywhere
@@ -125,8 +127,9 @@ class Census:
             return []
         rows = tuple(saw.data["rows"])
         plain = tuple(replace(row, links=()) for row in rows)  # connections come and go
-        alike, self._last = plain == self._last, plain
-        if not alike and not saw.data.get("proven"):
+        if plain != self._last:
+            self._last, self._since = plain, now
+        if now - self._since < _SETTLED and not saw.data.get("proven"):
             return []
         actions: List[Action] = []
         if saw.data.get("unmet") and not self._unmet_told:
