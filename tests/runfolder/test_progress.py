@@ -117,8 +117,11 @@ def test_the_pause_between_two_stages_of_a_script_is_no_training():
     epochs = [step(n, 1.0, t=10.0 * e + n, more={"epoch": float(e)}) for e in (3, 4) for n in (1, 2, 3)]
     mixed = added(*first, stage(5.0), *epochs)
     assert (mixed.laps, mixed.stages, mixed.lap) == (2, 1, "epoch or stage")
-    tokens = [dataclasses.replace(each, tokens=60.0) for each in (*first, stage(5.0), *second) if each.kind == "step"]
-    counted = added(*tokens[:3], stage(5.0), *tokens[3:])
+    counted = added(
+        *(step(n, 1.0, t=float(n), tokens=60.0) for n in (1, 2, 3)),
+        stage(5.0),
+        *(step(n, 1.0, t=20.0 + n, tokens=60.0) for n in (1, 2, 3)),
+    )
     assert counted.rate() == (5 * 60.0 / 4.0, "tokens/s")
     snapshot = added(*first, stage(5.0)).snapshot()
     went_on = Progress.restored(json.loads(json.dumps(snapshot)))
