@@ -50,7 +50,7 @@ class NodeMetrics:
     def stage_began(self, rank: int, t: float) -> None:
         """The script has started another launcher. `rank`: this node's first."""
         self._stages += 1
-        record = {"t": t, "node": self.folder.node, "rank": rank, "kind": STAGE, "stage": self._stages}
+        record = {"t": t, "rank": rank, "kind": STAGE, "stage": self._stages}
         self._notes.append(json.dumps(record))
 
     def finish(self, meanwhile: Callable[[], None]) -> None:
