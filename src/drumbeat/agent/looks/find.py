@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from drumbeat.agent.ranks.stop_targets import Process
 from drumbeat.agent.watchers.rank_processes import below, unnumbered
@@ -67,34 +67,38 @@ def _workers(
     table: Mapping[int, Process], node: int, main: int, first: int, names: Sequence[str]
 ) -> List[RankProcesses]:
     """Processes at or below `main` without a RANK that are connected to each other, or to MASTER_PORT: those that mp.spawn
-    has started, say. Which ranks they are, only those tell that answer with a number of their own."""
+    has started, say; where none is, the lowest ones that have connections at all, to another node perhaps. Which ranks they are,
+    only those tell that answer with a number of their own."""
     parents = {process.pid: process.parent for process in table.values()}
     tree = below(parents, [main])
     port = environ(main).get("MASTER_PORT", "")
     rows = unnumbered(node, parents, tree, int(port) if port.isdecimal() and len(port) < 6 else 0)
     ends = {link for row in rows for link in row.links}
-    connected = {
-        row.pid for row in rows if row.joined or any((there, here) in ends for here, there in row.links)
-    } & set(table)
+    met = {row.pid for row in rows if row.joined or any((there, here) in ends for here, there in row.links)}
+    above = {parent for row in rows for parent in _ancestors(row.pid, parents)}
+    connected = (met or {row.pid for row in rows} - above - {main}) & set(table)
     answering = {int(name.split(".")[1]): name for name in names if name.startswith("rank-")}
     own = {pid: int(answering[pid].split(".")[0][len("rank-") :]) for pid in connected if pid in answering}
     numbered = len(set(own.values())) == len(connected) and any(
         own.values()
     )  # a program that sets no RANK answers as 0
+    worker_of = {
+        pid: next((each for each in (pid, *_ancestors(pid, parents)) if each in connected), None) for pid in tree
+    }
     workers = []
     for pid in sorted(connected, key=lambda each: (int(table[each].started or 0), each)):
-        helpers = [each for each in sorted(tree) if each in table and _worker_above(each, parents, connected) == pid]
+        helpers = [each for each in sorted(tree) if each in table and worker_of[each] == pid]
         number = own[pid] if numbered else first
         workers.append(RankProcesses(number, pid, helpers, answering.get(pid, ""), unnumbered=not numbered))
     return workers
 
 
-def _worker_above(pid: int, parents: Mapping[int, int], workers: Set[int]) -> Optional[int]:
-    seen: Set[int] = set()
-    while pid not in workers and pid in parents and pid not in seen:
-        seen.add(pid)
+def _ancestors(pid: int, parents: Mapping[int, int]) -> List[int]:
+    found: List[int] = []
+    while pid in parents and parents[pid] not in found:
         pid = parents[pid]
-    return pid if pid in workers else None
+        found.append(pid)
+    return found
 
 
 def _rank_of(
