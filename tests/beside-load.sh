@@ -4,7 +4,8 @@ set -eu
 load=$1 times=$2
 shift 2
 pids=
-end() { [ -z "$pids" ] || kill $pids 2>/dev/null || true; }
+# KILL: one that is just being started would lose a TERM. $!: a signal may come before it is in the list.
+end() { kill -KILL $pids ${!:-} 2>/dev/null || true; }
 trap end EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
