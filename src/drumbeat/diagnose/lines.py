@@ -104,9 +104,7 @@ _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
 )
 # level=info msg=text; "level": "info"
-_LEVEL_FIELD = re.compile(
-    r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
-)
+_LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Collection, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import nccl, nccl_lines
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
@@ -20,14 +21,24 @@ from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import Losses
-from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Prefilter
+from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import BARE_SIGNS, CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks, is_bare, may_be_bare
+from drumbeat.diagnose.tracebacks import (
+    BARE_SIGNS,
+    CHAINED,
+    HEADER,
+    IGNORED,
+    NAMES,
+    Raised,
+    Tracebacks,
+    is_bare,
+    may_be_bare,
+)
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -76,8 +87,7 @@ class Reader:
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
         self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
         self._bare = 0
-        self._dull: Set[bytes] = set()  # shapes of lines from which nothing can be learnt
-        self._telling: Set[bytes] = set()  # and of some that are not among them
+        self._dull = Dull(self._prefilter, _SIGNS)
 
     @property
     def communicators(self) -> Communicators:
@@ -100,12 +110,12 @@ class Reader:
 
     def feed_lines(self, file: str, first: int, lines: Sequence[bytes]) -> None:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many."""
-        dull, before = self._dull, self.lines - first
+        dull, before = self._dull.shapes, self.lines - first
         waiting = self._waits(file)
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
             shapes = [raw.translate(SHAPE) for raw in chunk]
-            self._learn(shapes)
+            self._remember(self._dull.learn(shapes))
             if not waiting and dull.issuperset(shapes):
                 continue
             for number, (raw, shape) in enumerate(zip(chunk, shapes), first + start):
@@ -117,18 +127,6 @@ class Reader:
         self.lines = before + first + len(lines)
         if lines:
             self._end(file, first + len(lines) - 1)
-
-    def _learn(self, shapes: List[bytes]) -> None:
-        """Which of these lines tell nothing? To look for words in many lines at once is much cheaper than one by one."""
-        new = list(set(shapes).difference(self._dull, self._telling))
-        if not new:
-            return
-        block, dull = b"\n".join(new), new
-        for word in (*self._prefilter.words_in(block), *(sign for sign in _SIGNS if sign in block)):
-            dull = [shape for shape in dull if word not in shape]
-        self._remember(dull)
-        if len(dull) < len(new):
-            _add(self._telling, set(new).difference(dull))
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
@@ -229,7 +227,7 @@ class Reader:
     def _remember(self, shapes: List[bytes]) -> None:
         """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
         self.of_a_run = self.of_a_run or any(map(_OF_A_RUN.search, shapes))
-        _add(self._dull, shapes)
+        self._dull.remember(shapes)
 
     def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
@@ -288,9 +286,3 @@ class Reader:
         match = _TEST_RANK.search(text) if _TEST_TABLE in text else None
         if match and len(self.communicators.test_ranks) < MAX_FILES:
             self.communicators.test_ranks[int(match[1])] = (match[3].split(".")[0], int(match[2]))
-
-
-def _add(known: Set[bytes], shapes: Collection[bytes]) -> None:
-    if len(known) + len(shapes) > MAX_SHAPES:
-        known.clear()
-    known.update([shape for shape in shapes if len(shape) <= MAX_SHAPE_LENGTH])
