@@ -34,6 +34,7 @@ _TALK = r"(?![-_ ]?(?:check|detect|filter|guard|handl|skip|iter|count|to ))"
 NOT_A_NUMBER = TRAINING + _IS + r"(?i:nan|inf|infinity)\b" + _TALK
 _NUMBER = re.compile((TRAINING + _IS + r"\.?\d").encode())
 _NAN = re.compile((TRAINING + _IS + r"(?i:nan)\b" + _TALK).encode())
+_NOT_FINITE = re.compile(NOT_A_NUMBER.encode())
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Losses:
 
     def feed(self, file: str, raw: bytes) -> None:
         self._left -= 1
-        if _NUMBER.search(raw) and not _NAN.search(raw):
+        if _NUMBER.search(raw) and not _NOT_FINITE.search(raw):
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
