@@ -87,6 +87,7 @@ class Verdict:
     findings: Tuple[Finding, ...] = ()
     seen: Tuple[str, ...] = ()  # what was looked at: ranks, lines, files, counters
     unseen: Tuple[str, ...] = ()  # what could not be looked at
+    count: Optional[int] = None  # of the check `world`: ranks of the one world that was seen
 
     def __post_init__(self) -> None:
         assert self.confidence in CONFIDENCES, self.confidence

@@ -5,8 +5,10 @@ import socket
 import subprocess
 import sys
 
-from drumbeat.agent.watchers.census import Census, CensusLooks, look
+from drumbeat.agent.watchers import census
+from drumbeat.agent.watchers.census import Census, CensusLooks
 from drumbeat.agent.watchers.contract import Saw
+from drumbeat.agent.watchers.rank_processes import look
 
 WORLD = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "61234"}
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -56,6 +58,30 @@ def test_processes_that_number_themselves_are_known_by_their_connection():
     assert [(row.node, row.pid, row.rank) for row in rows] == [(1, listening.pid, None)]
 
 
+def test_processes_that_number_themselves_and_meet_at_a_port_of_their_own():
+    """What a helper has from the rank that forked it is not its own."""
+    connects = (
+        "import os, socket, sys\n"
+        "link = socket.create_connection(('127.0.0.1', {}))\n"
+        "helper = os.fork()\n"
+        "if not helper: os.read(0, 1); os._exit(0)\n"
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    accepts = (
+        "import socket, sys\n"
+        "door = socket.create_server(('127.0.0.1', 0)); print(door.getsockname()[1], flush=True)\n"
+        "link = door.accept(); print(1, flush=True); sys.stdin.read()"
+    )
+    with Started(accepts) as first, Started(connects.format(first.said)) as second:
+        first.process.stdout.readline()
+        rows = look(0, [first.pid, second.pid], 61234, True)
+    assert sorted((row.pid, row.rank, row.joined) for row in rows) == sorted(
+        [(first.pid, None, False), (second.pid, None, False)]
+    )
+    (here, there), (back, forth) = rows[0].links[0], rows[1].links[0]
+    assert (here, there) == (forth, back)
+
+
 def test_looks_end_when_all_ranks_are_seen_and_connected():
     connects = "import socket; s = socket.create_connection(('127.0.0.1', {})); print(1, flush=True); input()"
     with socket.create_server(("127.0.0.1", 0)) as meeting:
@@ -65,10 +91,63 @@ def test_looks_end_when_all_ranks_are_seen_and_connected():
             seen = [looks.poll(now) for now in (0.0, 1.1, 3.0, 9.0, 20.0)]
     assert [bool(each) for each in seen] == [False, True, True, False, False]
     watcher = Census()
-    assert watcher.on(seen[1][0], 1.0) == []  # what one look shows may be about to change
-    (told,) = watcher.on(seen[2][0], 3.0)
+    (told,) = watcher.on(seen[1][0], 1.0)  # a connection is proof enough: a short run may not be seen twice
     assert told.kind == "census" and told.data["rows"][0].rank == 0
-    assert watcher.on(Saw("tick"), 4.0) == []
+    assert watcher.on(seen[2][0], 3.0) == [] and watcher.on(Saw("tick"), 4.0) == []
+
+
+def test_what_no_connection_proves_must_be_seen_twice():
+    with Started(WAITS, RANK="0", **WORLD) as rank:
+        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+        seen = [saw for now in (0.0, 1.1, 3.0, 4.0, 9.0) for saw in looks.poll(now)]
+    watcher = Census()
+    assert watcher.on(seen[0], 1.1) == []  # what one look shows may be about to change
+    (told,) = watcher.on(seen[1], 3.0)
+    assert not told.data["rows"][0].joined
+    assert watcher.on(seen[2], 4.0) == []  # nothing new
+    assert len(watcher.on(seen[3], 9.0)) == 1  # the lead must know that it still is so
+
+
+def test_connections_that_were_seen_at_different_looks_add_up():
+    """A rank that has left the meeting point was there all the same."""
+    leaves = (
+        "import socket, sys\n"
+        "links = [socket.create_connection(('127.0.0.1', port)) for port in ({}, {})]\n"
+        "print(1, flush=True)\n"
+        "for link in links: sys.stdin.readline(); link.close(); print(1, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as meeting, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (meeting, other)]
+        environ = {**WORLD, "MASTER_PORT": str(ports[0])}
+        with Started(leaves.format(*ports), RANK="0", **environ) as rank:
+            looks = CensusLooks(0, 2, lambda: [rank.pid], 61234, True, lambda: None)
+            seen = [looks.poll(0.0), looks.poll(1.1)]
+            for now in (3.0, 9.0):
+                rank.process.stdin.write("\n")
+                rank.process.stdin.flush()
+                rank.process.stdout.readline()
+                seen.append(looks.poll(now))
+            assert not look(0, [rank.pid], 61234, True)[0].joined  # now there is no connection
+    assert [saw.data["rows"][0].joined for each in seen for saw in each] == [True, True, True]
+
+
+def test_looks_are_frequent_while_there_is_something_new_and_rare_later(monkeypatch):
+    monkeypatch.setattr(census, "_COST", 0.0)  # whatever a look takes here
+    with Started(WAITS, RANK="0", **WORLD) as rank:
+        looks = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None)
+        at = [tick / 4 for tick in range(4 * 120) if looks.poll(tick / 4)]
+        looks.look_soon(120.0)
+        soon = [tick / 4 for tick in range(4 * 120, 4 * 125) if looks.poll(tick / 4)]
+    assert at[0] == 0.5 and len([now for now in at if now <= 10.0]) >= 10
+    assert len([now for now in at if 60.0 < now <= 120.0]) <= 13
+    assert soon[0] in (120.0, 120.5) and len(soon) >= 5  # the ranks have reported something
+
+
+def test_a_look_that_takes_long_makes_the_next_one_wait(monkeypatch):
+    looks = CensusLooks(0, 1, list, 61234, True, lambda: None)
+    monkeypatch.setattr(looks, "_look", lambda: ([], 0.2))
+    assert [now for now in range(40) if looks.poll(float(now))] == [1, 6, 11, 16, 21, 26, 31, 36]
 
 
 def test_ranks_of_a_scripts_second_launcher_are_marked():

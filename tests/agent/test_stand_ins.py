@@ -229,6 +229,18 @@ def test_a_failed_stage_is_told_and_fails_the_run_unless_a_later_one_ended_well(
     assert finding.title == "the script's torchrun a.py failed (exit code 9)" and "b.py" in finding.cause
 
 
+def test_later_launchers_of_a_script_are_told_once_with_their_time(tmp_path):
+    launcher, environ = launcher_and_variables(tmp_path, 0, script="torchrun a.py; torchrun b.py\n")
+    assert launcher.new_stages() == []
+    stages = Stages(environ["DRUMBEAT_LAUNCHERS"])
+    stages.begin(["torchrun", "a.py"])
+    assert launcher.new_stages() == []
+    stages.refuse(["torchrun", "c.py"], "no")
+    stages._add({"command": "torchrun b.py", "t": 12.5})
+    (began,) = launcher.new_stages()
+    assert began == pytest.approx(12.5, abs=0.1) and launcher.new_stages() == []
+
+
 @pytest.mark.parametrize(
     "script, later",
     [

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drumbeat.agent.census import WorldCount
-from drumbeat.agent.watchers.census import Identity, rows_of
+from drumbeat.agent.watchers.rank_processes import Identity, rows_of
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 from drumbeat.runfolder.world import CODES
 
@@ -59,11 +59,69 @@ def test_a_world_of_another_size_is_a_warning():
 
 
 def test_ranks_that_number_themselves():
-    joined = [Row(node, 10 + node, None, None, "port 62000") for node in (0, 0, 1, 1)]
+    joined = [Row(number // 2, 10 + number, None, None, "port 62000", joined=True) for number in range(4)]
     assert judge(joined, PLAN, False) is None
     verdict = judge(joined, PLAN, True)
     assert verdict.answer == "as planned" and "4 processes of one world: connected to port 62000" in verdict.summary
-    assert judge([], PLAN, True).answer == "unknown" and judge([], PLAN, True).seen
+    assert verdict.count == 4
+    nothing = judge([], PLAN, True)
+    assert nothing.answer == "unknown" and nothing.seen and nothing.summary.startswith("no process shows a RANK, or a")
+
+
+def linked(pairs, node=lambda number: number // 2):
+    """Four processes without a RANK, connected as `pairs` say."""
+    links = {number: [] for number in range(4)}
+    for one, other in pairs:
+        links[one].append((50000 + 10 * one + other, 50000 + 10 * other + one))
+        links[other].append((50000 + 10 * other + one, 50000 + 10 * one + other))
+    # The same pid on two nodes is two processes.
+    return [Row(node(n), 10 + n % 2, None, None, alone=False, links=tuple(links[n])) for n in range(4)]
+
+
+def test_ranks_that_number_themselves_and_meet_at_a_port_of_their_own():
+    """mp.spawn with MASTER_PORT=12355 in the program: what was seen is said, whoever has chosen the port."""
+    verdict = judge(linked([(0, 1), (0, 2), (0, 3)]), PLAN, True)
+    assert (verdict.answer, verdict.confidence, verdict.count) == ("as planned", "likely", 4)
+    assert verdict.summary == "4 processes of one world: connected to each other (they number themselves)"
+    stranger = Row(0, 99, None, None, alone=False, links=((40000, 443),))
+    assert judge([*linked([(0, 1), (0, 2), (0, 3)]), stranger], PLAN, True).count == 4
+    apart = judge(linked([(0, 1), (2, 3)]), PLAN, True)
+    assert apart.answer == "unknown" and apart.summary == (
+        "2 groups of processes that have no TCP connection to each other: 2 processes on node 0; 2 processes on node 1"
+    )
+    half = judge(linked([(0, 1)]), PLAN, True)
+    assert half.summary == "connections were seen of 2 processes on node 0 alone; this run has 2 nodes"
+    assert judge([stranger], PLAN, True).summary.startswith("no process shows a RANK, or a TCP connection to another")
+
+
+def test_ranks_without_a_number_may_turn_out_to_be_more():
+    count = WorldCount(Planned(2, 1, False), "stop")
+    count.first_step = 1.0
+    rows = linked([(0, 1), (0, 2), (0, 3)], node=lambda number: 0)
+    rows = [replace(row, pid=10 + number) for number, row in enumerate(rows)]
+    count.add(0, tuple(rows[:2]), 2.0)
+    assert count.judge()[0].count == 2
+    count.add(0, tuple(rows), 3.0)
+    assert count.judge()[0].count == 4
+    count.add(0, tuple(rows[:3]), 4.0)
+    assert count.judge() == (None, [], False)
+
+
+def test_a_short_run_is_judged_by_what_was_there():
+    """One node's ranks have ended before the other's were seen connected."""
+    count = WorldCount(PLAN, "stop")
+    count.add(0, tuple(world()[:2]), 1.0)
+    count.add(1, tuple(replace(row, joined=False) for row in world()[2:]), 1.0)
+    assert count.judge() == (None, [], False)
+    count.add(0, (), 2.0)
+    count.add(1, tuple(world()[2:]), 2.0)
+    assert count.judge() == (None, [], False)
+    assert count.at_end().summary == "4 ranks in one world (seen in 4 of 4 processes)"
+    unnumbered = WorldCount(PLAN, "stop")
+    for node in (0, 1):
+        unnumbered.add(node, tuple(row for row in linked([(0, 1), (0, 2), (0, 3)]) if row.node == node), 1.0)
+        unnumbered.add(node, (), 2.0)
+    assert unnumbered.at_end().count == 4
 
 
 def test_every_finding_about_the_world_is_known_as_one():
@@ -213,7 +271,12 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     rows = tuple(replace(row, node=0, world_size=2, joined=False) for row in world(ranks=range(2)))
     count.add(0, rows, 5.0)
     count.add(0, (), 6.0)  # they have ended
-    wanted = "the ranks ended before connections between all of them were seen"
+    wanted = "the ranks ended before connections between all of them were seen (no two of 2 were)"
     assert count.at_end().summary == wanted
+    count.add(0, (rows[0], replace(rows[1], joined=True)), 6.5)
+    assert count.at_end().summary == wanted
+    more = WorldCount(PLAN, "stop")
+    more.add(0, tuple(world()[:3]) + (replace(world()[3], joined=False),), 6.5)
+    assert more.at_end().summary.endswith("(3 of 4 were)")
     count.add(0, tuple(replace(row, joined=True) for row in rows), 7.0)
     assert count.judge()[0].answer == "as planned" and count.at_end() is None

@@ -47,6 +47,18 @@ def test_one_attempt():
     assert training_share(parts) == round(36 / 56, 4)
 
 
+def test_the_pause_between_two_stages_of_a_script():
+    steps = {"first_t": 112.0, "last_t": 152.0, "first_step": 1, "step": 41, "spent": {"between stages": 25.0}}
+    parts = ledger(100.0, 156.0, [run_started(101.0), started(102.0), ended(156.0, **steps)])
+    assert seconds(parts) == {
+        "start": 2.0,
+        "first step": 10.0,
+        "training": 15.0,
+        "between stages": 25.0,
+        "unknown": 4.0,
+    }
+
+
 def test_a_program_without_steps_is_unknown_and_has_no_share():
     parts = ledger(100.0, 130.0, [run_started(101.0), started(102.0), ended(130.0)])
     assert seconds(parts) == {"start": 2.0, "unknown": 28.0} and training_share(parts) is None

@@ -103,6 +103,35 @@ def test_steps_that_are_counted_anew_in_each_epoch_give_no_speed(named):
     assert "step 3 of this epoch or stage" in progress_line(progress)
 
 
+def stage(t):
+    return Metric(0, 0, t, "stage", more={"stage": 2})
+
+
+def test_the_pause_between_two_stages_of_a_script_is_no_training():
+    """A stage that was seen to start: what was printed before it may be read only later."""
+    first, second = [step(n, 1.0 / n, t=float(n)) for n in (1, 2, 3)], [step(n, 1.0, t=20.0 + n) for n in (1, 2, 3)]
+    progress = added(*first[:2], stage(5.0), first[2], *second)
+    assert (progress.laps, progress.stages, progress.spent["between stages"]) == (1, 1, 18.0)
+    assert "steps are counted anew in each stage" in loss_words(progress)
+    assert "step 3 of this stage" in progress_line(progress)
+    epochs = [step(n, 1.0, t=10.0 * e + n, more={"epoch": float(e)}) for e in (3, 4) for n in (1, 2, 3)]
+    mixed = added(*first, stage(5.0), *epochs)
+    assert (mixed.laps, mixed.stages, mixed.lap) == (2, 1, "epoch or stage")
+    counted = added(
+        *(step(n, 1.0, t=float(n), tokens=60.0) for n in (1, 2, 3)),
+        stage(5.0),
+        *(step(n, 1.0, t=20.0 + n, tokens=60.0) for n in (1, 2, 3)),
+    )
+    assert counted.rate() == (5 * 60.0 / 4.0, "tokens/s")
+    snapshot = added(*first, stage(5.0)).snapshot()
+    went_on = Progress.restored(json.loads(json.dumps(snapshot)))
+    for each in second:
+        went_on.add(each)
+    assert (went_on.stages, went_on.spent["between stages"]) == (1, 18.0)
+    other = added(*second)
+    assert merged([(progress, 0.0), (other, 0.0)]).spent["between stages"] == 18.0
+
+
 def test_epochs_of_different_length_give_no_steps_of_the_run():
     """Read as they are printed: a step is never above its total, and no speed is worked out from what was not seen."""
 

@@ -259,3 +259,17 @@ def test_with_the_real_torchrun(drumbeat, cache):
     assert done.returncode == 1, done.stderr
     assert sorted(line[1:] for line in worlds(done)) == [["4"]] * 4
     assert "rank 2 on" in done.stderr and "the GPU ran out of memory" in done.stderr
+
+
+def test_stages_that_were_seen_to_start_are_told_apart(drumbeat, environ):
+    """The pause between them is no training, and their steps are those of a stage."""
+    steps = "import time\nfor n in range(1, 13): print(f'step {n} loss {1 / n:.4f}', flush=True); time.sleep(0.1)\n"
+    (drumbeat.folder / "steps.py").write_text(steps)
+    launch = "torchrun --nproc_per_node=1 steps.py"
+    done = run(drumbeat, environ, f"{launch} && sleep 3 && {launch}")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((drumbeat.run_folder() / "summary.json").read_text())
+    parts = summary["ledger"]
+    assert parts["between stages"] > 3 and parts["training"] < sum(parts.values()) - 3
+    assert summary["progress"]["laps"] == summary["progress"]["stages"] == 1
+    assert "steps are counted anew in each stage" in done.stderr

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.finding import ERROR, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.plan.world_seen import Planned, Row, copies, judge
+from drumbeat.plan.world_seen import AS_PLANNED, Planned, Row, copies, ended_early, judge
 
 _EVERY = 2.0  # seconds between two judgements
 _READ_LATE = 5.0  # seconds by which the report of a step may be read late
@@ -25,6 +25,7 @@ class WorldCount:
             None  # processes without connections, since when
         )
         self._said = ""  # the answer that was given already
+        self._count = 0  # ranks that it named
         self._copies_said = False
         self._changed = False
         self._next = 0.0
@@ -55,11 +56,11 @@ class WorldCount:
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
                 verdict = None
             lonely = None
-        if verdict is not None and (verdict.answer == self._said or (self._said and verdict.answer == UNKNOWN)):
-            verdict = None  # ranks that are gone again were one world all the same
+        if verdict is not None and self._is_known(verdict):
+            verdict = None
         findings = list(verdict.findings) if verdict else []
         if verdict:
-            self._said = verdict.answer
+            self._said, self._count = verdict.answer, verdict.count or 0
         if lonely and not self._copies_said:
             self._copies_said = True
             findings.append(lonely)
@@ -67,6 +68,13 @@ class WorldCount:
         if not stop:
             findings = [replace(each, severity=WARNING) if each.severity == ERROR else each for each in findings]
         return verdict, findings, stop
+
+    def _is_known(self, verdict: Verdict) -> bool:
+        """Whether this was said already. Ranks that are gone again were one world all the same; ranks without a number may
+        turn out to be more."""
+        if verdict.answer == self._said:
+            return (verdict.count or 0) <= self._count
+        return bool(self._said) and verdict.answer == UNKNOWN
 
     def _train_alone(self, rows: Sequence[Row], alone: bool) -> bool:
         """Whether steps were reported after these very processes had been seen without a connection: at its end a program
@@ -82,6 +90,8 @@ class WorldCount:
         if self._said or self.level == "off" or not rows:
             return None
         verdict = judge(rows, self.planned, True)
-        if verdict is None or verdict.answer != UNKNOWN:
+        if verdict is None or verdict.answer not in (AS_PLANNED, UNKNOWN):
             return None  # as it was at one moment, and nobody saw it twice
-        return replace(verdict, summary="the ranks ended before connections between all of them were seen")
+        if verdict.answer == AS_PLANNED or all(row.rank is None for row in rows):
+            return verdict
+        return replace(verdict, summary=ended_early(rows, self.planned))

@@ -24,7 +24,7 @@ from drumbeat.agent.rank_end import rank_end
 from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
 from drumbeat.agent.world import World
-from drumbeat.finding import Finding
+from drumbeat.finding import UNKNOWN, Finding
 from drumbeat.order import Order
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd
@@ -274,8 +274,8 @@ class Lead:
         outcome, acts = concluded(attempt, self.requests, self.members, now)
         trained = self.first_step is not None and self.first_step[0] == attempt.number
         perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG
-        verdict = attempt.world.at_end() if attempt.world and (trained or perhaps) else None
-        if verdict:
+        verdict = attempt.world.at_end() if attempt.world else None
+        if verdict and (trained or perhaps or verdict.answer != UNKNOWN):
             acts.insert(0, Record("verdict", {"verdict": to_plain(verdict), "peer": 0}))
         self.history.append(outcome)
         if self.without_storage or (self.requests.outcome and outcome.outcome == FAILED):

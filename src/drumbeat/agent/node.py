@@ -306,6 +306,8 @@ class Node:
     def _ship(self, final: bool = False) -> None:
         if self.events.muted:
             return
+        for began in self.launcher.new_stages():
+            self.metrics.stage_began(self.launcher.first_rank, began)
         for record in self.metrics.ship(self.attempt, final):
             self.watch.feed("metric", record)
         if self.metrics.progress.first_t is not None and not self._first_step_told:

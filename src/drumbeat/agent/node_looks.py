@@ -56,7 +56,7 @@ class NodeLooks:
     def _looked(self, number: int, found: List[RankLook], notes: List[RasNote]) -> None:
         now, looks = time.monotonic(), []
         for look in found:
-            step, quiet = self.metrics.ranks.last(look.rank, now)
+            step, quiet = (None, None) if look.unnumbered else self.metrics.ranks.last(look.rank, now)
             looks.append(replace(look, host=self.host, node=self.node_rank, step=step, quiet=quiet))
         shown = to_plain({"t": clock.now(), "ranks": looks, "ras": notes})
         self.child.replace(self.folder.looks(self.attempt), json.dumps(shown, indent=2) + "\n")

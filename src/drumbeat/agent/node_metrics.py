@@ -12,7 +12,7 @@ from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.ranks.merged_logs import Shipping
 from drumbeat.runfolder.layout import NodeFolder
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import STAGE, Progress
 from drumbeat.runfolder.read import Tail, decode
 from drumbeat.runfolder.records import parse_metric, so_far_line
 
@@ -32,6 +32,8 @@ class NodeMetrics:
         self._began = clock.now()
         self.path = os.path.join(local, "metrics.jsonl")  # where ranks write
         self._reported = Tail(self.path)
+        self._notes: List[str] = []  # records of our own that are not shipped yet
+        self._stages = 1
         self._logs = ""  # the folder of what ranks print
         self._next_look = 0.0
         self._steps_reported = False
@@ -41,9 +43,15 @@ class NodeMetrics:
         """Progress counts from here. What scripts print is read too: from the logs in this folder."""
         counted = self.progress.first_t is not None
         self.progress, self.ranks = Progress(), RankProgress()
-        self._logs = folder
+        self._logs, self._notes, self._stages = folder, [], 1
         if counted:
             self._say_so_far()
+
+    def stage_began(self, rank: int, t: float) -> None:
+        """The script has started another launcher. `rank`: this node's first."""
+        self._stages += 1
+        record = {"t": t, "rank": rank, "kind": STAGE, "stage": self._stages}
+        self._notes.append(json.dumps(record))
 
     def finish(self, meanwhile: Callable[[], None]) -> None:
         """The ranks have ended: have the rest of what they printed read, as long as the storage answers."""
@@ -55,7 +63,8 @@ class NodeMetrics:
         """Carry on what has come, in few writes; the records that could be used."""
         if self.shipping and self._logs and (final or not self.child.full):  # else it waits on the node's own disk
             self.shipping.ship(attempt, final)
-        lines = in_our_time(self._reported.lines(final)) + self._printed_records(final)
+        lines = self._notes + in_our_time(self._reported.lines(final)) + self._printed_records(final)
+        self._notes = []
         if lines:
             data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
             self.child.append_if_room(self.folder.metrics, data)

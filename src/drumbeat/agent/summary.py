@@ -19,7 +19,7 @@ from drumbeat.runfolder.records import Member
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, summarize, write_summary
 from drumbeat.runfolder.verdict import write_verdict
-from drumbeat.runfolder.world import world_of
+from drumbeat.runfolder.world import ranks_seen, world_of
 
 
 def what_follows(lead: Lead) -> Next:
@@ -52,7 +52,8 @@ def summary_of(lead: Lead, events: Sequence[Event], now: float, queued: bool = F
     gpus = gpus_of_run(lead.order, [member.gpus for member in lead.members.values()])  # spares hold theirs too
     replaced, world = replaced_nodes(events), world_of(events)
     return summarize(
-        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events)
+        lead.order, _attempts(lead), members, affected, _progress(lead), parts, hang, replaced, gpus, world, hangs_of(events),
+        ranks_seen(events),
     )  # fmt: skip
 
 

@@ -113,13 +113,16 @@ def rank_words(ranks: Ranks, now: float) -> str:
     if not ranks.counted:
         over = len({end.node for end in ended if end.of_command})
         state = f"has ended on {over} of them, {ago}{how}" if over else "is running"
-        return f"not counted: the command of {commands} starts them itself, and {state}"
+        seen = "not counted" if ranks.seen is None else f"{ranks.seen} seen in one world"
+        return f"{seen}: the command of {commands} starts them itself, and {state}"
     if ended:
         which = named_ranks((end.rank for end in ended), 8)
         return f"{len(ended)} of {ranks.started} have ended, {ago}: {which}{how}"
     if ranks.commands:
         seen = f"{ranks.started} started" if ranks.started else "none started yet"
         return f"{seen} by the command of {commands}, which is running"
+    if ranks.seen is not None and ranks.seen > ranks.started:
+        return f"{ranks.seen} seen in one world, started by {count(ranks.started, 'command')}"
     return f"all {ranks.started} running" if ranks.started else ""
 
 

@@ -27,14 +27,13 @@ _NO_METRICS = (
     "or call drumbeat.metrics.report (docs/metrics.md)"
 )
 _LONGEST = 300  # characters of a line
-OF_LAP = "of this epoch or stage"  # a step whose number has begun anew: in which of the two, nobody knows
 
 
 def progress_line(progress: Progress, left: bool = True, now: Optional[float] = None) -> str:
     """`left`: say also how long it will take, as far as that is known. `now`, by the lead's clock, of a run that goes on: say
     also how long no step has come."""
     parts = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
-    parts[0] += f" {OF_LAP}" if progress.laps else ""
+    parts[0] += f" of this {progress.lap}" if progress.lap else ""
     if progress.not_finite:
         parts.append(f"loss {not_finite_words(progress)}")
     elif progress.last_loss is not None:
@@ -212,7 +211,7 @@ def loss_words(progress: Progress) -> str:
     last = None if progress.laps else progress.last_loss_step
     went = _went(progress.first_loss, progress.last_loss, progress.first_loss_step, last)
     if went and progress.laps:
-        went += "; steps are counted anew in each epoch or stage"
+        went += f"; steps are counted anew in each {progress.lap}"
     if progress.not_finite:
         went = not_finite_words(progress) + (f" (before that: {went})" if went else "")
     validation = _went(progress.first_validation, progress.last_validation, None, None)

@@ -84,6 +84,8 @@ class Console:
         if not self.leads:
             return
         ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
+        if order.launcher == "once" and order.ranks_per_node == 1:
+            ranks = "1 process"  # which may start ranks: how many, is seen when they run
         where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
         name = self.joined or order.run_id
         spares = f", {count(order.spares, 'spare node')}" if order.spares else ""

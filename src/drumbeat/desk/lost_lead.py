@@ -12,7 +12,7 @@ from drumbeat.runfolder.hang import hang_of, hangs_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
-from drumbeat.runfolder.world import world_of
+from drumbeat.runfolder.world import ranks_seen, world_of
 from drumbeat.signals import EXIT_STORAGE
 
 
@@ -39,7 +39,9 @@ def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: st
     gpus = gpus_of_run(order, known) if len(known) == len(facts) else None
     replaced, world = replaced_nodes(events), world_of(events)
     hangs = hangs_of(events, now, progress)
-    return summarize(order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world, hangs)
+    return summarize(
+        order, attempts, run.members(), affected, progress, parts, found, replaced, gpus, world, hangs, ranks_seen(events)
+    )  # fmt: skip
 
 
 def _hung(why: str) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
@@ -16,6 +16,8 @@ _WITH_OURS = (
     "--nproc_per_node=$LOCAL_WORLD_SIZE"
 )
 _SHOWN = 8
+
+_Process = Tuple[int, int]  # node and pid
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,12 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
         ((_, size), members), total = next(iter(worlds.items())), planned.world_size
         everywhere = len({row.node for row in members}) == planned.nodes
         if size != total and ((size == len(members) and everywhere) or final):
-            return _verdict(OTHER_SIZE, _other_size(size, planned), seen)
+            return replace(_verdict(OTHER_SIZE, _other_size(size, planned), seen), count=size)
         if size == total and len(members) == total and (total == 1 or _together(members)):
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
             )
-            return Verdict("world", AS_PLANNED, CERTAIN, summary, seen=seen)
+            return Verdict("world", AS_PLANNED, CERTAIN, summary, seen=seen, count=total)
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 
@@ -104,17 +106,21 @@ def _together(ranks: Sequence[Row]) -> bool:
     return all(row.joined or row.alone is None for row in ranks) or len(_groups(ranks)) == 1
 
 
-def _groups(ranks: Sequence[Row]) -> List[Set[int]]:
-    """Pids of the ranks that are connected: by their meeting point, or by a TCP connection of which each has one end."""
-    ends = {link: row.pid for row in ranks for link in row.links}
-    groups: List[Set[int]] = []
-    met = {row.pid for row in ranks if row.joined}
+def _groups(ranks: Sequence[Row]) -> List[Set[_Process]]:
+    """The ranks that are connected: by their meeting point, or by a TCP connection of which each has one end."""
+    ends = {link: _process(row) for row in ranks for link in row.links}
+    groups: List[Set[_Process]] = []
+    met = {_process(row) for row in ranks if row.joined}
     for row in ranks:
-        own = {row.pid, *(ends[there, here] for here, there in row.links if (there, here) in ends)}
+        own = {_process(row), *(ends[there, here] for here, there in row.links if (there, here) in ends)}
         own |= met if own & met else set()
         touched = [group for group in groups if group & own]
         groups = [group for group in groups if not group & own] + [own.union(*touched)]
     return groups
+
+
+def _process(row: Row) -> _Process:
+    return row.node, row.pid
 
 
 def _ranks(rows: Sequence[Row], planned: Planned) -> List[Row]:
@@ -183,21 +189,48 @@ def _other_size(size: Optional[int], planned: Planned) -> Finding:
     )
 
 
+def ended_early(rows: Sequence[Row], planned: Planned) -> str:
+    """What had been seen of ranks that ended before all of them were seen connected."""
+    ranks = _ranks(rows, planned) or rows
+    most = max((len(group) for group in _groups(ranks)), default=0)
+    connected = f"{most} of {len(ranks)} were" if most > 1 else f"no two of {len(ranks)} were"
+    return f"the ranks ended before connections between all of them were seen ({connected})"
+
+
 def _unnumbered(rows: Sequence[Row], ranks: Sequence[Row], planned: Planned, seen: Tuple[str, ...]) -> Verdict:
-    joined = [row for row in rows if row.rank is None]
-    if not ranks and joined:
-        place = joined[0].meeting
-        words = (
-            f"{_count(len(joined), 'process', 'processes')} of one world: connected to {place} (they number themselves)"
-        )
-        return Verdict("world", AS_PLANNED, LIKELY, words, seen=(f"TCP connections to {place}",))
-    words = f"{len(ranks)} of {planned.world_size} ranks were seen"
-    if len(ranks) == planned.world_size:
-        groups = len(_groups(ranks))
-        words = f"{planned.world_size} ranks in {groups} groups that have no TCP connection to each other"
-    if not ranks:
-        words = "no process shows a RANK or a connection to MASTER_ADDR:PORT"
-    return Verdict("world", UNKNOWN, UNKNOWN, words, seen=seen)
+    """Ranks without a number, or not all of them: what shows which processes belong together is their connections."""
+    if ranks:
+        words = f"{len(ranks)} of {planned.world_size} ranks were seen"
+        if len(ranks) == planned.world_size:
+            groups = len(_groups(ranks))
+            words = f"{planned.world_size} ranks in {groups} groups that have no TCP connection to each other"
+        return Verdict("world", UNKNOWN, UNKNOWN, words, seen=seen)
+    connected = [row for row in rows if row.rank is None]
+    groups_of = sorted((group for group in _groups(connected) if len(group) > 1), key=len, reverse=True)
+    met = {_process(row) for row in connected if row.joined}
+    if not groups_of and met:
+        groups_of = [met]
+    if not groups_of:
+        words = "no process shows a RANK, or a TCP connection to another process of this run or to MASTER_ADDR:PORT"
+        return Verdict("world", UNKNOWN, UNKNOWN, words, seen=("RANK and TCP connections of all processes",))
+    world = groups_of[0]
+    place = next((row.meeting for row in connected if _process(row) in world and row.joined), "")
+    where, looked = place or "each other", (f"TCP connections {'to ' + place if place else 'of processes'}",)
+    if len(groups_of) > 1:
+        each = "; ".join(_where(group) for group in groups_of[:4])
+        words = f"{len(groups_of)} groups of processes that have no TCP connection to each other: {each}"
+        return Verdict("world", UNKNOWN, UNKNOWN, words, seen=looked)
+    if len({node for node, _ in world}) < planned.nodes:
+        words = f"connections were seen of {_where(world)} alone; this run has {planned.nodes} nodes"
+        return Verdict("world", UNKNOWN, UNKNOWN, words, seen=looked)
+    words = f"{_count(len(world), 'process', 'processes')} of one world: connected to {where} (they number themselves)"
+    return Verdict("world", AS_PLANNED, LIKELY, words, seen=looked, count=len(world))
+
+
+def _where(group: Set[_Process]) -> str:
+    nodes = {node for node, _ in group}
+    place = f"node{'s' * (len(nodes) > 1)} {ranges(nodes)}"
+    return f"{_count(len(group), 'process', 'processes')} on {place}"
 
 
 def _evidence(rows: Sequence[Row]) -> Tuple[Evidence, ...]:

@@ -39,7 +39,11 @@ _PARTS = {
     r"(?:(?:[Tt]rain(?:ing)?|[Tt]otal|[Aa]v(?:g|erage)|[Mm]ean|[Rr]unning|[Bb]atch|[Ee]poch|[Ll][Mm])[\s_./-]){0,2}[Ll]oss",
 }
 # A value in another unit than the record's: the value's name, and the factor.
-_CONVERTED = {"accuracy_percent": ("accuracy", 0.01), "step_time_ms": ("step_time", 0.001)}
+_CONVERTED = {
+    "accuracy_percent": ("accuracy", 0.01),
+    "step_time_ms": ("step_time", 1e-3),
+    "step_time_us": ("step_time", 1e-6),
+}
 _FACTORS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 Value = Union[int, float, bool]

@@ -125,7 +125,7 @@ class Figures:
     attempts: int = 1
     step: Optional[int] = None
     steps: Optional[int] = None
-    steps_of_epoch: bool = False  # the step number begins anew with each epoch, or each stage of a script
+    steps_of: str = ""  # stage, `epoch or stage`: where the step number begins anew with each of them
     loss: Optional[Tuple[float, float]] = None  # first, last finite one
     loss_not_finite: str = ""  # the loss reported last, where it is nan, inf or -inf, and since which step
     validation: Optional[Tuple[float, float]] = None

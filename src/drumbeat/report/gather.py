@@ -24,6 +24,7 @@ from drumbeat.runfolder.ledger import QUEUE, training_share
 from drumbeat.runfolder.pace import slowest_rank
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.world import ranks_seen
 
 _PER = (" per device", " per rank")  # how the unit of a stated rate ends that is not the whole job's
 _LATE_MS, _LATE_SHARE = 5.0, 0.02  # a rank that is later than both of these stands out
@@ -42,7 +43,8 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
             devices.add(sample)
     facts = {node: run.facts(node) for node in run.nodes()}
     gpus = gpus_of(order, facts)
-    ranks = summary.ranks if summary else sum(member.ranks for member in run.members()) or None
+    planned = sum(member.ranks for member in run.members()) or None
+    ranks = summary.ranks if summary else ranks_seen(events) or planned
     seconds = sum(ledger.values()) - ledger.get(QUEUE, 0.0) if ledger else state.seconds
     setting = setting_of(run, order, facts.get(0), reports.setup)
     speed = _speed(state.rate, progress, reports, gpus, ranks)
@@ -71,7 +73,7 @@ def figures_of(run: Run, now: Optional[float] = None) -> Figures:
         attempts=len(summary.attempts) if summary else max(1, len(run.attempts())),
         step=progress.step,
         steps=progress.steps,
-        steps_of_epoch=progress.laps > 0,
+        steps_of=progress.lap,
         loss=_both(progress.first_loss, progress.last_loss),
         loss_not_finite=not_finite_words(progress) if progress.not_finite else "",
         validation=_both(progress.first_validation, progress.last_validation),
@@ -146,7 +148,7 @@ def _speed(
             how = f"the program's own figure{words}, times {many}"
     how += f"; {duration(hung)} of it in a hang" if hung else ""
     rates = [each * factor for _, each in reports.rates(hangs=False) if each > 0]
-    no_spread = "steps are counted anew in each epoch or stage" if progress.laps and not reports.stated else ""
+    no_spread = f"steps are counted anew in each {progress.lap}" if progress.lap and not reports.stated else ""
     if reports.too_close:
         no_spread = "printed lines are read every 0.25 s, and steps come too fast for that"
     if no_spread or not rates:

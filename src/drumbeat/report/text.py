@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import List, Optional, Tuple
 
-from drumbeat.desk.closing import OF_LAP, count, duration, ledger_words, printable, speed
+from drumbeat.desk.closing import count, duration, ledger_words, printable, speed
 from drumbeat.report.figures import Figures, GpuUse, Traffic
 
 NOT = "not measured"
@@ -28,7 +28,7 @@ def rows(figures: Figures) -> List[Tuple[str, str]]:
         found.append(("time", ledger_words(figures.ledger, figures.training_share)))
     found.append(("GPU-hours", _gpu_hours(figures)))
     if figures.step is not None:
-        counted = f" {OF_LAP}" if figures.steps_of_epoch else ""
+        counted = f" of this {figures.steps_of}" if figures.steps_of else ""
         found.append(("step", f"{figures.step:,}" + (f" of {figures.steps:,}" if figures.steps else "") + counted))
     losses = [_went(figures.loss, figures.loss_not_finite)]
     validation = _went(figures.validation, figures.validation_not_finite)

@@ -15,6 +15,7 @@ from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.read import Files, decode
 from drumbeat.runfolder.records import Metric, parse_metric, parse_so_far
 from drumbeat.runfolder.summary import AttemptEnd
+from drumbeat.runfolder.world import ranks_seen
 
 _RECENT = 1 << 20  # bytes of metrics that are read to say how fast a run is now, over all nodes
 _HEAD = 16 << 10  # bytes of each node's metrics that tell how it began
@@ -64,6 +65,7 @@ class Ranks:
     ended: Tuple[RankEnd, ...] = ()
     commands: int = 0  # nodes whose command starts its ranks itself
     counted: bool = True
+    seen: Optional[int] = None  # in one world, whoever started them; None: not known
 
 
 def replaced_nodes(events: Iterable[Event]) -> Tuple[str, ...]:
@@ -121,7 +123,8 @@ def ranks(run: Records) -> Ranks:
             ended.setdefault(rank, RankEnd(rank, node, event.exit_code, event.signal, t, event.of_command))
     in_order = tuple(sorted(ended.values(), key=lambda end: (end.t, end.rank)))
     counted = all(each is not None for each in logged.values())
-    return Ranks(started + sum(len(each or ()) for each in logged.values()), in_order, len(commands), counted)
+    started += sum(len(each or ()) for each in logged.values())
+    return Ranks(started, in_order, len(commands), counted, ranks_seen(run.run_events()))
 
 
 def _logged_ranks(run: Records, node: int, attempt: int) -> Optional[List[int]]:

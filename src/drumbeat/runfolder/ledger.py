@@ -6,6 +6,7 @@ first step  from the start of the ranks to the first step that one of them repor
 training    from the first reported step to the last one, without validation and checkpoints
 validation  seconds that the program reported for validation
 checkpoint  seconds that the program reported for saving
+between stages  from the last step before a script started another launcher to the first step after it
 hang        from the last step before a reported hang to the next step, or to the end
 lost        steps that a later attempt had to repeat, and the rest of an attempt that failed
 restart     from the end of an attempt to the first step of the next one
@@ -23,13 +24,14 @@ from typing import Dict, Iterable, List, Mapping, Optional
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE
-from drumbeat.runfolder.progress import Progress
+from drumbeat.runfolder.progress import BETWEEN_STAGES, Progress
 
 QUEUE, TRAINING, UNKNOWN = "queue", "training", "unknown"
 PARTS = (
-    QUEUE, "start", "first step", TRAINING, "validation", "checkpoint", "hang", "lost", "restart", "idle", UNKNOWN,
+    QUEUE, "start", "first step", TRAINING, "validation", "checkpoint", BETWEEN_STAGES, "hang", "lost", "restart", "idle",
+    UNKNOWN,
 )  # fmt: skip
-_REPORTED = ("validation", "checkpoint")  # kinds of metrics whose `seconds` are no training
+_REPORTED = ("validation", "checkpoint", BETWEEN_STAGES)  # of what was spent on them, nothing is training
 
 
 @dataclass

@@ -10,6 +10,8 @@ from typing import Any, Dict, Iterable, Optional, Set, Tuple
 from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 
+STAGE = "stage"  # a metric's kind: a script has started another launcher
+BETWEEN_STAGES = "between stages"  # of `spent`: from the last step before that to the first one after it
 _MOST_KINDS = 32  # of `spent`: scripts may use any word
 _SHORT = 5.0  # seconds: over less, the times at which printed lines were read give no exact speed,
 _TOO_SHORT = 2.0  # and over less than this none
@@ -51,6 +53,7 @@ class Progress:
     laps: int = (
         0  # how often the step number began anew, as where steps are counted per epoch, or per stage of a script
     )
+    stages: int = 0  # of these laps, those that began with a launcher of a script that was seen to start
     printed: bool = False  # steps were read from printed lines: their times are those of the reading
     tokens: float = 0.0  # since each rank's first report: what came before it also held the warm-up
     samples: float = 0.0
@@ -67,6 +70,8 @@ class Progress:
         self._reporting: Set[int] = set()
         self._lowest: Optional[int] = None  # of the ranks that have reported anything
         self._previous: Tuple[Optional[int], Optional[float]] = (None, None)  # the lowest rank's last step, its epoch
+        self._stage_began: Optional[float] = None  # and none of its steps has come
+        self._new_stage = False  # the lowest rank has yet to make its first step in it
 
     def add(self, metric: Metric, clock_offset: float = 0.0) -> None:
         rank = metric.rank
@@ -85,6 +90,8 @@ class Progress:
             self._add_validation(metric.loss)
         elif metric.kind == "checkpoint" and metric.step is not None:
             self.saved = metric.step
+        elif metric.kind == STAGE:
+            self._stage_began = metric.t + clock_offset
         elif metric.kind == "step":
             self._add_step(metric, metric.t + clock_offset, lowest)
 
@@ -102,6 +109,10 @@ class Progress:
         else:
             self._reporting.add(metric.rank)
             self.ranks += 1
+        if self._stage_began is not None and t >= self._stage_began:
+            pause = 0.0 if self.last_t is None else max(0.0, t - self.last_t)
+            self.spent[BETWEEN_STAGES] = self.spent.get(BETWEEN_STAGES, 0.0) + pause
+            self._stage_began, self._new_stage = None, True
         if self.first_t is None or t < self.first_t:
             self.first_t = t
         if self.last_t is None or t > self.last_t:
@@ -133,9 +144,10 @@ class Progress:
         anew = back and self.first_step is not None and step <= self.first_step
         if anew or (metric.of_epoch and (back or not self.laps or epoch != last_epoch)):
             self.laps, self.step = self.laps + 1, step
+            self.stages += self._new_stage
         elif before is not None:
             self.widest = max(self.widest or 0, step - before)
-        self._previous = (step, epoch)
+        self._previous, self._new_stage = (step, epoch), False
 
     def _add_loss(self, loss: float, step: Optional[int]) -> None:
         if not math.isfinite(loss):
@@ -159,7 +171,8 @@ class Progress:
             last = other.last_t + clock_offset
             self.last_t = last if self.last_t is None else max(self.last_t, last)
         self.printed = self.printed or other.printed
-        self.laps = other.laps if self.step is None else self.laps
+        if self.step is None:
+            self.laps, self.stages = other.laps, other.stages
         for names in _OF_FIRST_NODE:
             if all(getattr(self, name) in _UNKNOWN for name in names):
                 for name in names:
@@ -174,6 +187,13 @@ class Progress:
         return self.steps - self.step > max(1, self.widest or self.first_step or 0)
 
     @property
+    def lap(self) -> str:
+        """What the step numbers count anew, in a word; '' if they do not."""
+        if not self.laps:
+            return ""
+        return STAGE if self.stages == self.laps else "epoch or stage"
+
+    @property
     def seconds(self) -> float:
         """From the first report of a step to the last one."""
         if self.first_t is None or self.last_t is None:
@@ -182,17 +202,18 @@ class Progress:
 
     def rate(self) -> Optional[Tuple[float, str]]:
         """Throughput of all ranks together, with its unit."""
-        if self.seconds > 0:
+        trained = self.seconds - self.spent.get(BETWEEN_STAGES, 0.0)
+        if trained > 0:
             if self.tokens:
-                return self.tokens / self.seconds, "tokens/s"
+                return self.tokens / trained, "tokens/s"
             if self.samples:
-                return self.samples / self.seconds, "samples/s"
+                return self.samples / trained, "samples/s"
         if self.reported_rate:
             return self.reported_rate, self.reported_unit
         if self.laps or (self.printed and self.seconds < _TOO_SHORT):  # how many steps an epoch has is not known
             return None
         if self.seconds > 0 and self.step is not None and self.first_step is not None and self.step > self.first_step:
-            return (self.step - self.first_step) / self.seconds, "steps/s"
+            return (self.step - self.first_step) / (trained if trained > 0 else self.seconds), "steps/s"
         return None
 
     @property
@@ -229,6 +250,7 @@ class Progress:
             "reporting": sorted(self._reporting),
             "lowest": self._lowest,
             "previous": list(self._previous),
+            "stage_began": self._stage_began,
         }
 
     @staticmethod
@@ -240,6 +262,8 @@ class Progress:
             raise RecordError("reporting: no list of ranks")
         progress._reporting = set(reporting)
         progress._lowest = lowest if isinstance(lowest, int) else None
+        began = data.get("stage_began")
+        progress._stage_began = float(began) if isinstance(began, (int, float)) else None
         previous = data.get("previous")
         if isinstance(previous, list) and len(previous) == 2 and isinstance(previous[0], int) and is_count(previous[0]):
             progress._previous = (previous[0], previous[1] if isinstance(previous[1], float) else None)

@@ -102,10 +102,11 @@ def summarize(
     gpus: Optional[int] = None,
     world: Optional[Finding] = None,
     hangs: Sequence[Hang] = (),
+    ranks: Optional[int] = None,
 ) -> Summary:
     """`attempts` are all of them; how the last one ended is how the run ended. `parts` is the ledger; `hang` had been
     reported and was not over; `replaced`: which spares took whose place; `world`: what was wrong with the ranks' world; `hangs`:
-    how long each lasted."""
+    how long each lasted; `ranks`: how many were seen, where that is known."""
     last = attempts[-1]
     rate = progress.rate()
     held = sum(parts.values()) - parts.get(QUEUE, 0.0)  # seconds
@@ -116,7 +117,7 @@ def summarize(
         exit_code=1 if last.exit_code is None else last.exit_code,
         seconds=round(sum(parts.values()), 3),
         nodes=order.nodes,
-        ranks=sum(member.ranks for member in members),
+        ranks=ranks or sum(member.ranks for member in members),
         hosts=_cut_hosts(fold(member.host for member in members)),
         launcher=order.launcher,
         start=order.start,

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run are the one training that was planned, by what its lead recorded."""
+"""Whether the ranks of a run are the one training that was planned, and how many they are, by what its lead recorded."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
         elif isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
     return found
+
+
+def ranks_seen(events: Iterable[Event]) -> Optional[int]:
+    """How many ranks of the last attempt were seen in one world; None: nobody could count them. Where a command starts its
+    ranks itself, nothing else tells."""
+    seen: Optional[int] = None
+    for event in events:
+        if isinstance(event, kinds.AttemptStarted):
+            seen = None
+        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world":
+            seen = event.verdict.count if event.verdict.count is not None else seen
+    return seen

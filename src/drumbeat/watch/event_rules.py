@@ -109,6 +109,8 @@ def _verdict(view: RunState, event: kinds.VerdictGiven) -> None:
     known = verdict.check in view.verdicts or (len(view.verdicts) < _MOST_CHECKS and len(verdict.check) <= _LONGEST)
     if event.peer is not None and known:
         view.verdicts.setdefault(verdict.check, {})[event.peer] = verdict
+    if verdict.check == "world" and verdict.count:
+        view.world = verdict.count
 
 
 def _rank(view: RunState, event: Event) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
-from drumbeat.desk.closing import OF_LAP, count, duration, end_words, folded, quiet_words, speed
+from drumbeat.desk.closing import count, duration, end_words, folded, quiet_words, speed
 from drumbeat.finding import Finding
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
@@ -71,8 +71,8 @@ def _progress(head: Head) -> str:
     if head.step is None:
         return "not started yet" if head.state == QUEUED else "no step recognised"
     parts = [f"step {head.step}" + (f" of {head.steps}" if head.steps else "")]
-    if head.steps_of_epoch:
-        parts[0] += f" {OF_LAP}"
+    if head.steps_of:
+        parts[0] += f" of this {head.steps_of}"
     elif head.steps:
         parts[0] += f" ({100 * head.step / head.steps:.0f} %)"
     if head.loss_not_finite:

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, List, Mapping, Sequence, Tuple
 
 from drumbeat import stacks
 from drumbeat.agent.looks import ras
+from drumbeat.agent.looks.find import RankProcesses, environ, find_ranks
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
@@ -51,24 +52,13 @@ _CALLS = {
 }.get(platform.machine(), {})  # fmt: skip
 
 
-@dataclass
-class _Rank:
-    number: int
-    main: int  # the process that trains
-    pids: List[int]
-    sock: str = ""  # where it answers
-    answers: List[Dict[str, Any]] = field(default_factory=list)
-    silent: bool = False  # it did not answer
-    command: bool = False
-
-
 def read_ranks(
     run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str, gpus: Sequence[Gpu]
 ) -> Tuple[List[RankLook], List[RasNote]]:
     """`mains`: processes that were started for the ranks, pid -> rank; `commands`: they start the ranks, and are none;
     `folder`: where ranks answer questions."""
     table = read_processes(signal.SIGTERM)
-    ranks = _find(table, run_id, node, mains, commands, folder)
+    ranks = find_ranks(table, run_id, node, mains, commands, folder)
     asked = _AskRas(ranks) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
@@ -92,9 +82,9 @@ def read_ranks(
 class _AskRas(threading.Thread):
     """Asks while the ranks are looked at: a service that does not answer costs little time beside that."""
 
-    def __init__(self, ranks: Sequence[_Rank]) -> None:
+    def __init__(self, ranks: Sequence[RankProcesses]) -> None:
         super().__init__(daemon=True)
-        addresses = (ras.address_of(_environ(rank.main)) for rank in ranks)
+        addresses = (ras.address_of(environ(rank.main)) for rank in ranks)
         self.addresses = list(dict.fromkeys(each for each in addresses if each))[:2]
         self.found: List[RasNote] = []
         self.start()
@@ -114,62 +104,6 @@ def _carried() -> int:
     return sum(sum(pair) for kind in counters.values() for name, pair in kind.items() if name != "lo")
 
 
-def _find(
-    table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int], commands: bool, folder: str
-) -> List[_Rank]:
-    """Processes by rank: as their environment says, else as whoever started them. A command counts only while it has no ranks."""
-    found: Dict[int, List[int]] = {}
-    for process in table.values():
-        rank = _rank_of(process, table, run_id, node, mains)
-        if rank is not None:
-            found.setdefault(rank, []).append(process.pid)
-    with_rank = {
-        number: own
-        for number, pids in found.items()
-        for own in [[pid for pid in pids if table[pid].rank.isdecimal()]]
-        if own
-    }
-    if commands and with_rank:
-        found = with_rank
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    ranks = []
-    for number, pids in sorted(found.items()):
-        pids.sort(key=lambda pid: (int(table[pid].started or 0), pid))
-        answering = {int(name.split(".")[1]): name for name in names if name.startswith(f"rank-{number}.")}
-        main = next((pid for pid in pids if pid in answering), None) or _trains(pids, table)
-        ranks.append(_Rank(number, main, pids, answering.get(main, ""), command=commands and not with_rank))
-    return ranks
-
-
-def _rank_of(
-    process: Process, table: Mapping[int, Process], run_id: str, node: int, mains: Mapping[int, int]
-) -> Optional[int]:
-    ancestor: Optional[Process] = process
-    while ancestor is not None and ancestor.pid not in mains:
-        ancestor = table.get(ancestor.parent) if ancestor.parent != ancestor.pid else None
-    environ = _environ(process.pid) if ancestor is not None or process.rank else {}
-    mine = environ.get("DRUMBEAT_RUN") == run_id and environ.get("NODE_RANK") == str(node)
-    if ancestor is None and not mine:
-        return None
-    if process.rank.isdecimal():
-        return int(process.rank)
-    return mains[ancestor.pid] if ancestor is not None else None
-
-
-def _trains(pids: Sequence[int], table: Mapping[int, Process]) -> int:
-    """The oldest process that is no shell."""
-    return next((pid for pid in pids if not table[pid].is_shell), pids[0])
-
-
-def _environ(pid: int) -> Dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = (each.decode("utf-8", "replace").partition("=") for each in file.read(1 << 20).split(b"\0"))
-            return {name: value for name, _, value in pairs}
-    except OSError:
-        return {}
-
-
 def _used(pid: int) -> Tuple[str, float, int]:
     """State, seconds of CPU time, bytes read and written; a process that is gone has used none."""
     try:
@@ -186,7 +120,7 @@ def _used(pid: int) -> Tuple[str, float, int]:
 
 
 def _look(
-    rank: _Rank, table: Mapping[int, Process], before: Mapping[int, Tuple[str, float, int]],
+    rank: RankProcesses, table: Mapping[int, Process], before: Mapping[int, Tuple[str, float, int]],
     after: Mapping[int, Tuple[str, float, int]], seconds: float, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]],
 ) -> RankLook:  # fmt: skip
     cpu = sum(max(0.0, after[pid][1] - before[pid][1]) for pid in rank.pids) / seconds
@@ -224,6 +158,7 @@ def _look(
         clock=device.get("clock"),
         device=device.get("index"),
         command=rank.command,
+        unnumbered=rank.unnumbered,
     )
 
 

@@ -46,8 +46,16 @@ class RankLook:
     command: bool = (
         False  # no rank, but what was started for the node: a script, or a launcher; none of its ranks is there
     )
+    unnumbered: bool = (
+        False  # a process that the command has started: which rank it is, is not known; `rank` is the node's first
+    )
     had_ranks: bool = False  # a command whose ranks were there: it may go on for as long as it likes
     ras: str = ""  # what NCCL's RAS says of it
     behind: Optional[bool] = (
         None  # by RAS: it has launched fewer collectives than others of its communicator; False: more
     )
+
+    @property
+    def key(self) -> Tuple[int, int]:
+        """Tells it from the others of the same look at all nodes."""
+        return (self.node, self.pid) if self.unnumbered else (-1, self.rank)

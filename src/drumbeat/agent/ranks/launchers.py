@@ -91,6 +91,10 @@ class Direct:
         """How many launchers the script has started through our stand-ins by now; None where there are none."""
         return None if self._stages is None else len(self._stages.read())
 
+    def new_stages(self) -> List[float]:
+        """When later launchers of the script began, as far as our stand-ins met them; each is told once."""
+        return [] if self._stages is None else [clock.own(t) for t in self._stages.begun_since()]
+
     @property
     def may_hide_failures(self) -> bool:
         """Whether the exit code may be another program's than the one that trains: a shell stands before it."""

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import time
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -32,6 +33,7 @@ class Stage:
     missing: bool  # there is no such program
     report: Optional[Report] = None  # none: it has not ended, or broke off before it could say how
     unended: bool = False  # its driver began and never came to its end: it still runs, or was killed
+    t: Optional[float] = None  # when it began
 
     @property
     def began(self) -> bool:
@@ -62,6 +64,7 @@ class Stages:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._file = os.path.join(folder, ".stages.jsonl")
+        self._size = self._told = 0  # as `begun_since` last saw it
 
     def begin(self, command: Sequence[str]) -> int:
         """The number of the stage that this process becomes. It holds the lock for as long as it lives."""
@@ -76,7 +79,7 @@ class Stages:
             ) from None
         os.set_inheritable(lock, True)  # launchers close it before they start ranks
         number = sum(1 for stage in self.read() if stage.began)
-        self._add({"command": shlex.join(command)})
+        self._add({"command": shlex.join(command), "t": time.time()})
         return number
 
     def refuse(self, command: Sequence[str], why: str) -> None:
@@ -97,10 +100,24 @@ class Stages:
             if stage.began:
                 report = read_report(self.report(number))
                 unended = report is None and os.path.exists(self.report(number) + ".running")
-                stage = replace(stage, report=report, unended=unended)
+                t = line.get("t")
+                stage = replace(stage, report=report, unended=unended, t=t if isinstance(t, float) else None)
                 number += 1
             stages.append(stage)
         return stages
+
+    def begun_since(self) -> List[float]:
+        """When those launchers began that have begun since this was last asked; the script's first one is left out."""
+        try:
+            size = os.stat(self._file).st_size
+        except OSError:
+            return []
+        if size == self._size:
+            return []
+        self._size = size
+        times = [stage.t for stage in self.read() if stage.began and stage.t is not None]
+        new, self._told = times[max(1, self._told) :], len(times)
+        return new
 
     def _add(self, record: Dict[str, Any]) -> None:
         fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

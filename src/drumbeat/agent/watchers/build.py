@@ -66,10 +66,11 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         watchers.append(seats)
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
-        watchers.append(Census(scene.node))
-        sensors.append(
-            CensusLooks(scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat, scene.met)
+        census = CensusLooks(
+            scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat, scene.met
         )
+        watchers.append(Census(scene.node, census.look_soon))
+        sensors.append(census)
     if scene.kernel_log:
         watchers.append(GpuErrors(scene.facts.gpus, scene.node, scene.facts.host))
         sensors += scene.kernel_log

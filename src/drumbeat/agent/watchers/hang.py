@@ -83,7 +83,7 @@ class Hang:
         self._alone_for = 0.0  # seconds
         self._longest = 0.0  # seconds: the longest pause that went well
         self._quietest = 0.0  # of the silence that lasts
-        self._shown: Tuple[Tuple[int, str], ...] = ()  # what the last look showed
+        self._shown: Tuple[Tuple[int, int, str], ...] = ()  # what the last look showed
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -233,12 +233,13 @@ class Hang:
 
     def _same(self, looks: List[RankLook]) -> bool:
         """Whether this look shows what the last one did."""
-        shown = tuple((look.rank, doing(look)) for look in looks)
+        shown = tuple((*look.key, doing(look)) for look in looks)
         before, self._shown = self._shown, shown
         return before == shown
 
     def _has_ended(self, look: RankLook) -> bool:
-        return (("node", look.node) if look.command else ("rank", look.rank)) in self._ended
+        started = look.command or look.unnumbered  # what has ended is known of the node's command alone
+        return (("node", look.node) if started else ("rank", look.rank)) in self._ended
 
     def _ended_well(self, now: float) -> Tuple[Ended, ...]:
         ended = sorted((at, who, node, host) for who, (at, code, node, host) in self._ended.items() if code == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import List, Sequence
 
 from drumbeat.agent.looks.record import RankLook
 from drumbeat.ranges import named_commands, named_ranks
@@ -83,10 +83,23 @@ def doing(look: RankLook) -> str:
 
 def say_of(looks: Sequence[RankLook], words: str) -> str:
     """`rank 3 is asleep`, `ranks 0-2 are asleep`, `the command on node 1 is asleep`."""
-    commands, ranks = [look.node for look in looks if look.command], [look.rank for look in looks if not look.command]
+    commands = [look.node for look in looks if look.command]
+    ranks = [look.rank for look in looks if not (look.command or look.unnumbered)]
     names = [named_ranks(ranks, 8)] if ranks else []
     names += [named_commands(commands)] if commands else []
+    names += _processes([look for look in looks if look.unnumbered])
     return f"{' and '.join(names)} {'is' if len(looks) == 1 else 'are'} {words}"
+
+
+def _processes(looks: Sequence[RankLook]) -> List[str]:
+    """`process 71 on node 0 (rank unknown)`; of each node at most four."""
+    names = []
+    for node in sorted({look.node for look in looks}):
+        pids = sorted(look.pid for look in looks if look.node == node)
+        shown = ", ".join(map(str, pids[:4])) + (", ..." if len(pids) > 4 else "")
+        many = "es" if len(pids) > 1 else ""
+        names.append(f"process{many} {shown} on node {node} (rank{'s' if many else ''} unknown)")
+    return names
 
 
 def _size(count: float) -> str:

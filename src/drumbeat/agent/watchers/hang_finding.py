@@ -59,7 +59,7 @@ _CAUSES = {
     ),
     ALL_IDLE: (
         "all ranks wait, none of them works",
-        "py-spy dump --pid {pid} on {host} shows where rank {rank} waits; the others in the same way",
+        "py-spy dump --pid {pid} on {host} shows where {who} waits; the others in the same way",
     ),
 }
 
@@ -111,7 +111,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     first = odd[0] if odd else looks[0]
     cause, fix = _CAUSES[word]
     line = first.place.rsplit(" ", 1)[0] or "what it does"  # its function is named in the title
-    fix = fix.format(pid=first.pid, rank=first.rank, host=first.host or "that node", line=line)
+    fix = fix.format(pid=first.pid, who=_name(first), host=first.host or "that node", line=line)
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"
@@ -119,10 +119,11 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
         title = f"{waited}: {say_of(odd, doing(first))}{_rest(looks, odd)}"
     else:
         title = f"{waited}: no rank is working{_rest(looks, odd)}"
+    one = len(odd) == 1 and not (first.command or first.unnumbered)
     return Finding(
         f"hang-{word}", WARNING, title, cause, fix,
         _evidence(odd, looks), node=first.node if odd else None, host=first.host if odd else None,
-        rank=first.rank if len(odd) == 1 and not first.command else None, confidence=LIKELY, seen=_seen(looks),
+        rank=first.rank if one else None, confidence=LIKELY, seen=_seen(looks),
     )  # fmt: skip
 
 
@@ -154,11 +155,14 @@ def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evide
 
 
 def _name(look: RankLook) -> str:
+    if look.unnumbered:
+        return f"process {look.pid} (rank unknown)"
     return f"node {look.node}'s command" if look.command else f"rank {look.rank}"
 
 
 def _seen(looks: Sequence[RankLook]) -> Tuple[str, ...]:
     what = "command" if looks and all(look.command for look in looks) else "rank"
+    what = "worker" if looks and all(look.unnumbered for look in looks) else what
     stacks = sum(1 for look in looks if look.stack)
     flights = sum(1 for look in looks if look.collectives)
     shown = [f"{len(looks)} {what}{'s' * (len(looks) != 1)} in /proc, 2 s apart"]

@@ -8,6 +8,7 @@ fallback is a program that trains; and only then.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -26,6 +27,8 @@ _COMPOUND = frozenset(
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
 _PYTHON_FLAGS = re.compile(r"-[uOBEsSIqvb]+")
 _NO_TRAINING = frozenset(("pip", "ensurepip", "venv", "virtualenv"))  # modules
+_CALLS_TO_TRAIN = re.compile(r"(?:\w*_)?(?:train|pretrain|finetune|fit)(?:_\w*)?|main|backward|run_path|run_module")
+_LONGEST_TEXT = 4000
 _ASKS = frozenset(("-h", "--help", "--version"))
 
 
@@ -127,18 +130,32 @@ def _trains(right: str) -> bool:
 
 
 def _names_program(words: Sequence[str]) -> bool:
-    """Whether this call of an interpreter names a script or a module."""
+    """Whether this call of an interpreter names a script or a module, or gives it a text that trains."""
     module = python_module(words)[1]
     if module:
         return module.partition(".")[0] not in _NO_TRAINING
     rest = list(words[1:])
     while rest and rest[0].startswith("-"):
+        if rest[0] == "-c":
+            return len(rest) > 1 and _text_trains(rest[1])
         if rest[0] in ("-W", "-X"):
             del rest[0]
         elif not _PYTHON_FLAGS.fullmatch(rest[0]):
             return False
         del rest[:1]
     return bool(rest) and (rest[0].endswith(".py") or "$" in rest[0])
+
+
+def _text_trains(text: str) -> bool:
+    """Whether a Python text calls what trains, by its name: `train.main()`, `model.fit(x)`, `loss.backward()`. Any other text
+    may only tell of the failure, or clean up after it."""
+    try:
+        tree = ast.parse(text) if len(text) <= _LONGEST_TEXT else ast.Module([], [])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # the shell fills something in, say
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    names = (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls)
+    return any(_CALLS_TO_TRAIN.fullmatch(name) for name in names)
 
 
 def _without_assignments(words: Sequence[str]) -> List[str]:

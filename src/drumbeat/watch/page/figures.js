@@ -23,7 +23,7 @@ function lossOf(head) {
 // Name, label, raw value, [shown, unit], note, class of the note; null leaves it out.
 function figuresOf(head) {
   const slow = head.slowest, gpus = head.gpus;
-  const done = head.steps_of_epoch ? "of this epoch or stage" : head.steps && head.step !== null ? `${Math.floor((100 * head.step) / head.steps)} % of ${number(head.steps)}` : "";
+  const done = head.steps_of ? `of this ${head.steps_of}` : head.steps && head.step !== null ? `${Math.floor((100 * head.step) / head.steps)} % of ${number(head.steps)}` : "";
   const ended = head.ranks_ended ? `${number(head.ranks_ended)} ended` : "";
   const away = head.nodes - head.nodes_here;
   return [
