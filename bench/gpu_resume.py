@@ -64,7 +64,7 @@ def saves() -> None:
         run([*SMALL, "precision=bf16-master", f"checkpoint={folder}", *more])
         with open(figures, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-        print("saves", {line["step"]: line["save_s"] for line in lines if line["kind"] == "checkpoint"})
+        print("saves", {line["step"]: line["save_s"] for line in lines if "save_s" in line})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -356,6 +356,28 @@ def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
     assert len(held) > 10 and not any(held), "each is given back before the next one comes"
 
 
+def test_the_files_of_a_rank_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from drumbeat.train.checkpoint import checkpoints
+
+    model, _, state = made()
+    place = checkpoints.Checkpoints(str(tmp_path), [model], state.optimizer)
+    monkeypatch.setattr(checkpoints, "writers", lambda state: 2)
+    place.save(1, {"sample": 0}, wait=True)
+    before = {name: value.clone() for name, value in state.now()["optimizer"].items()}
+    stepped(state.optimizer)
+    both, read_data = threading.Barrier(2), FileSystemReader.read_data
+
+    def read(*args: Any) -> Any:
+        both.wait(60)
+        return read_data(*args)
+
+    monkeypatch.setattr(FileSystemReader, "read_data", read)
+    assert place.load(["sample"]) is not None
+    assert all(torch.equal(value, before[name]) for name, value in state.now()["optimizer"].items())
+
+
 def test_a_state_too_large_to_be_copied_is_written_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

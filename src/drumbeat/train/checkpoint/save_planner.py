@@ -1,7 +1,7 @@
 """Writing a state that is on a GPU without a copy of it in host memory.
 
-Torch's writer holds every tensor that it has brought to the host until the tensor's file is complete: in the end, a copy of the
-whole state. Here a tensor's host memory is given back as soon as its thread asks for the next one.
+Torch's writer (2.13) holds every tensor that it has brought to the host until the tensor's file is complete: in the end, a copy
+of the whole state. Here a tensor's host memory is given back as soon as its thread asks for the next one.
 """
 
 from __future__ import annotations
