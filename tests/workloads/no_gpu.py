@@ -116,10 +116,9 @@ def _cpu():
     properties = types.SimpleNamespace(name="no GPU", total_memory=_MEMORY)
     for name, value in {
         "get_device_name": "no GPU", "get_device_properties": properties, "memory_stats": {}, "empty_cache": None,
-        "reset_peak_memory_stats": None,
+        "reset_peak_memory_stats": None, "current_device": 0,
     }.items():  # fmt: skip
-        if not hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, lambda *_args, _value=value, **_named: _value)
+        setattr(torch.cpu, name, lambda *_args, _value=value, **_named: _value)
 
 
 def main():
