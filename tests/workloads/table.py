@@ -31,6 +31,8 @@ Reference, written by `make workloads`, last with drumbeat at {source}, {machine
 kind of machine with which it was seen. {count}
 
 The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
+`torch.cuda replaced`: the program insists on a GPU, and `tests/workloads/no_gpu.py` lets it train on the CPU; what it prints
+of a GPU means nothing.
 
 | column | what was run |
 |---|---|
