@@ -121,10 +121,19 @@ def _cpu():
         setattr(torch.cpu, name, lambda *_args, _value=value, **_named: _value)
 
 
-def main():
-    {"cuda": _cuda, "cpu": _cpu}[sys.argv.pop(1)]()
+def _newer_names():
+    """What the newest checkouts use and an older Python or torch does not have."""
+    import torch.distributed as dist
+
     if not hasattr(typing, "override"):  # before Python 3.12
         typing.override = lambda method: method
+    if not hasattr(dist, "set_timeout"):  # after torch 2.13
+        dist.set_timeout = lambda *_args, **_named: None
+
+
+def main():
+    _newer_names()
+    {"cuda": _cuda, "cpu": _cpu}[sys.argv.pop(1)]()
     if sys.argv[1] == "-m":
         del sys.argv[:2]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
