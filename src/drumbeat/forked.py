@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, Optional
 
 from drumbeat.process_signals import ignore_stops
-from drumbeat.processes import die_with_parent, is_reaped, kill
+from drumbeat.processes import die_with_parent, fork, is_reaped, kill
 
 _WHOLE = b"\0"  # ends the answer of a forked child that has done its work
 
@@ -24,7 +24,7 @@ class Forked:
     def __init__(self, work: Callable[[], bytes], seconds: float) -> None:
         self.fd, write_fd = os.pipe()
         parent = os.getpid()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             code = 1
             try:

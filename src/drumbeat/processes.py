@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import time
-from typing import Callable, Container, Iterable, List, Mapping, Optional, Tuple
+from typing import Callable, Container, Iterable, List, Mapping, Optional, Set, Tuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_NO_ROOM = 5.0  # seconds for which a fork is tried
 _CHASE = 0.1  # seconds in one call for processes that fork faster than we look
 _QUIET_LOOKS = 5
 
@@ -35,6 +37,19 @@ def die_with_parent(parent: int, with_signal: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
+
+
+def fork() -> int:
+    """As os.fork. Where there is no room for another process, the next moment may have some: other programs end, or are ended."""
+    until = time.monotonic() + _NO_ROOM
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() > until:
+                why = "no room for another process: a limit of this user (ulimit -u), of the job or of the machine is reached"
+                raise OSError(errno.EAGAIN, why) from None
+            time.sleep(0.05)
 
 
 def children(of: Optional[int] = None) -> List[int]:
@@ -107,11 +122,13 @@ def sweep(
 def kill_children(keep: Container[int] = ()) -> List[int]:
     """Send SIGKILL to every direct child but `keep`; those that are there, reaped or not.
 
-    A process that forks and exits in turn is another one each time we look. So we look again at once, in the quick way,
-    until several looks in a row find nobody new.
+    A process that forks and exits in turn is another one each time we look, so its whole group is killed. One that also
+    leaves its group each time is looked for again at once, in the quick way, until several looks in a row find nobody new.
     """
-    alive = [pid for pid in children() if pid not in keep]
+    found = children()
+    alive = [pid for pid in found if pid not in keep]
     kill(alive)
+    _kill_groups({_group(pid) for pid in alive} - {_group(pid) for pid in found if pid in keep})
     known, quiet, until = set(alive), 0, time.monotonic() + _CHASE
     while known and quiet < _QUIET_LOOKS and time.monotonic() < until:
         new = [pid for pid in _children_now() if pid not in known and pid not in keep]
@@ -133,8 +150,31 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        except (ProcessLookupError, PermissionError):
+            pass  # it is gone; or it runs as another user, as sudo does, and `sweep` names it
+
+
+def _kill_groups(groups: Set[int]) -> None:
+    """All members at one moment: the kernel finishes no fork of a process for which a signal waits. Ours are spared, and those of
+    the processes above us."""
+    pid = os.getpid()
+    while pid > 0:
+        groups.discard(_group(pid))
+        fields = _stat(str(pid))
+        pid = int(fields[1]) if fields else 0
+    for group in groups - {0}:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # all are gone, or run as other users
+
+
+def _group(pid: int) -> int:
+    """The process group; 0 where there is none any more."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _children_now() -> List[int]:

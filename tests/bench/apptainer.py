@@ -1,4 +1,7 @@
-"""A real apptainer: the machine's own, or Debian's newest package unpacked beside the system and made to run on it."""
+"""A real apptainer: the machine's own, or Debian's newest package unpacked beside the system and made to run on it.
+
+What it and its images need of Debian (busybox-static, patchelf ...) comes with tests/system-packages.sh.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import List, Optional, Tuple
-
-_NEEDED = ("patchelf", "squashfs-tools", "squashfuse", "uidmap", "busybox-static")
 
 
 def get(folder: Path) -> Tuple[Optional[str], str]:
@@ -38,8 +39,6 @@ def _unpack(folder: Path) -> None:
     for place in ("lists/partial", "cache/archives/partial", "packages", "root"):
         (folder / place).mkdir(parents=True, exist_ok=True)
     quiet = {"check": True, "capture_output": True, "timeout": 120}
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    subprocess.run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *_NEEDED], env=env, **quiet)
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (folder / "sources.list").write_text(f"deb [signed-by={keyring}] {_archive()} sid main\n")
     options: List[str] = []

@@ -62,8 +62,8 @@ def image(tree: Path, target: Path) -> None:
 
 
 def why_not() -> str:
-    missing = [program for program in ("podman", "runc") if shutil.which(program) is None]
-    return f"needs {', '.join(missing)}: apt-get install podman runc" if missing else ""
+    missing = [program for program in ("podman", "runc", "busybox") if shutil.which(program) is None]
+    return f"needs {', '.join(missing)}: apt-get install podman runc busybox-static" if missing else ""
 
 
 def groups():

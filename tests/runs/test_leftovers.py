@@ -2,14 +2,18 @@
 
 import dataclasses
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
+
+import pytest
 
 from drumbeat.cli import main
 from drumbeat.desk.no_effect import as_run_here
 from drumbeat.order import Container, Option, Resources
-from drumbeat.processes import become_subreaper, sweep
+from drumbeat.processes import become_subreaper, fork, sweep
 from tests.conftest import marked, wait_for
 from tests.runfolder.folders import order
 from tests.runs.test_nobody_left import assert_all_gone, begin, tree
@@ -63,6 +67,52 @@ def test_twenty_fork_chains_are_ended():
         finally:  # never a second pytest
             os._exit(1 if left else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]) == 0
+
+
+def test_a_group_that_holds_a_kept_child_is_not_killed_as_a_whole():
+    guard = os.fork()
+    if guard == 0:
+        code = 1
+        try:
+            become_subreaper()
+            kept = subprocess.Popen(
+                ["sh", "-c", "(sleep 300 & echo $!); exec sleep 300"], stdout=subprocess.PIPE, start_new_session=True
+            )
+            orphan = int(kept.stdout.readline())  # in the kept one's group, and ours since the bracket ended
+            left = sweep(keep={kept.pid}, seconds=60.0)
+            alive = kept.poll() is None
+            kept.kill()
+            kept.wait()
+            code = 0 if alive and not left and not os.path.exists(f"/proc/{orphan}") else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the limit is another user's")
+def test_a_fork_waits_for_room():
+    first = os.fork()
+    if first == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to be waited for
+            os.setuid(64321)
+            resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+            other = fork()
+            if other == 0:
+                time.sleep(300)
+            try:
+                if os.fork() == 0:
+                    os._exit(0)
+            except BlockingIOError:  # as it should be: two are all that there may be
+                signal.signal(signal.SIGALRM, lambda *_: os.kill(other, signal.SIGKILL))
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                if fork() == 0:
+                    os._exit(0)
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
 
 
 def test_what_has_no_effect_here_is_named(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from drumbeat.agent.folder_writer import FolderWriter
 from drumbeat.process_signals import ignore_stops
-from drumbeat.processes import close_all_but, name_process
+from drumbeat.processes import close_all_but, fork, name_process
 from drumbeat.runfolder.stop_file import StopFile
 
 NAME = "drumbeat-folder"  # of the process
@@ -193,7 +193,7 @@ class FolderChild:
         except OSError:
             pass  # the user's limit for pipes is reached: smaller pieces, then
         self._starts += 1
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             code = 1
             try:

@@ -13,7 +13,7 @@ import time
 from typing import Callable
 
 from drumbeat.process_signals import let_stops_in
-from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, sweep
+from drumbeat.processes import become_subreaper, cpu_seconds, die_with_parent, fork, sweep
 from drumbeat.signals import STOPS
 
 _PAUSED = 2.0  # seconds between two looks, of which each takes half a second at most
@@ -28,7 +28,7 @@ def guard(
     become_subreaper()
     beat_read, beat_write = os.pipe()
     me = os.getpid()
-    child = os.fork()
+    child = fork()
     if child == 0:
         os.close(beat_read)
         become_subreaper()  # orphans of the ranks come to the agent, which ends them before the next attempt

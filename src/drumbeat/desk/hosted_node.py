@@ -30,7 +30,7 @@ from drumbeat.order import Order, dump_order, load_order
 from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 from drumbeat.process_signals import heed_interrupts
-from drumbeat.processes import become_subreaper, children, die_with_parent, start_time, sweep
+from drumbeat.processes import become_subreaper, children, die_with_parent, fork, start_time, sweep
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import ENDED
@@ -143,7 +143,7 @@ def _attached(work: Callable[[], int], grace: float, silence: float) -> int:
     """Run `work` in a child, and end it with the connection. This process only listens, so that it does not fail."""
     become_subreaper()
     me = os.getpid()
-    child = os.fork()
+    child = fork()
     if child == 0:
         code = 70  # EX_SOFTWARE: a fault of ours
         try:

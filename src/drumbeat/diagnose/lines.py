@@ -99,11 +99,12 @@ _GLOG_LEVEL = re.compile(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
-# INFO: text; INFO     text; root - INFO - text; level=info msg=text; "level": "info"
+# INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
-    r"|.{0,200}?\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
 )
+# level=info msg=text; "level": "info"
+_LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
@@ -183,7 +184,10 @@ def _level(text: str) -> str:
         return glog[1]
     said = _SAID_LEVEL.match(text)
     if said:
-        return _LEVEL_LETTER[(said[1] or said[2] or said[3]).upper()]
+        return _LEVEL_LETTER[said[1] or said[2]]
+    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] else None
+    if field:
+        return _LEVEL_LETTER[field[1].upper()]
     return "W" if "arning: " in text and _PYTHON_WARNING.search(text) else ""
 
 
@@ -197,8 +201,8 @@ def _seconds(text: str) -> Optional[float]:
 
 
 def _glog_seconds(text: str) -> Optional[float]:
-    match = _GLOG.search(text[:400])  # a progress bar may stand before it
-    if not match:
+    match = _GLOG.search(text[:400]) if text[:1] in _LEVEL_LETTER or "[" in text else None
+    if not match:  # a progress bar may stand before it
         return None
     return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")
 

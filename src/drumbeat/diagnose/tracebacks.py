@@ -18,7 +18,8 @@ EXCEPTION = re.compile(
 )
 BARE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
-    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout))(?:: (?P<message>.+))?$"
+    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
+    r"(?:: (?P<message>.+))?$"
 )
 # A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
 _FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
@@ -60,7 +61,12 @@ NAMES = (
     "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
 )  # fmt: skip
 _LISTED = frozenset(NAMES)
-_WORD = re.compile(r"[A-Za-z]{3,}")
+# An exception's last line, whatever its name is, holds one of the first or ends with one of the others.
+_BARE_INSIDE = (b"rror: ", b"xception: ", b"imeout: ", b"ailure: ", b"rrors.", b"xceptions.")
+_BARE_ENDS = (b"Error", b"Exception")
+BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line that holds none of these is no such line
+_WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
+_OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
@@ -73,11 +79,23 @@ def is_listed(text: str) -> bool:
     return text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
 
 
+def may_be_bare(raw: bytes) -> bool:
+    """Cheap: may this line be an exception's last one?"""
+    if b"rror" not in raw and b"xception" not in raw and b"imeout: " not in raw and b"ailure: " not in raw:
+        return False
+    return any(sign in raw for sign in _BARE_INSIDE) or raw.rstrip().endswith(_BARE_ENDS)
+
+
 def is_bare(text: str) -> bool:
-    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something:
-    `MeanSquaredError: 0.05` is a measurement."""
+    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something
+    (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
     match = BARE.match(text)
-    return bool(match) and (is_listed(text) or len(_WORD.findall((match and match["message"]) or "")) > 1)
+    if match is None:
+        return False
+    words = len(_WORD.findall((match["message"] or "")[:MAX_LENGTH]))
+    if "." in match["name"] and (words or not match["message"]):
+        return True
+    return words > 1 or is_listed(text) or bool(_OF_ERRORS.search(match["name"]))
 
 
 @dataclass(frozen=True)

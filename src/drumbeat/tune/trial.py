@@ -18,7 +18,7 @@ from typing import Callable, List, Optional, Tuple
 from drumbeat.desk.run import run_job
 from drumbeat.problem import Problem
 from drumbeat.process_signals import plain_signals
-from drumbeat.processes import die_with_parent, sweep
+from drumbeat.processes import die_with_parent, fork, sweep
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
@@ -203,7 +203,7 @@ def _fork(job: Job, output: str) -> Tuple[int, int]:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
+    pid = fork()
     if pid:
         os.close(writing)
         return pid, reading

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence
 from drumbeat.agent.looks.log_position import LogPosition
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.process_signals import ignore_stops
-from drumbeat.processes import close_all_but, die_with_parent, kill, name_process
+from drumbeat.processes import close_all_but, die_with_parent, fork, kill, name_process
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (
@@ -199,7 +199,7 @@ class KernelLog:
     def __init__(self, own: str = "") -> None:
         self._fd, answers = os.pipe()
         parent = os.getpid()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             code = 1
             try:

@@ -8,7 +8,7 @@ import sys
 from typing import Mapping, Optional, Sequence
 
 from drumbeat.process_signals import plain_signals
-from drumbeat.processes import die_with_parent
+from drumbeat.processes import die_with_parent, fork
 from drumbeat.signals import EXIT_NOT_FOUND
 
 NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
@@ -24,7 +24,7 @@ def start(
     agent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         _become(argv, env, workdir, out, err, cpus, agent)
     return pid
