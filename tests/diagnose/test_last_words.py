@@ -132,6 +132,27 @@ def test_a_traceback_behind_a_progress_bar_belongs_to_its_rank():
     assert (found.finding.title, found.finding.rank) == (TRACEBACK[3], 2)
 
 
+def test_a_rank_that_torch_names_counts_before_the_task_that_launched_it():
+    lines = [f"1: [rank{rank}]: {line}" for rank in (6, 5) for line in TRACEBACK]
+    table = [
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  rank      : 5 (local_rank: 1)",
+        "  exitcode  : 1 (pid: 8)",
+    ]
+    found = failure("\n".join([*lines, *(f"1: {line}" for line in [*table, "=" * 60])]))
+    assert (found.answer, found.finding.rank) == ("exception", 5)
+
+
+def test_a_stack_without_an_exception_does_not_take_a_later_line_for_one():
+    warning = "/env/site-packages/torch/nn/t.py:20: UserWarning: Failed to initialize NumPy: _ARRAY_API not found"
+    lines = [*TRACEBACK[:3], warning, "  device = torch.device(name)"]
+    for later in ("torch.distributed.run: [WARNING] master_addr is not used", "Hostname: n7, Rank: 2"):
+        found = failure("\n".join([*lines, later, *STEPS, "Training finished"]))
+        assert found.answer == "none", later
+    assert failure("\n".join([*lines, TRACEBACK[-1]])).finding.title == TRACEBACK[-1]
+
+
 NAN = [f"step {number} loss nan" for number in range(60, 66)]
 
 

@@ -21,6 +21,13 @@ BARE = re.compile(
     r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
     r"(?:: (?P<message>.+))?$"
 )
+# An exception's name ends with a class, or as the few that are written small do; where other lines stand between it and
+# its traceback, `Hostname: n7` could be meant as well, and it must end as exceptions do.
+_NAME = re.compile(r"(?:^|\.)(?:_*[A-Z]\w*|\w*(?:error|exception|timeout|exit))$")
+_NAMED = re.compile(
+    r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
+)
+_WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
 # A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
 _FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
 _INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
@@ -131,6 +138,7 @@ class _Open:
     outermost: str = ""  # the first frame's function, with its file
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
+    torn: bool = False  # lines that belong to nothing in it stand below its last frame
     ignored: bool = False
     chained: bool = False
     of_launcher: bool = False
@@ -230,17 +238,18 @@ class Tracebacks:
             if not _LIBRARY.search(frame[1] or frame[3]):
                 state.own_frame = state.frame
             state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
-            state.length, state.source_next = state.length + 1, True
+            state.length, state.source_next, state.torn = state.length + 1, True, False
             self._give_up(rank, state)
             return None
         state.source_next = False
         bare = text[state.indent :] if text[: state.indent].strip() == "" else text
         if not bare.strip() or bare[0] in _INSIDE:
+            state.torn = state.torn or bool(_WARNS.match(bare))
             state.length += 1
             self._give_up(rank, state)
             return None
         match = EXCEPTION.match(bare)
-        if match and state.frame and ("." in match["name"] or match["name"][0].isupper()):
+        if match and state.frame and (_NAMED if state.torn else _NAME).search(match["name"]):
             del self._open[rank]
             (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
             caught = state.headed and not _TOP.search(state.outermost)
@@ -249,6 +258,7 @@ class Tracebacks:
                 bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught, state.chained, of_main,
                 bool(_HELPER.search(state.outermost)),
             )  # fmt: skip
+        state.torn = True
         state.length += 8  # another writer's line in between; give up after some fifty
         self._give_up(rank, state)
         return None
