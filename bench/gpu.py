@@ -99,7 +99,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 # --- ours -------------------------------------------------------------------------------------------------------
 
 
-def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
+def our_llama(sequences: int, precision: str, model: str = "1b", recompute: str = "none") -> Callable[[], Any]:
     from drumbeat.train.models.llama import SHAPES, Llama
     from drumbeat.train.optim import MasterAdamW
     from drumbeat.train.parallel.layout import Layout
@@ -109,11 +109,11 @@ def our_llama(sequences: int, precision: str) -> Callable[[], Any]:
     from drumbeat.train.step import Step
 
     with DEVICE:
-        model = Llama(SHAPES["1b"])
+        net = Llama(SHAPES[model])
     meshes, kind = Meshes(Layout(), "cuda"), Precision(precision)
-    model = parallelize(model, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True)
-    optimizer = MasterAdamW(model.parameters(), lr=3e-4)
-    step = Step([model], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
+    net = parallelize(net, meshes, device=DEVICE, precision=kind, blocks="blocks", compile=True, recompute=recompute)
+    optimizer = MasterAdamW(net.parameters(), lr=3e-4)
+    step = Step([net], optimizer, lambda m, x, y: m(x, y), meshes, kind, DEVICE, clip=1.0)
 
     def once() -> Any:
         batch = tokens(sequences)
@@ -165,11 +165,13 @@ def ceilings() -> Dict[str, Any]:
     }
 
 
-def llama_case(step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False) -> Dict[str, Any]:
+def llama_case(
+    step: Callable[[], Any], sequences: int, seconds: float = 0, look: bool = False, model: str = "1b"
+) -> Dict[str, Any]:
     from drumbeat.train.measure.mfu import transformer_flops
     from drumbeat.train.models.llama import SHAPES
 
-    shape = SHAPES["1b"]
+    shape = SHAPES[model]
     result: Dict[str, Any] = sustained(step, seconds) if seconds else measure(step, 10)
     result["tokens_per_s"] = sequences * LENGTH / result["ms"] * 1e3
     flops = transformer_flops(shape.matmul_parameters, shape.layers, shape.width, LENGTH, causal=True)
@@ -217,6 +219,7 @@ OURS: Dict[str, tuple[int, Case]] = {  # seconds beside the sustained ones, at m
     "llama 8 ours": (60, lambda s: llama_case(our_llama(8, "bf16-master"), 8, s, look=True)),
     "llama 2 ours fp8": (50, lambda s: llama_case(our_llama(2, "fp8"), 2, s)),
     "llama 8 ours fp8": (60, lambda s: llama_case(our_llama(8, "fp8"), 8, s, look=True)),
+    "8b ours": (90, lambda s: llama_case(our_llama(1, "bf16-master", "8b", "selective"), 1, s, look=True, model="8b")),
     "resnet ours": (110, lambda s: resnet_case(our_resnet(), s, look=True)),
 }
 CASES: Dict[str, tuple[int, Case]] = {

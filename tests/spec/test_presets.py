@@ -73,6 +73,12 @@ def test_an_unknown_one_names_its_neighbour():
     assert "did you mean 'megatron-lm'?" in str(problem.value)
 
 
+def test_megatron_lm_is_told_how_often_to_evaluate():
+    """pretrain_gpt.py divides by --eval-interval, which has no default since February 2026, also with --eval-iters 0."""
+    command = with_preset(job_from_text("preset: megatron-lm-nvidia\n")).command
+    assert "--eval-interval" in command
+
+
 def test_a_plan_says_what_comes_from_the_preset():
     job = with_preset(job_from_text("preset: megatron-lm\nenv: {BS: '8'}\n"))
     order = resolve(job, load_site("mi300x-thor2", {}), HERE)

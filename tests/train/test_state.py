@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -322,6 +323,59 @@ def test_a_disk_that_is_full_keeps_the_last_good_one_and_nothing_else(world: Glo
     assert "the checkpoint of step 4 FAILED: " in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
     assert main(words) == 0, "and from there it goes on"
+
+
+def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from drumbeat.train.checkpoint import checkpoints, save_planner
+
+    copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was brought to the host
+    held: List[int] = []
+
+    def bring(tensor: torch.Tensor) -> torch.Tensor:  # as from a GPU
+        own = copies.setdefault(threading.get_ident(), [])
+        held.append(sum(storage.nbytes() for storage in own))
+        own.append((copy := tensor.detach().clone()).untyped_storage())
+        return copy
+
+    monkeypatch.setattr(save_planner, "on_host", bring)
+    monkeypatch.setattr(checkpoints, "free_bytes", lambda: 100)
+    for threads in (1, 2):
+        monkeypatch.setattr(checkpoints, "writers", lambda state, threads=threads: threads)
+        copies.clear()
+        model, _, state = made()
+        stepped(state.optimizer)
+        before = {name: value.clone() for name, value in state.now()["optimizer"].items()}
+        place = checkpoints.Checkpoints(str(tmp_path / str(threads)), [model], state.optimizer)
+        (saved,) = place.save(1, {"sample": 0})
+        assert not saved.error and not saved.copied
+        stepped(state.optimizer)
+        assert place.load(["sample"]) is not None
+        assert all(torch.equal(value, before[name]) for name, value in state.now()["optimizer"].items())
+    assert len(held) > 10 and not any(held), "each is given back before the next one comes"
+
+
+def test_the_files_of_a_rank_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from drumbeat.train.checkpoint import checkpoints
+
+    model, _, state = made()
+    place = checkpoints.Checkpoints(str(tmp_path), [model], state.optimizer)
+    monkeypatch.setattr(checkpoints, "writers", lambda state: 2)
+    place.save(1, {"sample": 0}, wait=True)
+    before = {name: value.clone() for name, value in state.now()["optimizer"].items()}
+    stepped(state.optimizer)
+    both, read_data = threading.Barrier(2), FileSystemReader.read_data
+
+    def read(*args: Any) -> Any:
+        both.wait(60)
+        return read_data(*args)
+
+    monkeypatch.setattr(FileSystemReader, "read_data", read)
+    assert place.load(["sample"]) is not None
+    assert all(torch.equal(value, before[name]) for name, value in state.now()["optimizer"].items())
 
 
 def test_a_state_too_large_to_be_copied_is_written_as_it_is(

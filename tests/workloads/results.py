@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import hashlib
 import json
+import platform
 import subprocess
 import threading
 from dataclasses import asdict, replace
@@ -21,8 +22,8 @@ _TESTED = ("src", "tests/workloads")
 
 
 def source() -> str:
-    """The commit; where files are not committed, a digest of what differs as well."""
-    commit = _git("log", "-1", "--format=%h %cs").strip() or "no commit"
+    """The commit and the kind of machine; where files are not committed, a digest of what differs as well."""
+    commit = f"{_git('log', '-1', '--format=%h %cs').strip() or 'no commit'} {platform.machine()}"
     changed = _git("diff", "HEAD", "--", *_TESTED) + _git("ls-files", "-o", "--exclude-standard", "--", *_TESTED)
     return commit + (f" with changes {hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else "")
 

@@ -227,7 +227,7 @@ class Runner:
         (top / "data").symlink_to(self.place.data / "mnist")
         for name in program.makes:
             (out / name).mkdir()
-        words = {"at": self.at, "data": str(self.place.data), "out": str(out), "ranks": str(ranks)}
+        words = {"at": self.at, "data": str(self.place.data), "out": str(out), "ranks": str(ranks), "here": str(HERE)}
         for where, what in program.places.items():
             path = Path(where.format(**words))
             if path.is_symlink():  # of an earlier run, whose data is gone

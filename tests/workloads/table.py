@@ -27,10 +27,12 @@ ENOUGH = 14  # programs that must have run
 
 HEAD = """# Real programs under drumbeat
 
-Reference, written by `make workloads`, last with drumbeat at {source}, on {machine}. Each row names the commit of drumbeat with
-which it was seen. {count}
+Reference, written by `make workloads`, last with drumbeat at {source}, {machine}. Each row names the commit of drumbeat and the
+kind of machine with which it was seen. {count}
 
 The programs are other people's, unchanged, with small data that `tests/workloads/data.py` makes.
+`torch.cuda replaced`: the program insists on a GPU, and `tests/workloads/no_gpu.py` lets it train on the CPU; what it prints
+of a GPU means nothing.
 
 | column | what was run |
 |---|---|
@@ -106,7 +108,7 @@ def write_page(results: Results, programs: List[Program]) -> int:
 
 def page(results: Results, rows: List[Row]) -> str:
     shown, whole = [row for row in rows if not row.skipped], [row for row in rows if row.is_whole]
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     good = sum(1 for row in whole if not row.bad)
     count = f"{len(whole)} programs ran in every cell, {good} of them as they should."
     if len(shown) > len(whole):
@@ -134,7 +136,7 @@ def page(results: Results, rows: List[Row]) -> str:
 
 
 def _commit(source: str) -> str:
-    """Without its date; whether files differed from it is said."""
+    """Without its date; the kind of machine, and whether files differed from it, is said."""
     return " ".join(source.split()[:1] + source.split()[2:])
 
 

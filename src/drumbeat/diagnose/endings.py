@@ -36,4 +36,4 @@ _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch
 
 def is_good_end(text: str) -> bool:
     """Does this line say that the program has done what it was started for?"""
-    return bool(_PATTERN.search(text)) and not _NOT_YET.search(text)
+    return any(words in text for words in GOOD_ENDS) and bool(_PATTERN.search(text)) and not _NOT_YET.search(text)

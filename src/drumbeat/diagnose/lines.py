@@ -28,7 +28,7 @@ def _patterns(*patterns: str) -> Tuple[re.Pattern[str], ...]:
 
 # By the first character of what is left of the line; tried again and again until none fits.
 _BRACKET = _patterns(
-    r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
+    r"\[(?:\d+,)?(?P<task>\d+)\]\s?<std(?:out|err|diag)>: ?",  # mpirun --tag-output, horovodrun
     r"\[(?:rank|Rank|RANK)[ :=]{0,2}(?P<rank>\d+)\]:?\s?",  # torch, Lightning
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
     r"\[(?P<time>" + _DATE + r")\] ?",
@@ -39,7 +39,7 @@ _BRACKET = _patterns(
     r"\[ *\+?\d{1,9}\.\d{3,9}\] ",  # dmesg, seconds since boot
     r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",  # kubectl logs --prefix
     r"\[(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60})\] (?=[\w.-]+:\d+:\d+ )",
-    r"\[(?P<rank>\d{1,6})\] (?=Traceback \(most|\s+File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",  # hydra -l
+    r"\[(?P<task>\d{1,6})\] (?=Traceback \(most|\s+File \"|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",  # hydra -l
     r"\[\d{1,9}\] (?=[\w.-]+:\d+:\d+ \[|\[)",  # hydra -l, line numbers of a log viewer
 )
 _ROUND = _patterns(r"\([^()=]{0,60}(?:\brank=(?P<rank>\d+) )?\bpid=\d+(?:, ip=(?P<host>[\w.:-]+))?\)\s?")  # Ray, vLLM
@@ -48,8 +48,8 @@ _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
     r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
-    r" {0,5}(?P<rank>\d{1,6}): ",  # srun -l
-    r" {0,5}(?P<rank>\d{1,6}):(?=$|\[|Traceback|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",
+    r" {0,5}(?P<task>\d{1,6}): ",  # srun -l
+    r" {0,5}(?P<task>\d{1,6}):(?=$|\[|Traceback|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
@@ -99,11 +99,13 @@ _GLOG_LEVEL = re.compile(
     r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
-# INFO: text; INFO     text; root - INFO - text; level=info msg=text; "level": "info"
+# INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
-    r"|.{0,200}?\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
+    r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
 )
+# level=info msg=text; "level": "info"
+_LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
@@ -145,6 +147,7 @@ def clean(raw: str) -> Line:
     """The message, and what its prefixes say about rank, host, time and level."""
     text = without_colour(raw[:MAX_LINE])
     rank: Optional[int] = None
+    task: Optional[int] = None  # a launcher's number: a rank, or a node on which another launcher starts them
     host: Optional[str] = None
     when: Optional[float] = None
     level = ""
@@ -159,10 +162,12 @@ def clean(raw: str) -> Line:
             break
         found = match.groupdict()
         rank = int(found["rank"]) if found.get("rank") and rank is None else rank
+        task = int(found["task"]) if found.get("task") and task is None else task
         host = found.get("host") or host
         when = _seconds(found["time"]) if found.get("time") and when is None else when
         level = level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
+    rank = task if rank is None else rank
     if when is None:
         when = _glog_seconds(text)
     if rank is None and "Rank " in text:
@@ -183,7 +188,10 @@ def _level(text: str) -> str:
         return glog[1]
     said = _SAID_LEVEL.match(text)
     if said:
-        return _LEVEL_LETTER[(said[1] or said[2] or said[3]).upper()]
+        return _LEVEL_LETTER[said[1] or said[2] or said[3]]
+    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] else None
+    if field:
+        return _LEVEL_LETTER[field[1].upper()]
     return "W" if "arning: " in text and _PYTHON_WARNING.search(text) else ""
 
 
@@ -197,8 +205,8 @@ def _seconds(text: str) -> Optional[float]:
 
 
 def _glog_seconds(text: str) -> Optional[float]:
-    match = _GLOG.search(text[:400])  # a progress bar may stand before it
-    if not match:
+    match = _GLOG.search(text[:400]) if text[:1] in _LEVEL_LETTER or "[" in text else None
+    if not match:  # a progress bar may stand before it
         return None
     return _in_year(int(match[1]), int(match[2]), f"{match[3]}:{match[4]}:{match[5]}")
 

@@ -20,15 +20,21 @@ _OTHER = (
     "val", "valid", "validation", "eval", "evaluation", "test", "dev", "best", "aux", "auxiliary", "balance", "balancing",
     "router", "kl", "value", "policy", "entropy", "regularization", "z",
 )  # fmt: skip
-# The name of the training loss, as a pattern; that of the rule for `nan-loss` begins with it.
+# The name of the training loss, as a pattern.
 TRAINING = (
     r"(?<![\w./-])(?i:"
     + "".join(rf"(?<!\b{word} )" for word in _OTHER)
-    + r"(?:(?:train|training|tr|total|lm|avg|average|mean|batch|step|running)[_/.-])?loss)"
+    + r"(?:(?:train|training|tr|total|lm|avg|average|mean|batch|step|running)[_/.-])?"
+    + r"loss(?:[_/](?:step|epoch|train|total|avg|mean))?)"
 )
-_IS = TRAINING + r"['\"]?\s{0,3}[:=|]?\s{0,3}"
-_NUMBER = re.compile((_IS + r"['\"]?\(?[-+]?\d").encode())
-_NAN = re.compile((_IS + r"(?:is )?(?:tensor\()?['\"]?(?i:nan)\b").encode())
+# What stands between the name and its value; and what makes `loss NaN` a word about NaN, not a value.
+_IS = r"['\"]?\s{0,3}(?:[:=|]|->|is )?\s{0,3}(?:tensor\(|[\[('\"])?[-+]?"
+_TALK = r"(?![-_ ]?(?:check|detect|filter|guard|handl|skip|iter|count|to ))"
+# The rule for `nan-loss` has this pattern.
+NOT_A_NUMBER = TRAINING + _IS + r"(?i:nan|inf|infinity)\b" + _TALK
+_NUMBER = re.compile((TRAINING + _IS + r"\.?\d").encode())
+_NAN = re.compile((TRAINING + _IS + r"(?i:nan)\b" + _TALK).encode())
+_NOT_FINITE = re.compile(NOT_A_NUMBER.encode())
 
 
 @dataclass
@@ -50,7 +56,7 @@ class Losses:
 
     def feed(self, file: str, raw: bytes) -> None:
         self._left -= 1
-        if _NUMBER.search(raw) and not _NAN.search(raw):
+        if _NUMBER.search(raw) and not _NOT_FINITE.search(raw):
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:

@@ -40,7 +40,7 @@ _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
     r"|NET/(?:IB|Socket) ?: Using |NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
 )
-_HEADLESS_STARTS = (
+HEADLESS_STARTS = (
     b"Channel ",
     b"Ring 0",
     b"NET/IB",
@@ -50,6 +50,7 @@ _HEADLESS_STARTS = (
     b"Bootstrap",
     b"comm 0x",
 )
+HEADLESS_SIGNS = (b"Channel ", b"Ring 0", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # one is in each of them
 _TRANSPORT_FILE = re.compile(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
 _RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
 
@@ -124,12 +125,12 @@ HEADS = frozenset((
 
 def may_be_headless(raw: bytes) -> bool:
     """Cheap: does such a beginning stand anywhere in the line?"""
-    return any(start in raw for start in _HEADLESS_STARTS)
+    return any(start in raw for start in HEADLESS_STARTS)
 
 
 def looks_headless(raw: bytes) -> bool:
     """May this line be NCCL's own, quoted without its head?"""
-    return raw.lstrip().startswith(_HEADLESS_STARTS)
+    return raw.lstrip().startswith(HEADLESS_STARTS)
 
 
 def worth(word: bytes) -> bool:

@@ -1,15 +1,15 @@
 """Which literals a line holds: cheap for the lines that hold none, which are nearly all.
 
-A line is split into words, and one set operation says whether any of them belongs to a literal. Only then are the
-literals themselves looked for: all that have no inner word, and those whose inner word is there. What was found is
-remembered by the line's shape (every digit made 0), because lines of a training log mostly differ in their numbers only.
+Every literal has a word that is looked for first. Lines are split into words, and one set operation says whether any of
+them is such a word; only then are its literals themselves looked for. What was found is remembered by the line's shape
+(every digit made 0), because lines of a training log mostly differ in their numbers only.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 SHORTEST = 3  # letters that a literal's word must have
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
@@ -32,19 +32,13 @@ def _inner_words(literal: str) -> List[str]:
     return [word for word in _words_of(literal)[1:-1] if len(word) >= SHORTEST]
 
 
-_Keys = List[Tuple[bytes, int]]  # shapes of literals, with the literals' numbers
-
-
 @functools.lru_cache(maxsize=4)
-def _index(literals: Tuple[str, ...]) -> Tuple[Dict[bytes, _Keys], _Keys]:
-    """Word to look for first -> its literals with inner words; and the literals without. The same for every reader."""
-    index: Dict[bytes, _Keys] = {}
-    loose: _Keys = []
+def _index(literals: Tuple[str, ...]) -> Dict[bytes, List[Tuple[bytes, int]]]:
+    """Word to look for first -> the shapes of its literals, with the literals' numbers. The same for every reader."""
+    index: Dict[bytes, List[Tuple[bytes, int]]] = {}
     for number, literal in enumerate(literals):
-        key = (literal.encode().translate(SHAPE), number)
-        of_word = index.setdefault(word_of(literal).encode(), [])
-        (of_word if _inner_words(literal) else loose).append(key)
-    return index, loose
+        index.setdefault(word_of(literal).encode(), []).append((literal.encode().translate(SHAPE), number))
+    return index
 
 
 class Prefilter:
@@ -52,10 +46,14 @@ class Prefilter:
 
     def __init__(self, literals: Sequence[str], max_repeats: Optional[int] = None) -> None:
         self._max_repeats = max_repeats
-        self._index, self._loose = _index(tuple(literals))
-        self._words = self._index.keys()
+        self._index = _index(tuple(literals))
+        self._words = frozenset(self._index)
         self._known: Dict[bytes, Tuple[int, ...]] = {}
         self._repeats: Dict[bytes, int] = {}
+
+    def words_in(self, text: bytes) -> FrozenSet[bytes]:
+        """The words of literals that stand in these lines. Of a line without any of them nothing will be found."""
+        return self._words.intersection(text.translate(_WORDS).split())
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
         """The numbers of the literals that stand in this line (digits count as any digit)."""
@@ -65,7 +63,7 @@ class Prefilter:
         shape = line.translate(SHAPE)
         found = self._known.get(shape)
         if found is None:
-            keys = [*self._loose, *(key for word in self._words & set(words) for key in self._index[word])]
+            keys = (key for word in self._words.intersection(words) for key in self._index[word])
             found = tuple(sorted(number for key, number in keys if key in shape))
             self._remember(shape, found)
         elif found and self._max_repeats:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.diagnose import nccl
+from drumbeat.diagnose import nccl, nccl_lines
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import ElasticSummary
 from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
@@ -20,20 +21,28 @@ from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import Losses
-from drumbeat.diagnose.observations import Init
-from drumbeat.diagnose.prefilter import MAX_SHAPE_LENGTH, MAX_SHAPES, SHAPE, Prefilter
+from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
 from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, NAMES, Raised, Tracebacks, is_bare
+from drumbeat.diagnose.tracebacks import (
+    BARE_SIGNS,
+    CHAINED,
+    HEADER,
+    IGNORED,
+    NAMES,
+    Raised,
+    Tracebacks,
+    is_bare,
+    may_be_bare,
+)
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
 
-_INFO = b" NCCL INFO "
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
@@ -41,6 +50,7 @@ _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # The last ones are levels of loggers.
 _OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
+_SIGNS = (*BARE_SIGNS, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
@@ -50,13 +60,13 @@ MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
 MAX_BARE = 20_000  # lines that look like an exception of a name that nobody knows
-MAX_COLLECTIVES = 2_000  # lines of collective calls that are looked at
+CHUNK = 256  # lines of which it is found out together whether any of them tells something
 
 
 class Reader:
     def __init__(self, rules: Optional[Rulebook] = None) -> None:
         self.rules = rules or rulebook()
-        self.communicators = Communicators()
+        self._nccl = nccl_lines.NcclLines()
         self.events = Events()
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
@@ -76,11 +86,12 @@ class Reader:
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
         self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
-        self._collectives = 0
         self._bare = 0
-        self._channels: Set[bytes] = set()
-        self._boring: Set[bytes] = set()  # shapes of lines from which nothing can be learnt
-        self._warning: Tuple[str, int, bytes] = ("", 0, b"")  # the last NCCL WARN, which may go on in the next line
+        self._dull = Dull(self._prefilter, _SIGNS)
+
+    @property
+    def communicators(self) -> Communicators:
+        return self._nccl.communicators
 
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
         """Whose log this file is, where the caller knows it better than its name tells."""
@@ -99,24 +110,33 @@ class Reader:
 
     def feed_lines(self, file: str, first: int, lines: Sequence[bytes]) -> None:
         """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many."""
-        boring, before = self._boring, self.lines - first
+        dull, before = self._dull.shapes, self.lines - first
         waiting = self._waits(file)
-        for number, raw in enumerate(lines, first):
-            if raw.translate(SHAPE) in boring and not waiting:
+        for start in range(0, len(lines), CHUNK):
+            chunk = lines[start : start + CHUNK]
+            shapes = [raw.translate(SHAPE) for raw in chunk]
+            self._remember(self._dull.learn(shapes))
+            if not waiting and dull.issuperset(shapes):
                 continue
-            self.lines = before + number  # events are told apart by it
-            self.feed(file, number, raw)
-            waiting = self._waits(file)
+            for number, (raw, shape) in enumerate(zip(chunk, shapes), first + start):
+                if shape in dull and not waiting:
+                    continue
+                self.lines = before + number  # events are told apart by it
+                self.feed(file, number, raw)
+                waiting = self._waits(file)
         self.lines = before + first + len(lines)
         if lines:
             self._end(file, first + len(lines) - 1)
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
-        tracebacks = self._tracebacks and self._tracebacks.get(file)
-        watched = bool(self.losses.open) and self.losses.watches(file)
-        watched = watched or (bool(self.steps.behind) and self.steps.watches(file))
-        return bool(self.elastic.open or self._warning[1] or tracebacks or watched)
+        return bool(
+            self.elastic.open
+            or self._nccl.warned
+            or (self._tracebacks and self._tracebacks.get(file))
+            or (self.losses.open and self.losses.watches(file))
+            or (self.steps.left and self.steps.watches(file))
+        )
 
     def feed(self, file: str, number: int, raw: bytes) -> None:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
@@ -128,15 +148,6 @@ class Reader:
     def _end(self, file: str, number: int) -> None:
         if file in self._ends or len(self._ends) < MAX_FILES:
             self._ends[file] = number
-
-    def _continue(self, file: str, number: int, raw: bytes) -> None:
-        """A WARN that somebody wrapped: read the two lines together once more."""
-        warned_in, at, text = self._warning
-        self._warning = ("", 0, b"")
-        if warned_in == file and at + 1 == number and raw.strip() and b"NCCL" not in raw:
-            joined = text.rstrip() + b" " + raw.strip()
-            self._nccl(file, at, joined[:MAX_LINE])
-            self._warning = ("", 0, b"")
 
     def transport(self) -> Transport:
         """The transport as far as it is known now; the reader can be fed on."""
@@ -167,7 +178,7 @@ class Reader:
             begins,
             self.losses.stayed(),
             self._last_errors,
-            self.steps.behind,
+            self.steps.found(),
         )
 
     def _last_runs(self) -> Dict[str, int]:
@@ -198,43 +209,25 @@ class Reader:
         found = self._prefilter(raw)
         if self.losses.open and self.losses.watches(file):
             self.losses.feed(file, raw)
-        if self.steps.behind and self.steps.watches(file):
-            self.steps.feed(file, raw)
-        bare = not found and (b"rror: " in raw or b"xception: " in raw or b"imeout: " in raw) and self._is_bare(raw)
+        if self.steps.left and self.steps.watches(file):
+            self.steps.feed(file, number, raw)
+        bare = not found and may_be_bare(raw) and self._is_bare(raw)
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)
-        if self._warning[1]:
-            self._continue(file, number, raw)
-        worth = b"CCL" in raw or b"] INFO " in raw
-        if not worth and nccl.may_be_headless(raw):  # quoted without NCCL's own head, perhaps behind somebody's prefix
-            text = clean(decode(raw)).text.encode()
-            worth = nccl.looks_headless(text)
-            raw = text if worth else raw
-        if worth:
-            start = raw.find(_INFO)
-            message = raw[start + len(_INFO) :]
-            # INFO lines are judged by their first word, before they are decoded: most are not about networks.
-            worth = start < 0 or nccl.worth(message.split(b" ", 1)[0]) or _INFO in message
-            if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
-                self.communicators.connections.add(file, number)
-            elif worth:
-                self._nccl(file, number, raw)
+        worth = self._nccl.feed(file, number, raw)
         if not found and not worth and not bare:
-            self._remember(raw)
+            self._remember([raw.translate(SHAPE)])
 
     def _is_bare(self, raw: bytes) -> bool:
         """An exception's last line, of a name that is not among those that are looked for everywhere."""
         self._bare += 1
         return self._bare <= MAX_BARE and is_bare(clean(decode(raw)).text)
 
-    def _remember(self, raw: bytes) -> None:
-        """No line of this shape says anything: neither the rules' words nor NCCL's first word hang on a digit."""
-        self.of_a_run = self.of_a_run or bool(_OF_A_RUN.search(raw))
-        if len(self._boring) >= MAX_SHAPES:
-            self._boring.clear()
-        if len(raw) <= MAX_SHAPE_LENGTH:
-            self._boring.add(raw.translate(SHAPE))
+    def _remember(self, shapes: List[bytes]) -> None:
+        """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
+        self.of_a_run = self.of_a_run or any(map(_OF_A_RUN.search, shapes))
+        self._dull.remember(shapes)
 
     def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
@@ -252,8 +245,6 @@ class Reader:
                 self.events.add_match(self.lines, match, line, evidence, host, pid, device)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
-            if matched and file in self._ends:
-                self.steps.error(file)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             if is_good_end(text):
                 self._good_ends[file] = number
@@ -271,7 +262,7 @@ class Reader:
         """One run has ended before this line, or with it."""
         self.events.ends_of_run(file)
         if self.runs.begins.get(file) == number and len(self._ends) == 1:
-            self.communicators = Communicators()  # the transport, too, is that of the last run
+            self._nccl = nccl_lines.NcclLines()  # the transport, too, is that of the last run
 
     def _traceback(self, file: str, line: Line, evidence: Evidence, matched: bool) -> None:
         tracebacks = self._tracebacks.get(file)
@@ -282,45 +273,13 @@ class Reader:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
             self.events.add_traceback(raised, line, file, evidence.line or 0)
+        bare = raised is None and not matched and not line.only_warns and is_bare(line.text)
         if raised is not None and not raised.ignored and not matched:
             self.events.add_exception(self.lines, raised, line, evidence)
-        elif raised is None and not matched and not line.only_warns and is_bare(line.text):
+        elif bare:
             self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
-
-    def _nccl(self, file: str, number: int, raw: bytes) -> None:
-        text = without_colour(decode(raw))
-        evidence: Optional[Evidence] = None
-        found = False
-        for record in nccl.records(text):
-            found = self.communicators.spoke = True
-            if record.level == "WARN":
-                self._warning = (file, number, raw)
-                if "/rccl/" in text or "/hipify/" in text:  # its WARN lines carry the path of its build
-                    self.communicators.libraries.add("rccl")
-            seen = nccl.observe(record)
-            if seen is not None:
-                if isinstance(seen, Init):
-                    self._channels.clear()  # the same words may now be about another communicator
-                evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
-                self.communicators.add(record, seen, evidence)
-        if not found and b"CCL version" in raw:
-            for version in nccl.find_version(text):
-                self.communicators.version(version, Evidence(text[:MAX_TEXT], file, number))
-
-    def _said_before(self, raw: bytes, start: int, message: bytes) -> bool:
-        """A connection's many channels differ only in their number; of collective calls some are enough."""
-        if b"[nranks=" in message:
-            self._collectives += 1
-            return self._collectives > MAX_COLLECTIVES
-        if not message.startswith(b"Channel "):
-            return False
-        key = raw[:start] + message[message.find(b" : ") :]
-        if key in self._channels:
-            return True
-        if len(self._channels) >= MAX_FILES:
-            self._channels.clear()
-        self._channels.add(key)
-        return False
+        if (matched or bare or raised is not None) and file in self._ends:
+            self.steps.error(file)
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import environment, missing, transport
 from drumbeat.diagnose.communicators import Communicators
@@ -15,6 +15,7 @@ from drumbeat.diagnose.failure import AT_THE_END, Failure, Log
 from drumbeat.diagnose.judge import judge
 from drumbeat.diagnose.recorded import Recorded, with_record
 from drumbeat.diagnose.rulebook import Match, Rulebook
+from drumbeat.diagnose.steps import Step
 from drumbeat.diagnose.survived import survived
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
@@ -51,7 +52,7 @@ def make_report(
     begins: Optional[Mapping[str, int]] = None,
     nan_from: Optional[Evidence] = None,
     last_errors: Optional[Mapping[str, Evidence]] = None,
-    steps_behind: Optional[Mapping[str, int]] = None,
+    steps: Optional[Mapping[str, Sequence[Step]]] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -68,7 +69,7 @@ def make_report(
         begins or {},
         nan_from,
         last_errors or {},
-        steps_behind or {},
+        steps or {},
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -1,35 +1,51 @@
 """Does a log show steps of training behind an error? Then its program may have handled it.
 
-A few are no sign: the other ranks write on until they miss the one that failed.
+A few are no sign: the other ranks write on until they miss the one that failed, which is at most a step or two later.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict
+from bisect import bisect_right
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes on for longer is judged by that
 MAX_LINES = 20_000  # that are looked at in all
-_STEP = re.compile(rb"(?i)\b(?:step|iter(?:ation)?|epoch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}\d")
+FEW_STEPS = 2  # different ones that other ranks may still make
+FEW_LINES = 12  # of steps, where they do not say which step they are about
+_STEP = re.compile(rb"(?i)\b(step|iter(?:ation)?|epoch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})")
+
+Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
 
 
 class Steps:
-    """Per file, the lines of steps behind its last error that a rule knows."""
+    """Per file, the lines of steps that stand behind an error."""
 
     def __init__(self) -> None:
-        self.behind: Dict[str, int] = {}
-        self._left: Dict[str, int] = {}  # lines that are still to be looked at
+        self._found: Dict[str, List[Step]] = {}
+        self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self._total = MAX_LINES
 
     def watches(self, file: str) -> bool:
-        return self._total > 0 and self._left.get(file, 0) > 0
+        return self._total > 0 and self.left.get(file, 0) > 0
 
-    def feed(self, file: str, raw: bytes) -> None:
+    def feed(self, file: str, number: int, raw: bytes) -> None:
         self._total -= 1
-        self._left[file] -= 1
-        if _STEP.search(raw):
-            self.behind[file] += 1
+        self.left[file] -= 1
+        values = _STEP.findall(raw)
+        if values:
+            step = tuple(value for name, value in values if name.lower() != b"loss")
+            self._found.setdefault(file, []).append((number, step))
 
     def error(self, file: str) -> None:
         """A line of this file is an error."""
-        self.behind[file], self._left[file] = 0, MAX_WATCHED
+        self.left[file] = MAX_WATCHED
+
+    def found(self) -> Mapping[str, Sequence[Step]]:
+        return self._found
+
+
+def goes_on(steps: Sequence[Step], number: int) -> bool:
+    """Does training go on behind line `number`?"""
+    behind = steps[bisect_right(steps, (number + 1,)) :]
+    return len(behind) > FEW_LINES or len({step for _, step in behind if step}) > FEW_STEPS

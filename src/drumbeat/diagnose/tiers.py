@@ -110,8 +110,7 @@ class Tiers:
 
     def may_be_handled(self, event: Event) -> bool:
         """The log goes on long behind this line or shows steps there, and nobody else says that anything failed."""
-        steps = self.log.steps_behind.get(event.evidence.file or "", 0)
-        return self.nobody_else() and (self.log.after(event) > CAUGHT_LINES or steps > AT_THE_END)
+        return self.nobody_else() and (self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event))
 
     def _ended_otherwise(self, event: Event) -> bool:
         """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""

@@ -18,8 +18,16 @@ EXCEPTION = re.compile(
 )
 BARE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
-    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout))(?:: (?P<message>.+))?$"
+    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
+    r"(?:: (?P<message>.+))?$"
 )
+# An exception's name ends with a class, or as the few that are written small do; where other lines stand between it and
+# its traceback, `Hostname: n7` could be meant as well, and it must end as exceptions do.
+_NAME = re.compile(r"(?:^|\.)(?:_*[A-Z]\w*|\w*(?:error|exception|timeout|exit))$")
+_NAMED = re.compile(
+    r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
+)
+_WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
 # A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
 _FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
 _INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
@@ -60,7 +68,12 @@ NAMES = (
     "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
 )  # fmt: skip
 _LISTED = frozenset(NAMES)
-_WORD = re.compile(r"[A-Za-z]{3,}")
+# An exception's last line, whatever its name is, holds one of the first or ends with one of the others.
+_BARE_INSIDE = (b"rror: ", b"xception: ", b"imeout: ", b"ailure: ", b"rrors.", b"xceptions.")
+_BARE_ENDS = (b"Error", b"Exception")
+BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line that holds none of these is no such line
+_WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
+_OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
@@ -73,11 +86,23 @@ def is_listed(text: str) -> bool:
     return text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
 
 
+def may_be_bare(raw: bytes) -> bool:
+    """Cheap: may this line be an exception's last one?"""
+    if b"rror" not in raw and b"xception" not in raw and b"imeout: " not in raw and b"ailure: " not in raw:
+        return False
+    return any(sign in raw for sign in _BARE_INSIDE) or raw.rstrip().endswith(_BARE_ENDS)
+
+
 def is_bare(text: str) -> bool:
-    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something:
-    `MeanSquaredError: 0.05` is a measurement."""
+    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something
+    (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
     match = BARE.match(text)
-    return bool(match) and (is_listed(text) or len(_WORD.findall((match and match["message"]) or "")) > 1)
+    if match is None:
+        return False
+    words = len(_WORD.findall((match["message"] or "")[:MAX_LENGTH]))
+    if "." in match["name"] and (words or not match["message"]):
+        return True
+    return words > 1 or is_listed(text) or bool(_OF_ERRORS.search(match["name"]))
 
 
 @dataclass(frozen=True)
@@ -113,6 +138,7 @@ class _Open:
     outermost: str = ""  # the first frame's function, with its file
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
+    torn: bool = False  # lines that belong to nothing in it stand below its last frame
     ignored: bool = False
     chained: bool = False
     of_launcher: bool = False
@@ -212,17 +238,18 @@ class Tracebacks:
             if not _LIBRARY.search(frame[1] or frame[3]):
                 state.own_frame = state.frame
             state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
-            state.length, state.source_next = state.length + 1, True
+            state.length, state.source_next, state.torn = state.length + 1, True, False
             self._give_up(rank, state)
             return None
         state.source_next = False
         bare = text[state.indent :] if text[: state.indent].strip() == "" else text
         if not bare.strip() or bare[0] in _INSIDE:
+            state.torn = state.torn or bool(_WARNS.match(bare))
             state.length += 1
             self._give_up(rank, state)
             return None
         match = EXCEPTION.match(bare)
-        if match and state.frame and ("." in match["name"] or match["name"][0].isupper()):
+        if match and state.frame and (_NAMED if state.torn else _NAME).search(match["name"]):
             del self._open[rank]
             (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
             caught = state.headed and not _TOP.search(state.outermost)
@@ -231,6 +258,7 @@ class Tracebacks:
                 bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught, state.chained, of_main,
                 bool(_HELPER.search(state.outermost)),
             )  # fmt: skip
+        state.torn = True
         state.length += 8  # another writer's line in between; give up after some fifty
         self._give_up(rank, state)
         return None

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -37,7 +37,8 @@ from drumbeat.train.checkpoint.folder import (
 )
 from drumbeat.train.checkpoint.generators import generators, restore_generators
 from drumbeat.train.checkpoint.host_memory import free_bytes
-from drumbeat.train.checkpoint.reading import contents, first_line, load_into, saved_part
+from drumbeat.train.checkpoint.reading import Reader, contents, first_line, load_into, saved_part
+from drumbeat.train.checkpoint.save_planner import OneAtATime
 from drumbeat.train.checkpoint.state import TrainingState, own_part
 from drumbeat.train.refusal import Refusal
 
@@ -172,9 +173,9 @@ class Checkpoints:
         if self.rank == 0:
             shutil.rmtree(place, ignore_errors=True)
         self._meet()
-        writer = FileSystemWriter(place, thread_count=writers(state))
+        writer = FileSystemWriter(place, thread_count=writers(state), per_thread_copy_ahead=0)
         writer.fs = written = SummedFileSystem()
-        save(state, storage_writer=writer, process_group=self.group)
+        save(state, storage_writer=writer, planner=OneAtATime(), process_group=self.group)
         every = self._gathered((written.checksums, first_line(written.error) if written.error else ""))
         error = next((error for _, error in every if error), "")
         if self.rank == 0 and not error:
@@ -233,7 +234,7 @@ class Checkpoints:
     def _load(self, path: str, wanted: Sequence[str]) -> Tuple[Dict[str, Any], bool]:
         """The `wanted` extras, and whether there were checksums to compare with. Unreadable on all ranks if it is so on any; what
         was written into the state till then is overwritten by the next that can be loaded."""
-        reader = FileSystemReader(path)
+        reader = Reader(path)
         marker = self._together(lambda: self._marker(path))
         if marker["files"] is not None:  # each rank checks a share of the files; the load begins once all are whole
             self._together(lambda: check_files(path, marker["files"], self.rank, self.size))
@@ -321,7 +322,7 @@ class Checkpoints:
 
 def writers(state: Dict[str, Any]) -> int:
     """A thread writes one or two gigabytes per second, a file of its own: one for each two gigabytes of this rank. At most 4
-    where the state is on a GPU: each takes one or two tensors of it to the host at a time."""
+    where the state is on a GPU: each takes one tensor of it to the host at a time."""
     on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in state["model"].values())
     return max(1, min(held_bytes(state) >> 31, len(os.sched_getaffinity(0)), 4 if on_gpu else 8))
 
