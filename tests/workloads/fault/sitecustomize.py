@@ -1,4 +1,4 @@
-"""On PYTHONPATH of a program: one rank fails at its third backward pass, or a moment after jax or mpi4py was loaded.
+"""On PYTHONPATH of a program: one rank fails at its third backward pass or optimizer step, or soon after jax or mpi4py is loaded.
 
 WORKLOAD_FAULT is exception, kill or oom; WORKLOAD_RANK names the rank. Without them nothing happens.
 """
@@ -9,7 +9,7 @@ import signal
 import sys
 
 _FAULT = os.environ.get("WORKLOAD_FAULT", "")
-_SEEN = {"passes": 0, "ticks": 0}
+_SEEN = {"passes": 0, "steps": 0, "ticks": 0}
 _OOM = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.21 GiB is free."
 
 
@@ -34,11 +34,24 @@ def _count(backward):
     return counted
 
 
+def _step(*_):
+    _SEEN["steps"] += 1
+    if _SEEN["steps"] == 3:
+        _fail()
+
+
 def _look(*_):
     torch = sys.modules.get("torch")
     if torch is not None:
-        if hasattr(torch, "Tensor") and hasattr(torch.Tensor, "backward") and hasattr(torch, "OutOfMemoryError"):
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if (
+            hasattr(torch, "Tensor")
+            and hasattr(torch.Tensor, "backward")
+            and hasattr(torch, "OutOfMemoryError")
+            and hasattr(optimizer, "register_optimizer_step_pre_hook")
+        ):
             torch.Tensor.backward = _count(torch.Tensor.backward)
+            optimizer.register_optimizer_step_pre_hook(_step)
             signal.setitimer(signal.ITIMER_REAL, 0)
     elif "mpi4py.MPI" in sys.modules or "jax" in sys.modules:
         _SEEN["ticks"] += 1
