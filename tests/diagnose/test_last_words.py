@@ -352,3 +352,49 @@ node06:1993:2015 [0] INFO Using internal Network IB"""
     path = read(log).transport.path
     assert (path.answer, path.link, path.confidence) == ("rdma", "IB", LIKELY)
     assert read("n1:7:9 [0] NCCL INFO Using internal Network Socket").transport.path.answer == "tcp"
+
+
+LOGGED = [
+    "ERROR:2026-02-19 20:57:05,617:Traceback (most recent call last):",
+    '  File "/home/u/app/env.py", line 450, in update_state',
+    "    self.extract(text)",
+    '  File "/home/u/app/env.py", line 266, in extract',
+    "    raise ValueError(text)",
+]
+
+
+def test_a_logged_traceback_without_its_exception_is_no_failure_where_the_program_wrote_on():
+    after = ["trial 3: kept 12 of 32 samples", "trial 3: batch of 42", "42 samples after 3 trials", "batch cut to 32"]
+    assert failure("\n".join([*LOGGED, *after])).answer == "none"
+    found = failure("\n".join(LOGGED))
+    assert found.answer == "exception" and found.confidence == "likely"
+    (evidence,) = found.finding.evidence
+    assert evidence.line == 4, "its last frame, not the end of the log"
+
+
+def test_what_tensorflow_survives_is_no_failure():
+    lost = "2026-01-04 23:15:43.4: E tensorflow/stream_executor/cuda/"
+    lines = [
+        lost + "cuda_driver.cc:828] failed to allocate 14.57G (15648413952 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY",
+        lost + "cuda_dnn.cc:329] Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR",
+    ]  # fmt: skip
+    went_on = [f"64/64 - 3s - loss: {1 / (step + 1):.4f} - mean_absolute_error: 0.3949" for step in range(400)]
+    found = failure("\n".join([*lines, *went_on]))
+    assert found.answer == "none" and {note.code for note in found.notes} >= {"gpu-out-of-memory"}
+    assert failure("\n".join(["loading the data", *lines])).answer in ("gpu-out-of-memory", "gpu-launch-failure")
+
+
+def test_a_frame_of_the_heartbeat_monitor_below_a_warning_is_no_failure():
+    lines = [
+        "[rank1]:[W331 16:39:45.8 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=102): Connection reset by peer",
+        "Exception raised from recvBytes at /pytorch/torch/csrc/distributed/c10d/Utils.hpp:679 (most recent call first):",
+        "frame #5: c10d::ProcessGroupNCCL::HeartbeatMonitor::runLoop() + 0x3c8 (0x7fe27d618868 in libtorch_cuda.so)",
+        "[2026-03-31 16:39:46,668] [INFO] [launch.py:367:main] Process 2486035 exits successfully.",
+    ]
+    assert failure("\n".join(lines)).answer == "none"
+
+
+def test_open_mpi_says_in_two_lines_that_a_process_failed():
+    lines = ["invalid size specified for 'minbytes'", "-" * 74, "Primary job  terminated normally, but 1 process returned",
+             "a non-zero exit code. Per user-direction, the job has been aborted.", "-" * 74]  # fmt: skip
+    assert failure("\n".join(lines)).answer == "unknown"

@@ -198,10 +198,10 @@ class Reader:
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
-            for rank, raised in tracebacks.unfinished():
+            for rank, number, raised in tracebacks.unfinished():
                 frame, _, at = raised.frame.rpartition(":")
                 text = f'File "{frame}", line {at}' if frame else HEADER
-                evidence = Evidence(text, file, self._ends.get(file, 1))
+                evidence = Evidence(text, file, number)
                 self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
         self._tracebacks.clear()
 
@@ -268,7 +268,7 @@ class Reader:
         tracebacks = self._tracebacks.get(file)
         if tracebacks is None and len(self._tracebacks) < MAX_FILES:
             tracebacks = self._tracebacks[file] = Tracebacks()
-        raised = tracebacks.feed(line) if tracebacks is not None else None
+        raised = tracebacks.feed(line, evidence.line or 0) if tracebacks is not None else None
         if raised is not None and raised.ignored and "SignalException" not in raised.text:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:

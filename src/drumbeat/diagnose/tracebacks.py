@@ -130,6 +130,7 @@ class Raised:
 
 @dataclass
 class _Open:
+    number: int  # of the line that shows its header or its last frame
     length: int = 0
     lines: int = 1
     indent: int = 0
@@ -143,6 +144,11 @@ class _Open:
     chained: bool = False
     of_launcher: bool = False
     prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
+
+    @property
+    def caught(self) -> bool:
+        """Its outermost frame is not where a program begins."""
+        return self.headed and not _TOP.search(self.outermost)
 
     def own(self, text: str) -> str:
         """The line without the prefix that the header has too."""
@@ -167,16 +173,18 @@ class Tracebacks:
         state = self._open.get(line.rank)
         return bool(state and state.source_next and state.own(line.text).startswith("    " + " " * state.indent))
 
-    def unfinished(self) -> List[Tuple[Optional[int], Raised]]:
-        """Tracebacks whose last line, the exception itself, never came, with the rank of each."""
+    def unfinished(self) -> List[Tuple[Optional[int], int, Raised]]:
+        """Tracebacks whose last line, the exception itself, never came: rank, number of the last line seen, and the rest."""
         return [
             (
                 rank,
+                state.number,
                 Raised(
                     "a traceback that is cut off before its exception",
                     state.frame,
                     state.own_frame,
                     state.lines,
+                    caught=state.caught,
                     of_launcher=state.of_launcher and not state.own_frame,
                 ),  # fmt: skip
             )
@@ -184,14 +192,14 @@ class Tracebacks:
             if (state.frame or state.headed) and not state.ignored
         ]
 
-    def feed(self, line: Line) -> Optional[Raised]:
+    def feed(self, line: Line, number: int) -> Optional[Raised]:
         """The exception, when this line ends a traceback."""
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
             glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
             rank = int(glued[1]) if glued and line.rank is None else line.rank
-            begun = self._begin(rank, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
+            begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
             prefix = "" if glued else prefix
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
                 begun.prefix = prefix.translate(_DIGITS)
@@ -217,16 +225,18 @@ class Tracebacks:
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
                 return Raised(text.strip(), "", "", 1, True) if bare else None
-            state = self._begin(line.rank, max(len(text) - len(text.lstrip(" ")) - 2, 0), ignored)
+            state = self._begin(line.rank, number, max(len(text) - len(text.lstrip(" ")) - 2, 0), ignored)
             if state is None:
                 return None
             state.headed = False
+        if frame:
+            state.number = number
         return self._go_on(line.rank, state, text, frame)
 
-    def _begin(self, rank: Optional[int], indent: int, ignored: bool) -> Optional[_Open]:
+    def _begin(self, rank: Optional[int], number: int, indent: int, ignored: bool) -> Optional[_Open]:
         if len(self._open) >= MAX_OPEN:
             return None
-        state = self._open[rank] = _Open(indent=indent, ignored=ignored, chained=rank in self._chained)
+        state = self._open[rank] = _Open(number, indent=indent, ignored=ignored, chained=rank in self._chained)
         self._chained.discard(rank)
         return state
 
@@ -252,10 +262,9 @@ class Tracebacks:
         if match and state.frame and (_NAMED if state.torn else _NAME).search(match["name"]):
             del self._open[rank]
             (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
-            caught = state.headed and not _TOP.search(state.outermost)
             of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))
             return Raised(
-                bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, caught, state.chained, of_main,
+                bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, state.caught, state.chained, of_main,
                 bool(_HELPER.search(state.outermost)),
             )  # fmt: skip
         state.torn = True
