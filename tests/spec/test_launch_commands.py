@@ -128,3 +128,10 @@ def test_two_commands_are_refused_with_the_way_out():
     assert "&& is for a shell" in refusal("command: [python, a.py, '&&', python, b.py]")
     assert order("command: >-\n  python train.py\n  --lr 1\n").command == ("python", "train.py", "--lr", "1")
     assert order("command: [grep, '|', x]").command == ("grep", "|", "x")
+
+
+def test_a_variable_before_the_command_is_refused_with_env():
+    said = refusal("command: OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 'my train.py'")
+    assert "OMP_NUM_THREADS=1 before the command" in said
+    assert "env OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 'my train.py'" in said
+    assert order("command: python train.py LR=1").command == ("python", "train.py", "LR=1")

@@ -28,7 +28,7 @@ from drumbeat.spec.meeting import find_hosts, port_seed, run_identity
 from drumbeat.spec.names import default_name
 from drumbeat.spec.placeholders import places
 from drumbeat.spec.resources import container, flag_of, image_of, resources
-from drumbeat.spec.shell_syntax import refuse_shell
+from drumbeat.spec.shell_syntax import refuse_assignment, refuse_shell
 from drumbeat.spec.site import Site
 from drumbeat.spec.sweep import combinations, with_array
 from drumbeat.spec.yamlfile import shown
@@ -175,6 +175,7 @@ def _command(job: Job, here: Here) -> Tuple[str, ...]:
     for word in job.command:
         if word in ("&&", "||"):
             refuse_shell(word, job.where("command"))
+    refuse_assignment(job.command, job.where("command"))
     open_places = [name for name in places(job.command) if name not in job.sweep]
     if open_places:
         raise Problem(

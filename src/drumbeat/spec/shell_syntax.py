@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import NoReturn, Optional
+import shlex
+from typing import NoReturn, Optional, Sequence
 
 from drumbeat.problem import Problem
 
 _OPERATOR = re.compile(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def shell_syntax(text: str) -> Optional[str]:
@@ -48,6 +51,15 @@ def refuse_shell(found: str, place: str) -> NoReturn:
         "what comes before the command belongs into setup; or write a shell line: bash -c 'first && second'"
         + ("; one command over several lines is written with >- instead of |" if found == "a line break" else ""),
     )
+
+
+def refuse_assignment(command: Sequence[str], place: str) -> None:
+    """`NAME=value program`: only a shell takes the first word for anything but the program's name."""
+    if _ASSIGNMENT.match(command[0]):
+        raise Problem(
+            f"{place}: {command[0]} before the command is for a shell, and no shell reads this: it would be the program's name",
+            f"put env before it: env {shlex.join(command)}",
+        )
 
 
 def _operator(word: str, whole: bool) -> Optional[str]:
