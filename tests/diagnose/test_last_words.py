@@ -29,7 +29,6 @@ STEPS = [f"step {number} loss {2 - number / 100:.3f}" for number in range(60)]
         "torch.cuda.OutOfMemoryError",
         "mypkg.errors.DataError: shard",
         "mypkg.errors.DataError: 12",
-        "mypkg.exceptions.NoSuchShard: 12",
     ],
 )
 def test_an_exception_of_any_name_at_the_end_is_a_failure(line):
@@ -398,3 +397,32 @@ def test_open_mpi_says_in_two_lines_that_a_process_failed():
     lines = ["invalid size specified for 'minbytes'", "-" * 74, "Primary job  terminated normally, but 1 process returned",
              "a non-zero exit code. Per user-direction, the job has been aborted.", "-" * 74]  # fmt: skip
     assert failure("\n".join(lines)).answer == "unknown"
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["torchmetrics.MeanAbsoluteError: tensor(0.2310)", "my.metrics.MeanAngularError: 3.4 degrees", "shutdown.timeout: 30 seconds",
+     "val.error: 3.1 best: 2.9", "metrics.errors.Rate: 0.031", "monitoring.exceptions.Count: 0 since start",
+     "TestError: 12.1 percent, best 11.9"],
+)  # fmt: skip
+def test_a_value_at_the_end_is_no_exception(last):
+    assert failure(f"step 1 loss 0.5\nTraining finished.\n{last}\n").answer == "none"
+
+
+def test_a_loss_that_is_a_number_beside_its_nan_is_no_nan():
+    lines = [
+        f"Epoch 3: {step}/20 [00:01<00:02, v_num=0, train_loss_step=0.50, train_loss_epoch=nan]" for step in range(20)
+    ]
+    assert failure("\n".join([*lines, "`Trainer.fit` stopped: `max_epochs=20` reached."])).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["Epoch: [0][ {}/5005]  Time 0.1 (0.1)  Loss 2.31e+00", "Train Epoch: 1 [{}/60000 (1%)]  Loss: 2.31",
+     "{}/100 [00:01<00:09, loss=2.3]", "global_step={} train_loss=2.3", "batch {} of 100, loss 2.3"],
+)  # fmt: skip
+def test_an_error_behind_which_training_goes_on_is_not_certain(form):
+    error = [*TRACEBACK[:-1], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."]
+    lines = [*(form.format(step) for step in range(1, 5)), *error]
+    assert failure("\n".join(lines)).confidence == "certain"
+    assert failure("\n".join([*lines, *(form.format(step) for step in range(6, 14))])).confidence != "certain"

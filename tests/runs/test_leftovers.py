@@ -69,6 +69,19 @@ def test_twenty_fork_chains_are_ended():
     assert os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]) == 0
 
 
+def test_what_a_script_had_started_before_it_became_drumbeat_is_left_alone(drumbeat):
+    """bash gives its last command its own process: what it had started are children of drumbeat then."""
+    script = """sleep 300 & echo $! > job
+    exec "$0" -m drumbeat run -- "$0" -c "raise SystemExit(3)" > >(sleep 1; cat > log) 2>&1"""
+    done = subprocess.run(["bash", "-c", script, sys.executable], cwd=drumbeat.folder, timeout=300)
+    job, log = int((drumbeat.folder / "job").read_text()), drumbeat.folder / "log"
+    try:
+        assert done.returncode == 3 and os.path.exists(f"/proc/{job}")
+        wait_for(lambda: log.exists() and "exit code 3" in log.read_text(), 60, "the last lines in the log")
+    finally:
+        os.kill(job, signal.SIGKILL)
+
+
 def test_a_group_that_holds_a_kept_child_is_not_killed_as_a_whole():
     guard = os.fork()
     if guard == 0:

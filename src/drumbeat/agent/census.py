@@ -56,7 +56,7 @@ class WorldCount:
             if lonely and verdict is not None and verdict.answer == UNKNOWN:
                 verdict = None
             lonely = None
-        if verdict is not None and self._is_known(verdict):
+        if verdict is not None and (self._is_known(verdict) or (verdict.answer == UNKNOWN and self._between())):
             verdict = None
         findings = list(verdict.findings) if verdict else []
         if verdict:
@@ -75,6 +75,10 @@ class WorldCount:
         if verdict.answer == self._said:
             return (verdict.count or 0) <= self._count
         return bool(self._said) and verdict.answer == UNKNOWN
+
+    def _between(self) -> bool:
+        """Whether more ranks have been seen than are there now: between two stages of a script, or at its end."""
+        return any(len(self.rows[node][1]) < len(most) for node, most in self.most.items())
 
     def _train_alone(self, rows: Sequence[Row], alone: bool) -> bool:
         """Whether steps were reported after these very processes had been seen without a connection: at its end a program

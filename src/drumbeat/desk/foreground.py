@@ -63,6 +63,9 @@ class Foreground:
         self.signals: List[int] = []
 
     def run(self, environ: Mapping[str, str]) -> int:
+        # Children that a script had before it became us by exec, as it does with its last command: a tee that shows what we
+        # print, a job in the background.
+        not_ours = set(children())
         become_subreaper()  # if a guard and its agent are killed at once, their orphans come to us
         for number in STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup it stays ignored
@@ -91,12 +94,12 @@ class Foreground:
                     lead_gone = time.monotonic() if node == 0 else lead_gone
                     if guard.returncode < 0 and node not in self.hung:
                         self._let_agent_end()
-                    sweep(keep={other.pid for other in self.guards.values() if other.poll() is None})
+                    sweep(keep=not_ours | {other.pid for other in self.guards.values() if other.poll() is None})
             self._tell_lead(codes)
             if lead_gone is not None and time.monotonic() - lead_gone > 2.0:
                 self._signal_guards(signal.SIGTERM)  # a node that never found its lead would go on looking for it
             self._pause(codes)
-        sweep()
+        sweep(keep=not_ours)
         self._read_reports(reports)
         self.console.poll(self.folder, final=True)
         for logs in self.console.local_logs:  # read to the end by now

@@ -60,8 +60,10 @@ class Losses:
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
-        """A line that the rule for `nan-loss` knows; it counts where the training loss itself is NaN, not infinite."""
-        if _NAN.search(evidence.text.encode()):
+        """A line that the rule for `nan-loss` knows; it counts where the training loss itself is NaN, not infinite, and no
+        other form of it (of this step, of the epoch) is a number there."""
+        text = evidence.text.encode()
+        if _NAN.search(text) and not _NUMBER.search(text):
             self.open.setdefault(file, _Stretch(evidence)).lines += 1
 
     def drop(self, file: str, below: int) -> None:

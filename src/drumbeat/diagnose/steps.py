@@ -13,7 +13,10 @@ MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes o
 MAX_LINES = 20_000  # that are looked at in all
 FEW_STEPS = 2  # different ones that other ranks may still make
 FEW_LINES = 12  # of steps, where they do not say which step they are about
-_STEP = re.compile(rb"(?i)\b(step|iter(?:ation)?|epoch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})")
+_STEP = re.compile(
+    rb"(?i)(?<![a-z])(step|iter(?:ation)?|epoch|batch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})"
+)
+_OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
 Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
 
@@ -34,7 +37,7 @@ class Steps:
         self.left[file] -= 1
         values = _STEP.findall(raw)
         if values:
-            step = tuple(value for name, value in values if name.lower() != b"loss")
+            step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:1])
             self._found.setdefault(file, []).append((number, step))
 
     def error(self, file: str) -> None:

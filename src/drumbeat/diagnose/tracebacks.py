@@ -73,7 +73,9 @@ _BARE_INSIDE = (b"rror: ", b"xception: ", b"imeout: ", b"ailure: ", b"rrors.", b
 _BARE_ENDS = (b"Error", b"Exception")
 BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line that holds none of these is no such line
 _WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
+_MEASURED = re.compile(r"\W{0,3}(?:tensor\()?[-+]?\.?\d")  # what begins with a number is a value, not a message
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
+_OF_ERRORS_AND_NAMED = re.compile(r"(?:^|\.)(?:errors|exceptions)\.\w*(?:Error|Exception)$")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
@@ -98,6 +100,12 @@ def is_bare(text: str) -> bool:
     (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
     match = BARE.match(text)
     if match is None:
+        return False
+    if (
+        _MEASURED.match(match["message"] or "")
+        and not is_listed(text)
+        and not _OF_ERRORS_AND_NAMED.search(match["name"])
+    ):
         return False
     words = len(_WORD.findall((match["message"] or "")[:MAX_LENGTH]))
     if "." in match["name"] and (words or not match["message"]):

@@ -73,7 +73,10 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
             )
-            return Verdict("world", AS_PLANNED, CERTAIN, summary, seen=seen, count=total)
+            met = total == 1 or all(
+                row.joined or row.alone is None for row in members
+            )  # else by other connections: any program's
+            return Verdict("world", AS_PLANNED, CERTAIN if met else LIKELY, summary, seen=seen, count=total)
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 

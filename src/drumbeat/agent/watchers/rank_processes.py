@@ -78,7 +78,8 @@ def unnumbered(
     node: int, parents: Mapping[int, int], tree: Set[int], port: int, sockets: Optional[Sockets] = None
 ) -> List[Row]:
     """Processes without a RANK that have TCP connections of their own, or listen at `port`. What a process has from the one
-    that forked it, a data loader from its rank say, is not its own."""
+    that forked it, a data loader from its rank say, is not its own. A process above another one of them has started it, and
+    may serve anything."""
     sockets = sockets or Sockets()
     held = {pid: sockets.of(pid) or {} for pid in tree}
     rows = []
@@ -93,7 +94,16 @@ def unnumbered(
         if joined or links:
             place = f"port {port}" if joined else ""
             rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=_told(joined, links)))
-    return rows
+    above_others = {parent for row in rows for parent in _above(row.pid, parents)}
+    return [row for row in rows if row.joined or row.pid not in above_others]
+
+
+def _above(pid: int, parents: Mapping[int, int]) -> Set[int]:
+    found: Set[int] = set()
+    while parents.get(pid, 0) > 1 and parents[pid] not in found:
+        pid = parents[pid]
+        found.add(pid)
+    return found
 
 
 def rows_of(

@@ -27,7 +27,7 @@ _COMPOUND = frozenset(
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
 _PYTHON_FLAGS = re.compile(r"-[uOBEsSIqvb]+")
 _NO_TRAINING = frozenset(("pip", "ensurepip", "venv", "virtualenv"))  # modules
-_CALLS_TO_TRAIN = re.compile(r"(?:\w*_)?(?:train|pretrain|finetune|fit)(?:_\w*)?|main|backward|run_path|run_module")
+_CALLS_TO_TRAIN = re.compile(r"train|pretrain|finetune|fit|backward|run_path|run_module")
 _LONGEST_TEXT = 4000
 _ASKS = frozenset(("-h", "--help", "--version"))
 
@@ -147,7 +147,7 @@ def _names_program(words: Sequence[str]) -> bool:
 
 
 def _text_trains(text: str) -> bool:
-    """Whether a Python text calls what trains, by its name: `train.main()`, `model.fit(x)`, `loss.backward()`. Any other text
+    """Whether a Python text calls what trains, by its name: `app.train()`, `model.fit(x)`, `loss.backward()`. Any other text
     may only tell of the failure, or clean up after it."""
     try:
         tree = ast.parse(text) if len(text) <= _LONGEST_TEXT else ast.Module([], [])
