@@ -159,3 +159,13 @@ def test_ranks_of_a_scripts_second_launcher_are_marked():
             (saw,) = looks.poll(1.1)
             seen.append((saw.data["unmet"], *(row.later for row in saw.data["rows"] if row.pid == rank.pid)))
     assert seen == [(False, False), (True, False), (False, False), (False, True)]
+
+
+def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(monkeypatch):
+    monkeypatch.setattr(census, "_COST", 0.0)
+    with Started(WAITS, RANK="0", PMIX_RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
+        looks, watcher = CensusLooks(0, 1, lambda: [rank.pid], 61234, True, lambda: None), Census()
+        looked = [(tick / 4, saw) for tick in range(4 * 20) for saw in looks.poll(tick / 4)]
+    told = [action for now, saw in looked for action in watcher.on(saw, now)]
+    assert len(told) == 1 and told[0].data["rows"][0].alone is None
+    assert looked[-1][0] < 10.0  # then nobody looks any more

@@ -360,3 +360,16 @@ def test_a_stage_counts_as_running_until_its_driver_ends_in_whatever_way(tmp_pat
     assert seen == [True] and os.listdir(tmp_path) == ["r.json"]
     report = read_report(settings["report"])
     assert (report.exit_code, report.failures, report.succeeded) == (code, (), code == 0)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 200_000, '{"command": "a", "t": NaN}\n' * 3, '{"command": "a", "t": 1e999}\n' * 3, "no JSON\n"]
+)
+def test_a_hostile_record_of_stages_tells_no_times(tmp_path, content):
+    (tmp_path / ".stages.jsonl").write_text(content)
+    assert Stages(str(tmp_path)).begun_since() == []
+
+
+def test_a_record_of_very_many_stages_is_bounded(tmp_path):
+    (tmp_path / ".stages.jsonl").write_text('{"command": "a", "t": 1.0}\n' * 200_000)
+    assert len(Stages(str(tmp_path)).begun_since()) == 999

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shlex
 import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.problem import Problem
+
+_MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,9 @@ class Stages:
                 report = read_report(self.report(number))
                 unended = report is None and os.path.exists(self.report(number) + ".running")
                 t = line.get("t")
-                stage = replace(stage, report=report, unended=unended, t=t if isinstance(t, float) else None)
+                stage = replace(
+                    stage, report=report, unended=unended, t=t if isinstance(t, float) and math.isfinite(t) else None
+                )
                 number += 1
             stages.append(stage)
         return stages
@@ -143,7 +149,7 @@ def read_report(path: str) -> Optional[Report]:
 def _lines(path: str) -> List[Dict[str, Any]]:
     try:
         with open(path, encoding="utf-8") as file:
-            found: List[Optional[Any]] = [json.loads(line) for line in file]
-    except (OSError, ValueError):
+            found: List[Optional[Any]] = [json.loads(line) for line in islice(file, _MOST)]
+    except (OSError, ValueError, RecursionError):
         return []
     return [each for each in found if isinstance(each, dict)]

@@ -47,6 +47,7 @@ class CensusLooks:
         self._news = 0.0  # when a look last showed something new
         self._known: Dict[_Process, Row] = {}
         self._complete = 0  # looks in a row that showed all of them
+        self._complete_since = 0.0
 
     def look_soon(self, now: float) -> None:
         """The ranks have reported something: now they are all there."""
@@ -56,7 +57,7 @@ class CensusLooks:
     def poll(self, now: float, final: bool = False) -> List[Saw]:
         if self._begin is None:
             self._begin, self._news, self._next = now, now, now + _SOONEST
-        if final or now < self._next or self._complete > 1 or now - self._begin > _GIVE_UP:
+        if final or now < self._next or self._is_done(now) or now - self._begin > _GIVE_UP:
             return []
         rows, cost = self._look()
         if rows is None:
@@ -69,6 +70,7 @@ class CensusLooks:
         proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
         together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
         whole = len(rows) == self.ranks and together and not any(row.starts_others for row in rows)
+        self._complete_since = self._complete_since if self._complete else now
         self._complete = self._complete + 1 if whole else 0
         others = [row for row in rows if row.rank is not None and row.pid not in self.mains()]
         launchers = self.met() if others else None
@@ -76,6 +78,10 @@ class CensusLooks:
             rows = [replace(row, later=True) for row in rows]
         data = {"rows": rows, "complete": whole, "proven": whole and proven, "unmet": launchers == 0}
         return [Saw("census", data)]
+
+    def _is_done(self, now: float) -> bool:
+        """Whether looks have shown all ranks for so long that `Census` has told it."""
+        return self._complete > 1 and now - self._complete_since > 2 * _SETTLED + _SOONEST
 
     def _with_earlier(self, rows: Sequence[Row]) -> List[Row]:
         """What earlier looks have shown of these processes counts, and of others without a RANK for as long as they live:
