@@ -169,3 +169,23 @@ def test_ranks_of_mpi_which_no_connection_proves_are_told_before_the_looks_end(m
     told = [action for now, saw in looked for action in watcher.on(saw, now)]
     assert len(told) == 1 and told[0].data["rows"][0].alone is None
     assert looked[-1][0] < 10.0  # then nobody looks any more
+
+
+def test_processes_below_a_rank_that_are_connected_to_each_other_are_counted():
+    """As ranks that a program starts by multiprocessing.Process are; its own connections to them count for nothing."""
+    below = (
+        "import os, socket, sys\n"
+        "ours = socket.create_server(('127.0.0.1', 0))\n"
+        "if os.fork() == 0:\n"
+        "    theirs = socket.create_server(('127.0.0.1', 0))\n"
+        "    if os.fork() == 0:\n"
+        "        link = socket.create_connection(theirs.getsockname()); sys.stdin.read(); os._exit(0)\n"
+        "    link, _ = theirs.accept(); more = socket.create_connection(ours.getsockname())\n"
+        "    print('up', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "link, _ = ours.accept(); sys.stdin.read()"
+    )
+    with Started(below, RANK="0", **{**WORLD, "WORLD_SIZE": "1"}) as rank:
+        (row,) = look(0, [rank.pid], 61234, True)
+    assert row.inner == 2
+    with Started(WAITS, RANK="0", **WORLD) as rank:
+        assert look(0, [rank.pid], 61234, True)[0].inner == 0

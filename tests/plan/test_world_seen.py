@@ -280,3 +280,34 @@ def test_what_is_said_of_ranks_that_were_never_seen_connected():
     assert more.at_end().summary.endswith("(3 of 4 were)")
     count.add(0, tuple(replace(row, joined=True) for row in rows), 7.0)
     assert count.judge()[0].answer == "as planned" and count.at_end() is None
+
+
+def test_only_connections_to_the_meeting_point_are_certain():
+    chain = [(10, 11), (11, 10), (12, 13), (13, 12), (14, 15), (15, 14)]
+    links = ((chain[0],), (chain[1], chain[2]), (chain[3], chain[4]), (chain[5],))
+    verdict = judge([replace(row, joined=False, links=links[row.rank]) for row in world()], PLAN, True)
+    assert (verdict.answer, verdict.confidence) == ("as planned", "likely")
+
+
+def test_a_rank_with_processes_of_its_own_that_are_connected_is_said_again():
+    count = WorldCount(Planned(1, 1, True), "stop")
+    one = Row(0, 7, 0, 1, M, alone=True)
+    count.add(0, (one,), 1.0)
+    assert count.judge()[0].confidence == "certain"
+    count.add(0, (one,), 2.0)
+    assert count.judge()[0] is None
+    count.add(0, (replace(one, inner=2, alone=False),), 3.0)
+    verdict = count.judge()[0]
+    assert verdict.confidence == "likely" and "2 processes below it are connected to each other" in verdict.summary
+    count.add(0, (replace(one, inner=2, alone=False),), 4.0)
+    assert count.judge()[0] is None
+
+
+def test_nothing_is_unknown_between_two_stages_whose_ranks_were_seen():
+    count = WorldCount(PLAN, "stop")
+    for node in (0, 1):
+        count.add(node, tuple(replace(row, joined=False) for row in world() if row.node == node), 1.0)
+    count.first_step = 1.5
+    for node in (0, 1):
+        count.add(node, (), 3.0)
+    assert count.judge()[0] is None

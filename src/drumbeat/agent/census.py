@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from drumbeat.finding import ERROR, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.finding import CERTAIN, ERROR, UNKNOWN, WARNING, Finding, Verdict
 from drumbeat.plan.world_seen import AS_PLANNED, Planned, Row, copies, ended_early, judge
 
 _EVERY = 2.0  # seconds between two judgements
@@ -26,6 +26,7 @@ class WorldCount:
         )
         self._said = ""  # the answer that was given already
         self._count = 0  # ranks that it named
+        self._confidence = ""
         self._copies_said = False
         self._changed = False
         self._next = 0.0
@@ -60,7 +61,7 @@ class WorldCount:
             verdict = None
         findings = list(verdict.findings) if verdict else []
         if verdict:
-            self._said, self._count = verdict.answer, verdict.count or 0
+            self._said, self._count, self._confidence = verdict.answer, verdict.count or 0, verdict.confidence
         if lonely and not self._copies_said:
             self._copies_said = True
             findings.append(lonely)
@@ -71,9 +72,10 @@ class WorldCount:
 
     def _is_known(self, verdict: Verdict) -> bool:
         """Whether this was said already. Ranks that are gone again were one world all the same; ranks without a number may
-        turn out to be more."""
+        turn out to be more, and what was certain may become doubtful."""
         if verdict.answer == self._said:
-            return (verdict.count or 0) <= self._count
+            doubtful = self._confidence == CERTAIN != verdict.confidence
+            return (verdict.count or 0) <= self._count and not doubtful
         return bool(self._said) and verdict.answer == UNKNOWN
 
     def _between(self) -> bool:

@@ -35,6 +35,8 @@ class Row:
     later: bool = False  # of a script's second launcher, or a later one: the steps seen so far may be another's
     links: Tuple[Tuple[int, int], ...] = ()  # if it is not joined: local and remote port of its TCP connections
 
+    inner: int = 0  # processes below it that have TCP connections to each other: helpers, or ranks of its own
+
     @property
     def world(self) -> Tuple[str, Optional[int]]:
         return self.meeting, self.world_size
@@ -73,10 +75,14 @@ def judge(rows: Sequence[Row], planned: Planned, final: bool) -> Optional[Verdic
             summary = (
                 f"{_count(total, 'rank')} in one world (seen in {total} of {_count(total, 'process', 'processes')})"
             )
-            met = total == 1 or all(
-                row.joined or row.alone is None for row in members
-            )  # else by other connections: any program's
-            return Verdict("world", AS_PLANNED, CERTAIN if met else LIKELY, summary, seen=seen, count=total)
+            # Other connections than those to the meeting point may be any program's.
+            met = total == 1 or all(row.joined or row.alone is None for row in members)
+            inner = members[0].inner if total == 1 else 0
+            if inner:
+                summary += f"; {inner} processes below it are connected to each other, and may be ranks of their own"
+            return Verdict(
+                "world", AS_PLANNED, CERTAIN if met and not inner else LIKELY, summary, seen=seen, count=total
+            )
     return _unnumbered(rows, ranks, planned, seen) if final else None
 
 

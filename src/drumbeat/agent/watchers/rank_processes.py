@@ -142,7 +142,8 @@ def added(row: Row, before: Optional[Row]) -> Row:
     joined = row.joined or before.joined
     links = tuple(dict.fromkeys((*before.links, *row.links)))
     alone = False if row.alone is False or before.alone is False else row.alone
-    return replace(row, meeting=row.meeting or before.meeting, alone=alone, joined=joined, links=_told(joined, links))
+    links, inner = _told(joined, links), max(row.inner, before.inner)
+    return replace(row, meeting=row.meeting or before.meeting, alone=alone, joined=joined, links=links, inner=inner)
 
 
 def _told(joined: bool, links: Sequence[Ports]) -> Tuple[Ports, ...]:
@@ -232,8 +233,16 @@ def _with_sockets(
     identity = identities[row.pid]
     if identity is None or identity.by_mpi:
         return row
-    found = [sockets.of(one) for one in tree if _same_branch(row.pid, one, parents, identities)]
+    branch = {one: sockets.of(one) for one in tree if _same_branch(row.pid, one, parents, identities)}
+    found = list(branch.values())
     links = sorted({ports for each in found for ports in (each or {}).values() if ports[1]})
     joined = any(identity.port in ports for ports in links)
     alone = False if any(found) else None if None in found else True
-    return replace(row, alone=alone, joined=joined, links=_told(joined, links))
+    return replace(row, alone=alone, joined=joined, links=_told(joined, links), inner=_inner(row.pid, branch))
+
+
+def _inner(top: int, branch: Mapping[int, Optional[Dict[str, Ports]]]) -> int:
+    """How many processes below `top` have a TCP connection to another one of them."""
+    held = {pid: set((own or {}).values()) for pid, own in branch.items() if pid != top}
+    ends = {ports: pid for pid, own in held.items() for ports in own if ports[1]}
+    return sum(any(ends.get((there, here), pid) != pid for here, there in own) for pid, own in held.items())
