@@ -330,16 +330,16 @@ def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
 ) -> None:
     from drumbeat.train.checkpoint import checkpoints, save_planner
 
-    copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was brought to the host
+    copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was copied to the host
     held: List[int] = []
 
-    def bring(tensor: torch.Tensor) -> torch.Tensor:  # as from a GPU
+    def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:  # a copy even on the CPU, as of a tensor on a GPU
         own = copies.setdefault(threading.get_ident(), [])
         held.append(sum(storage.nbytes() for storage in own))
         own.append((copy := tensor.detach().clone()).untyped_storage())
         return copy
 
-    monkeypatch.setattr(save_planner, "on_host", bring)
+    monkeypatch.setattr(save_planner, "on_host", copy_to_host)
     monkeypatch.setattr(checkpoints, "free_bytes", lambda: 100)
     for threads in (1, 2):
         monkeypatch.setattr(checkpoints, "writers", lambda state, threads=threads: threads)
