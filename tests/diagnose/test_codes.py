@@ -18,7 +18,12 @@ def test_every_code_of_the_source_is_listed():
     known = {rule.code for rule in rulebook().rules} | set(BY_CODE)
     for file in sorted(Path(codes.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding" and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "Finding"
+                and node.args
+            ):
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
                     assert code.value in known, f"{file.name}:{node.lineno}: {code.value} has no line in codes.py"

@@ -186,8 +186,6 @@ def test_a_loss_that_becomes_a_number_again_is_a_note():
 @pytest.mark.parametrize(
     "line",
     [
-        "step 60 loss 1.9 grad_norm nan, this step is skipped",
-        "age nan nan 22 loss 0.5",
         "iteration 60 | lm loss: 1.9 | number of nan iterations: 0 |",
         "loss NaN check: on",
         "best_val_loss: inf",

@@ -59,7 +59,7 @@ def read(paths: List[str]) -> Reader:
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:
-    from drumbeat.cli.log_sources import lines, open_binary, start_of
+    from drumbeat.cli.log_sources import lines, open_binary, start_of, with_tail
     from drumbeat.diagnose import flight
 
     start = start_of(source)
@@ -76,8 +76,8 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
     _read_dumps(reader, source, start)
     if source.rank is not None or source.host:
         reader.name_file(source.name, source.rank, source.host)
-    for number, some in lines(source):
-        reader.feed_lines(source.name, number, some)
+    for number, some, last in with_tail(lines(source)):
+        reader.feed_lines(source.name, number, some, last)
         progress.tick(source.name, number)
 
 

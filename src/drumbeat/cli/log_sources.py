@@ -7,8 +7,9 @@ import os
 import sys
 import time
 import zlib
+from collections import deque
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Callable, Iterator, List, Optional, Tuple
+from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.problem import Problem
 
@@ -19,6 +20,7 @@ BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
 MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
 MAX_FILES = 20_000
+TAIL = 2_000  # lines at the end of a file, which are read however often the like of them came before
 # fmt: off
 SKIPPED = (
     ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".pyc", ".pyz", ".png", ".jpg", ".pdf", ".zip",
@@ -137,6 +139,25 @@ def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
             cut, rest = True, b""
     if rest and not cut:
         yield number, [rest]
+
+
+def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, List[bytes], bool]]:
+    """The same blocks, and whether each belongs to the last TAIL lines; the one where these begin is cut in two."""
+    held: Deque[Tuple[int, List[bytes]]] = deque()
+    lines = 0
+    for number, block in blocks:
+        held.append((number, block))
+        lines += len(block)
+        while lines - len(held[0][1]) >= TAIL:
+            lines -= len(held[0][1])
+            yield (*held.popleft(), False)
+    before = max(lines - TAIL, 0)
+    if before:
+        number, block = held.popleft()
+        yield number, block[:before], False
+        held.appendleft((number + before, block[before:]))
+    for number, block in held:
+        yield number, block, True
 
 
 def _blocks(path: str) -> Iterator[bytes]:

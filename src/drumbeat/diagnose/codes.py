@@ -1,4 +1,4 @@
-"""docs/codes.md, every code that a diagnosis can carry, from the rules themselves: python -m drumbeat.diagnose.codes > docs/codes.md"""
+"""docs/codes.md, every code of a diagnosis, from the rules themselves: python -m drumbeat.diagnose.codes > docs/codes.md"""
 
 from __future__ import annotations
 

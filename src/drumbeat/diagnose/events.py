@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Dict, List, Optional, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.lines import Line
 from drumbeat.diagnose.places import Places
@@ -18,6 +18,7 @@ MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and 
 ENDS = frozenset({"time-limit", "cancelled", "preempted"})
 MAX_EVENTS = 20_000
 MAX_SOURCES = 20_000
+_Source = Tuple[str, str, Optional[int], str]  # rule or exception, file, rank, host
 
 _RANK_IN_NAME = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})/std(?:err|out)\.log$", re.IGNORECASE)
 # Launchers name the process that they speak about.
@@ -49,6 +50,7 @@ class Event:
     bare: bool = False  # an exception's last line without its traceback
     caught: bool = False  # an exception that somebody caught and printed
     lines: int = 1  # of the traceback
+    again: bool = False  # the like of it came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
 
     @property
@@ -72,7 +74,10 @@ def rank_of_file(file: str) -> Optional[int]:
 
 class Events:
     def __init__(self) -> None:
-        self.kept: List[Event] = []
+        self._first: List[Event] = []
+        self._latest: Dict[
+            _Source, Event
+        ] = {}  # of sources that have had their room: a log may repeat itself to its end
         self.counts: Dict[str, int] = {}  # rule -> how often, also of those not kept
         self.marks: Set[str] = set()
         self.mark_lines: Dict[Tuple[str, str], List[int]] = {}  # mark and file -> the numbers of its first lines
@@ -80,7 +85,13 @@ class Events:
         self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
         self.tracebacks: List[Span] = []  # of streams that belong to one process
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
-        self._per_source: Dict[Tuple[str, str, Optional[int], str], int] = {}
+        self._per_source: Dict[_Source, int] = {}
+
+    @property
+    def kept(self) -> List[Event]:
+        """The first ones of each source and the last one, in the order of the log."""
+        latest = (replace(event, again=True) for event in self._latest.values())
+        return sorted([*self._first, *latest], key=lambda event: event.sequence)
 
     def add_match(
         self,
@@ -103,45 +114,40 @@ class Events:
             rank, reported_host, local = _reported(evidence.text)
             host = host or reported_host
         most = MAX_ENDS if rule.code in ENDS else MAX_PER_RULE_AND_SOURCE
-        if self._room(rule.id, evidence.file or "", rank, host, most):
-            owner = self._owner(evidence.file or "")
-            rank = rank if rank is not None else owner[0]
-            self.kept.append(
-                Event(
-                    sequence,
-                    evidence,
-                    match,
-                    rank=rank,
-                    local=local,
-                    host=host or owner[1],
-                    pid=pid,
-                    device=device,
-                    time=line.time,
-                    level=line.level or ("I" if match.talk else ""),
-                )
-            )
+        owner = self._owner(evidence.file or "")
+        event = Event(
+            sequence,
+            evidence,
+            match,
+            rank=rank if rank is not None else owner[0],
+            local=local,
+            host=host or owner[1],
+            pid=pid,
+            device=device,
+            time=line.time,
+            level=line.level or ("I" if match.talk else ""),
+        )
+        self._keep((rule.id, evidence.file or "", rank, host), event, most)
 
     def add_exception(self, sequence: int, raised: Raised, line: Line, evidence: Evidence, bare: bool = False) -> None:
         name = raised.text.split(":")[0]
         self._place("exception", evidence, raised.lines)
-        if self._room(name, evidence.file or "", line.rank, ""):
-            owner = self._owner(evidence.file or "")
-            self.kept.append(
-                Event(
-                    sequence,
-                    evidence,
-                    exception=raised.text[:300],
-                    raised_at=raised.where,
-                    rank=line.rank if line.rank is not None else owner[0],
-                    host=line.host or owner[1],
-                    time=line.time,
-                    level=line.level,
-                    bare=bare,
-                    caught=raised.caught,
-                    lines=raised.lines,
-                    of_launcher=raised.of_launcher,
-                )
-            )
+        owner = self._owner(evidence.file or "")
+        event = Event(
+            sequence,
+            evidence,
+            exception=raised.text[:300],
+            raised_at=raised.where,
+            rank=line.rank if line.rank is not None else owner[0],
+            host=line.host or owner[1],
+            time=line.time,
+            level=line.level,
+            bare=bare,
+            caught=raised.caught,
+            lines=raised.lines,
+            of_launcher=raised.of_launcher,
+        )
+        self._keep((name, evidence.file or "", line.rank, ""), event)
 
     def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
         """Where it stands, if its lines are those of one process: of a known rank, or of such a file."""
@@ -151,7 +157,7 @@ class Events:
 
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""
-        self.kept = [event for event in self.kept if (event.evidence.file, event.evidence.line) != (file, number)]
+        self._only(lambda event: (event.evidence.file, event.number) != (file, number))
 
     def ends_of_run(self, file: str) -> None:
         """A run seems to have ended here: what comes now may belong to another one, and has room of its own."""
@@ -159,7 +165,7 @@ class Events:
 
     def drop(self, file: str, below: int) -> None:
         """Forget what was found in that file before line `below`: it belongs to an earlier run."""
-        self.kept = [event for event in self.kept if event.evidence.file != file or event.number >= below]
+        self._only(lambda event: event.evidence.file != file or event.number >= below)
         self.tracebacks = [span for span in self.tracebacks if span.file != file or span.first >= below]
         for places in self.places.values():
             places.drop(file, below)
@@ -185,15 +191,19 @@ class Events:
     def _owner(self, file: str) -> Tuple[Optional[int], Optional[str]]:
         return self.owners.get(file) or (rank_of_file(file), None)
 
-    def _room(self, name: str, file: str, rank: Optional[int], host: str, most: int = MAX_PER_RULE_AND_SOURCE) -> bool:
-        if len(self.kept) >= MAX_EVENTS:
-            return False
-        key = (name, file, rank, host)
-        count = self._per_source.get(key, 0)
-        if count >= most or (count == 0 and len(self._per_source) >= MAX_SOURCES):
-            return False
-        self._per_source[key] = count + 1
-        return True
+    def _only(self, wanted: Callable[[Event], bool]) -> None:
+        self._first = list(filter(wanted, self._first))
+        self._latest = {source: event for source, event in self._latest.items() if wanted(event)}
+
+    def _keep(self, source: _Source, event: Event, most: int = MAX_PER_RULE_AND_SOURCE) -> None:
+        count = self._per_source.get(source, 0)
+        if count == 0 and len(self._per_source) >= MAX_SOURCES:
+            return
+        if count >= most or len(self._first) >= MAX_EVENTS:
+            self._latest[source] = event
+        else:
+            self._first.append(event)
+        self._per_source[source] = count + 1
 
 
 def _reported(text: str) -> Tuple[Optional[int], str, bool]:

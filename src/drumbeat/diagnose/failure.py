@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Optional, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
-from drumbeat.diagnose.steps import Step, goes_on
+from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import UNKNOWN, Evidence, Finding, Verdict
 
@@ -35,7 +35,8 @@ class Log:
     )  # file -> first line of its last run, where it holds several
     nan_from: Optional[Evidence] = None  # the line from which on the loss was NaN, to the end
     last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
-    steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)  # file -> lines of steps behind its errors
+    steps: Steps = field(default_factory=Steps)  # behind errors
+    nan_value: Optional[Evidence] = None  # a value that is NaN among the last lines of a file
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:
@@ -44,7 +45,7 @@ class Log:
 
     def trains_on(self, event: Event) -> bool:
         """Does its file show steps of training behind it?"""
-        return goes_on(self.steps.get(event.evidence.file or "", ()), event.number)
+        return self.steps.goes_on(event.evidence.file or "", event.number)
 
     def last_error(self) -> Optional[Evidence]:
         """A line that its logger calls an error, that no rule knows, and that stands at the end of its file."""

@@ -7,7 +7,7 @@ then what launchers report, then consequences. tiers.py sorts the events into th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
@@ -17,12 +17,12 @@ from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.first import RankOf, earliest, place
 from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
-from drumbeat.diagnose.losses import NOT_FINITE
+from drumbeat.diagnose.losses import NOT_FINITE, nan_among_the_last
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
+from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
 from drumbeat.diagnose.tiers import NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
-from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, UNKNOWN, WARNING, Evidence, Finding
+from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
-MAX_EVIDENCE = 4
 BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
 # They end a process whatever happened before, so any other symptom says more.
@@ -68,13 +68,15 @@ class _Judge:
             self.extra = [*extra, *unfinished]
 
     def failure(self) -> Failure:
-        notes = (*self._merge(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+        notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
+        if self.log.nan_value is not None and not any(note.code in NOT_FINITE for note in notes):
+            notes = (*notes, nan_among_the_last(self.log.nan_value))
         sure = self.log.good_ends and not any(note.code in NOT_FINITE for note in notes)
         rest = Failure(
             NO_FAILURE,
             CERTAIN if sure else LIKELY,
-            others=self._merge(self.tiers[REPORT]),
-            consequences=self._merge(self.tiers[CONSEQUENCE]),
+            others=self._merged(self.tiers[REPORT]),
+            consequences=self._merged(self.tiers[CONSEQUENCE]),
             notes=notes,
         )
         if self.tiers[CAUSE]:
@@ -123,7 +125,7 @@ class _Judge:
         causes = [cause for cause in causes if not cause.mention] or causes
         event, why, sure = earliest(causes, self.first, self.ranks)
         alike = [cause for cause in causes if cause.code == event.code]
-        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
+        finding = self._with_rank(with_evidence(finding_of(event, self.ranks), alike), event, alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
@@ -133,7 +135,7 @@ class _Judge:
         named = named and all(
             each.wrote_on for each in passed
         )  # else the last exception may follow from the one before
-        others = self._merge([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
         return replace(
             rest,
             answer=finding.code,
@@ -169,7 +171,7 @@ class _Judge:
             return self._without_cause(rest)
         event, why_first, _ = earliest(telling or symptoms, self.first, self.ranks)
         alike = [e for e in symptoms if e.code == event.code]
-        finding = self._with_rank(_with_evidence(self._finding(event), alike), event, alike)
+        finding = self._with_rank(with_evidence(finding_of(event, self.ranks), alike), event, alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
@@ -179,9 +181,9 @@ class _Judge:
             confidence=CERTAIN if named else LIKELY,
             rule=rule.id if rule else "",
             source=rule.source if rule else "",
-            finding=self._place_first(_blame(finding, self.extra)),
+            finding=self._place_first(blame(finding, self.extra)),
             why_first=why if not named else why_first,
-            others=tuple(self.extra) + self._merge([e for e in symptoms if e.code != finding.code]) + rest.others,
+            others=tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others,
         )
 
     def _without_cause(self, rest: Failure) -> Failure:
@@ -194,7 +196,7 @@ class _Judge:
         ):
             if events:
                 event, _, _ = earliest(events, self.first, self.ranks)
-                finding = _with_evidence(self._finding(event), [e for e in events if e.code == event.code])
+                finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
                 rule = event.match.rule if event.match else None
                 return replace(
                     rest,
@@ -214,11 +216,13 @@ class _Judge:
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self._place_first(self._with_rank(_with_evidence(self._finding(event), lost), event, lost)),
+                finding=self._place_first(
+                    self._with_rank(with_evidence(finding_of(event, self.ranks), lost), event, lost)
+                ),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
-        shown = [*rest.others, *self._merge(self.tiers[UNEXPLAINED]), *rest.consequences]
+        shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
         return replace(
             rest,
             answer=NOT_KNOWN,
@@ -273,50 +277,5 @@ class _Judge:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
-    def _finding(self, event: Event) -> Finding:
-        rank = self.ranks.rank(event)
-        if event.match is None:
-            return Finding(
-                "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
-            )
-        rule = event.match.rule
-        severity = rule.severity if rule.role != CONSEQUENCE else INFO
-        severity = WARNING if rule.role == NOTE and severity == ERROR else severity
-        finding = Finding(
-            rule.code,
-            severity,
-            event.match.title,
-            rule.cause,
-            rule.fix,
-            (event.evidence,),
-            host=event.host,
-            rank=rank,
-            local=self.ranks.local(event),
-            confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
-        )
-        if rule.blames == "self":
-            return finding
-        seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
-        return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
-
-    def _merge(self, events: List[Event]) -> Tuple[Finding, ...]:
-        """One finding for each code, in the order in which each first appeared."""
-        by_code: Dict[str, List[Event]] = {}
-        for event in sorted(events, key=place):
-            by_code.setdefault(event.code, []).append(event)
-        return tuple(_with_evidence(self._finding(found[0]), found) for found in by_code.values())
-
-
-def _blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
-    """The rank that many lines together point to: who waits is not who is late."""
-    ranks = {item.rank for item in extra if item.rank is not None}
-    return replace(finding, rank=ranks.pop(), local=False, host=None) if len(ranks) == 1 else finding
-
-
-def _with_evidence(finding: Finding, events: List[Event]) -> Finding:
-    """More lines of the same kind, from other ranks first."""
-    evidence: List[Evidence] = list(finding.evidence)
-    for event in sorted(events, key=place):
-        if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
-            evidence.append(event.evidence)
-    return replace(finding, evidence=tuple(evidence))
+    def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
+        return merged(events, self.ranks)

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Dict, Mapping, Optional
 
-from drumbeat.finding import Evidence
+from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
 
 CODE = "nan-loss"
 OTHER_VALUE = "nan-value"  # of another loss than that of training
 NOT_FINITE = frozenset({CODE, OTHER_VALUE, "nan-gradient"})  # codes of notes: who prints such values may train nothing
 FEWEST = 3  # lines with NaN, and no number between them or behind them
+LAST_LINES = 100
+MAX_FILES = 20_000
 MAX_WATCHED = 20_000  # lines that are looked at after a NaN, to see whether a number comes again
 # Words before `loss`, each of which makes it another value than the training loss.
 _OTHER = (
@@ -28,11 +30,21 @@ TRAINING = (
     + r"loss(?:[_/](?:step|epoch|train|total|avg|mean))?)"
 )
 # What stands between the name and its value; and what makes `loss NaN` a word about NaN, not a value.
-_IS = r"['\"]?\s{0,3}(?:[:=|]|->|is )?\s{0,3}(?:tensor\(|[\[('\"])?[-+]?"
+_IS = (
+    r"['\"]?(?: (?:at|in|of|for|after) (?:step|iter|iteration|epoch|batch) \d+\b)?\s{0,3}(?:[:=|]|->|is )?\s{0,3}"
+    r"(?:[\w.]{1,20}\(\[?|[\[('\"])?[-+]?"
+)
 _TALK = r"(?![-_ ]?(?:check|detect|filter|guard|handl|skip|iter|count|to ))"
 # The rule for `nan-loss` has this pattern.
 NOT_A_NUMBER = TRAINING + _IS + r"(?i:nan|inf|infinity)\b" + _TALK
 _NUMBER = re.compile((TRAINING + _IS + r"\.?\d").encode())
+_SOME_NUMBER = re.compile((TRAINING + r"\b[^\n]{0,30}?\d?\.\d").encode())  # in whatever form it is printed
+# NaN as a value: behind a sign, before another value, or at the end of a field or of the line.
+_VALUE = re.compile(
+    r"(?i)[:=,(|\[]['\"]?\s{0,8}[-+]?nan\b(?!-|_)"
+    + _TALK
+    + r"|(?:^|\s)[-+]?nan(?=\s+(?:[-+]?[\d.]|nan\b)|\s*$|[,;|)\]])"
+)
 _NAN = re.compile((TRAINING + _IS + r"(?i:nan)\b" + _TALK).encode())
 _NOT_FINITE = re.compile(NOT_A_NUMBER.encode())
 
@@ -43,11 +55,16 @@ class _Stretch:
     lines: int = 0
 
 
+def nan_among_the_last(line: Evidence) -> Finding:
+    return Finding(OTHER_VALUE, WARNING, "a value is NaN among the last lines", evidence=(line,), confidence=LIKELY)
+
+
 class Losses:
     """Per file, the stretch of NaN losses that no number has ended yet."""
 
     def __init__(self) -> None:
         self.open: Dict[str, _Stretch] = {}
+        self._values: Dict[str, Evidence] = {}  # file -> its last line with a value that is NaN
         self._left = MAX_WATCHED
 
     def watches(self, file: str) -> bool:
@@ -56,7 +73,7 @@ class Losses:
 
     def feed(self, file: str, raw: bytes) -> None:
         self._left -= 1
-        if _NUMBER.search(raw) and not _NOT_FINITE.search(raw):
+        if (_NUMBER.search(raw) or _SOME_NUMBER.search(raw)) and not _NOT_FINITE.search(raw):
             del self.open[file]
 
     def nan(self, file: str, evidence: Evidence) -> None:
@@ -65,6 +82,16 @@ class Losses:
         text = evidence.text.encode()
         if _NAN.search(text) and not _NUMBER.search(text):
             self.open.setdefault(file, _Stretch(evidence)).lines += 1
+
+    def value(self, file: str, evidence: Evidence) -> None:
+        """A line that may hold a NaN of any name."""
+        if (file in self._values or len(self._values) < MAX_FILES) and _VALUE.search(evidence.text):
+            self._values[file] = evidence
+
+    def last_value(self, ends: Mapping[str, int]) -> Optional[Evidence]:
+        """A NaN of any name among the last lines of a file."""
+        last = (each for file, each in self._values.items() if ends.get(file, 0) - (each.line or 0) <= LAST_LINES)
+        return next(last, None)
 
     def drop(self, file: str, below: int) -> None:
         """An earlier run of this file ends before line `below`."""

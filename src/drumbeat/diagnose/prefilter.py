@@ -46,6 +46,7 @@ class Prefilter:
 
     def __init__(self, literals: Sequence[str], max_repeats: Optional[int] = None) -> None:
         self._max_repeats = max_repeats
+        self.limited = True  # False: also what has come too often is found
         self._index = _index(tuple(literals))
         self._words = frozenset(self._index)
         self._known: Dict[bytes, Tuple[int, ...]] = {}
@@ -68,7 +69,7 @@ class Prefilter:
             self._remember(shape, found)
         elif found and self._max_repeats:
             repeats = self._repeats[shape] = self._repeats.get(shape, 0) + 1
-            if repeats > self._max_repeats:
+            if repeats > self._max_repeats and self.limited:
                 return ()
         return found
 

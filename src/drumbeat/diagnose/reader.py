@@ -108,8 +108,10 @@ class Reader:
         if len(self.dumps) < MAX_FILES:
             self.dumps.append(dump)
 
-    def feed_lines(self, file: str, first: int, lines: Sequence[bytes]) -> None:
-        """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many."""
+    def feed_lines(self, file: str, first: int, lines: Sequence[bytes], last: bool = False) -> None:
+        """Lines that follow each other in `file`, from number `first` on: as `feed`, and much cheaper for many. `last`: they are
+        the end of the file, so each is read however often the like of it came before."""
+        self._prefilter.limited = not last
         dull, before = self._dull.shapes, self.lines - first
         waiting = self._waits(file)
         for start in range(0, len(lines), CHUNK):
@@ -178,7 +180,8 @@ class Reader:
             begins,
             self.losses.stayed(),
             self._last_errors,
-            self.steps.found(),
+            self.steps,
+            self.losses.last_value(self._ends),
         )
 
     def _last_runs(self) -> Dict[str, int]:
@@ -222,7 +225,7 @@ class Reader:
     def _is_bare(self, raw: bytes) -> bool:
         """An exception's last line, of a name that is not among those that are looked for everywhere."""
         self._bare += 1
-        return self._bare <= MAX_BARE and is_bare(clean(decode(raw)).text)
+        return (self._bare <= MAX_BARE or not self._prefilter.limited) and is_bare(clean(decode(raw)).text)
 
     def _remember(self, shapes: List[bytes]) -> None:
         """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
@@ -245,6 +248,7 @@ class Reader:
                 self.events.add_match(self.lines, match, line, evidence, host, pid, device)
                 if match.rule.code == NAN_LOSS:
                     self.losses.nan(file, evidence)
+            self.losses.value(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
             if is_good_end(text):
                 self._good_ends[file] = number
@@ -279,7 +283,7 @@ class Reader:
         elif bare:
             self.events.add_exception(self.lines, Raised(line.text.strip(), "", "", 1), line, evidence, bare=True)
         if (matched or bare or raised is not None) and file in self._ends:
-            self.steps.error(file)
+            self.steps.error(file, evidence.line or 0, evidence.text)
 
     def _test_rank(self, text: str) -> None:
         """nccl-tests prints which rank runs where, whatever NCCL itself logs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.diagnose import environment, missing, transport
 from drumbeat.diagnose.communicators import Communicators
@@ -15,7 +15,7 @@ from drumbeat.diagnose.failure import AT_THE_END, Failure, Log
 from drumbeat.diagnose.judge import judge
 from drumbeat.diagnose.recorded import Recorded, with_record
 from drumbeat.diagnose.rulebook import Match, Rulebook
-from drumbeat.diagnose.steps import Step
+from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.survived import survived
 from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
@@ -52,7 +52,8 @@ def make_report(
     begins: Optional[Mapping[str, int]] = None,
     nan_from: Optional[Evidence] = None,
     last_errors: Optional[Mapping[str, Evidence]] = None,
-    steps: Optional[Mapping[str, Sequence[Step]]] = None,
+    steps: Optional[Steps] = None,
+    nan_value: Optional[Evidence] = None,
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
@@ -69,7 +70,8 @@ def make_report(
         begins or {},
         nan_from,
         last_errors or {},
-        steps or {},
+        steps or Steps(),
+        nan_value,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

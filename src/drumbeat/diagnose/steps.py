@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Set, Tuple
 
 MAX_WATCHED = 300  # lines behind an error that are looked at: a log that goes on for longer is judged by that
 MAX_LINES = 20_000  # that are looked at in all
@@ -16,6 +16,12 @@ FEW_LINES = 12  # of steps, where they do not say which step they are about
 _STEP = re.compile(
     rb"(?i)(?<![a-z])(step|iter(?:ation)?|epoch|batch|loss)\b['\"]?\s{0,3}[:=|#\[(]?\s{0,3}(\d[\d.]{0,20})"
 )
+# Words right behind an error, or in its own line, of a program that goes on.
+_HANDLED = re.compile(
+    rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
+    rb"|fall(?:s|ing)? ?back)\b"
+)
+HANDLED_LINES = 3
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
 Step = Tuple[int, Tuple[bytes, ...]]  # its line, and its number, with that of its epoch where both are said
@@ -26,6 +32,8 @@ class Steps:
 
     def __init__(self) -> None:
         self._found: Dict[str, List[Step]] = {}
+        self._handled: Dict[str, Set[int]] = {}  # lines of errors that the program says it goes on after
+        self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self._total = MAX_LINES
 
@@ -39,16 +47,23 @@ class Steps:
         if values:
             step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:1])
             self._found.setdefault(file, []).append((number, step))
+        self._look(file, number, raw)
 
-    def error(self, file: str) -> None:
-        """A line of this file is an error."""
+    def error(self, file: str, number: int, text: str) -> None:
+        """This line of the file is an error."""
         self.left[file] = MAX_WATCHED
+        self._error[file] = number
+        self._look(file, number, text.encode())
 
-    def found(self) -> Mapping[str, Sequence[Step]]:
-        return self._found
+    def _look(self, file: str, number: int, raw: bytes) -> None:
+        error = self._error.get(file, number)
+        if number - error <= HANDLED_LINES and self._total > 0 and _HANDLED.search(raw):
+            self._handled.setdefault(file, set()).add(error)
 
-
-def goes_on(steps: Sequence[Step], number: int) -> bool:
-    """Does training go on behind line `number`?"""
-    behind = steps[bisect_right(steps, (number + 1,)) :]
-    return len(behind) > FEW_LINES or len({step for _, step in behind if step}) > FEW_STEPS
+    def goes_on(self, file: str, number: int) -> bool:
+        """Does training go on behind the error on line `number`?"""
+        steps = self._found.get(file, [])
+        behind = steps[bisect_right(steps, (number + 1,)) :]
+        if behind and number in self._handled.get(file, ()):
+            return True
+        return len(behind) > FEW_LINES or len({step for _, step in behind if step}) > FEW_STEPS

@@ -20,7 +20,7 @@ from drumbeat.finding import ERROR, Finding
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
-CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed
+CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
@@ -98,8 +98,14 @@ class Tiers:
 
     def _went_on(self, event: Event) -> bool:
         """Nothing else says that anything failed, and the program wrote on behind this exception."""
-        lines = CAUGHT_BELOW if event.caught else CAUGHT_LINES
-        if event.bare and event.match is None and event.lines == 1 and not is_listed(event.exception):
+        lines = CAUGHT_BELOW if event.caught or event.again else CAUGHT_LINES
+        if (
+            event.bare
+            and not event.again
+            and event.match is None
+            and event.lines == 1
+            and not is_listed(event.exception)
+        ):
             lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
         return self.log.after(event) > lines or self._good_end_after(event)
 

@@ -14,12 +14,12 @@ from drumbeat.diagnose.lines import Line
 
 HEADER = "Traceback (most recent call last)"
 EXCEPTION = re.compile(
-    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([A-Z]\w*\))?(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
 )
 BARE = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
     r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
-    r"(?:: (?P<message>.+))?$"
+    r"(?:\([A-Z]\w*\))?(?:: (?P<message>.+))?$"
 )
 # An exception's name ends with a class, or as the few that are written small do; where other lines stand between it and
 # its traceback, `Hostname: n7` could be meant as well, and it must end as exceptions do.
@@ -76,6 +76,7 @@ _WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
 _MEASURED = re.compile(r"\W{0,3}(?:tensor\()?[-+]?\.?\d")  # what begins with a number is a value, not a message
 _OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
 _OF_ERRORS_AND_NAMED = re.compile(r"(?:^|\.)(?:errors|exceptions)\.\w*(?:Error|Exception)$")
+_NO_LOGGER = re.compile(r"(?i:error|exception|exit|timeout|failure|resources|failed)$")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
@@ -108,6 +109,8 @@ def is_bare(text: str) -> bool:
     ):
         return False
     words = len(_WORD.findall((match["message"] or "")[:MAX_LENGTH]))
+    if match["message"] and not _NO_LOGGER.search(match["name"]):
+        return words > 1  # `app.exceptions.Reporter: closed` is a logger and its message
     if "." in match["name"] and (words or not match["message"]):
         return True
     return words > 1 or is_listed(text) or bool(_OF_ERRORS.search(match["name"]))

@@ -1,0 +1,63 @@
+"""How events are shown: one finding for an event, one for each code of many, with lines of several ranks as evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Sequence, Tuple
+
+from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.first import RankOf, place
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE
+from drumbeat.finding import ERROR, INFO, LIKELY, WARNING, Evidence, Finding
+
+MAX_EVIDENCE = 4
+
+
+def finding_of(event: Event, ranks: RankOf) -> Finding:
+    rank = ranks.rank(event)
+    if event.match is None:
+        return Finding(
+            "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
+        )
+    rule = event.match.rule
+    severity = rule.severity if rule.role != CONSEQUENCE else INFO
+    severity = WARNING if rule.role == NOTE and severity == ERROR else severity
+    finding = Finding(
+        rule.code,
+        severity,
+        event.match.title,
+        rule.cause,
+        rule.fix,
+        (event.evidence,),
+        host=event.host,
+        rank=rank,
+        local=ranks.local(event),
+        confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
+    )
+    if rule.blames == "self":
+        return finding
+    seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
+    return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding
+
+
+def merged(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
+    """One finding for each code, in the order in which each first appeared."""
+    by_code: Dict[str, List[Event]] = {}
+    for event in sorted(events, key=place):
+        by_code.setdefault(event.code, []).append(event)
+    return tuple(with_evidence(finding_of(found[0], ranks), found) for found in by_code.values())
+
+
+def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
+    """The rank that many lines together point to: who waits is not who is late."""
+    ranks = {item.rank for item in extra if item.rank is not None}
+    return replace(finding, rank=ranks.pop(), local=False, host=None) if len(ranks) == 1 else finding
+
+
+def with_evidence(finding: Finding, events: List[Event]) -> Finding:
+    """More lines of the same kind, from other ranks first."""
+    evidence: List[Evidence] = list(finding.evidence)
+    for event in sorted(events, key=place):
+        if event.evidence not in evidence and len(evidence) < MAX_EVIDENCE:
+            evidence.append(event.evidence)
+    return replace(finding, evidence=tuple(evidence))
