@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import yaml
 
@@ -111,22 +112,46 @@ def pod_name(name, node, number):
 
 def kill_pod(name, node, replace=True):
     """A pod that is deleted: all its processes go, and the controller makes another one."""
-    folder = os.path.join(
-        FOLDER, sorted(each for each in os.listdir(FOLDER) if each.startswith(f"Pod-{name}-{node}-"))[-1]
-    )
-    leader = int(read(os.path.join(folder, "pid")))
-    mark = f"HOME={folder}".encode()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    folder = newest_pod(name, node)
+    for pid in processes_of(folder):
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                own = mark in file.read().split(b"\0")
-            if own or int(pid) == leader:
-                os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
     shutil.rmtree(folder, ignore_errors=True)
     if replace:
         start_pod(name, node)
+
+
+def newest_pod(name, node):
+    return os.path.join(
+        FOLDER, sorted(each for each in os.listdir(FOLDER) if each.startswith(f"Pod-{name}-{node}-"))[-1]
+    )
+
+
+def processes_of(folder):
+    """Not all of a pod's have its environment: its first one, of which the kernel shows none for a moment, is in a file."""
+    mark = f"HOME={folder}".encode()
+    found = [int(read(os.path.join(folder, "pid")))]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def kill_starter(name, node):
+    """`drumbeat _node`, which starts the agent, is killed alone; the pod ends with it, and is replaced."""
+    folder = newest_pod(name, node)
+    for pid in processes_of(folder):
+        if "_node" in read(f"/proc/{pid}/cmdline").split("\0"):  # empty for one that has just ended
+            os.kill(pid, signal.SIGKILL)
+    while not read(os.path.join(folder, "code")):
+        time.sleep(0.05)
+    kill_pod(name, node)
 
 
 def pods():
@@ -160,7 +185,7 @@ def get_objects(words):
 def job_with_status(file):
     codes = [read(os.path.join(FOLDER, each, "code")) for each in os.listdir(FOLDER) if each.startswith("Pod-")]
     conditions = []
-    if any(code not in ("", "0") for code in codes):
+    if any(code not in ("", "0", "137", "143") for code in codes):  # those are replaced, as the Job's policy says
         conditions = [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]
     elif codes and all(codes):
         conditions = [{"type": "Complete", "status": "True"}]

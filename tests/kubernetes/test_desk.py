@@ -97,7 +97,9 @@ def test_submit_follow_and_nothing_left(desk):
     assert "rank 1 of 2" in desk("logs", "--rank", 1).stdout, "and the logs are here"
 
 
-def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch):
+@pytest.mark.parametrize("lost", ["the pod", "its first process"])
+def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch, lost):
+    """Where the processes of a pod are killed one after the other, the first one's death is no request to stop the run."""
     kept = desk.base / "kept"
     kept.mkdir()
     run = desk.submit(desk.job("goeson", GOES_ON, env=f"{{KEPT: {kept}}}"))
@@ -105,7 +107,7 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch):
     wait_for(lambda: (kept / "step-1").exists() and int((kept / "step-1").read_text() or 0) > 3, 180, "some steps")
     monkeypatch.setattr(stand_in, "FOLDER", str(desk.cluster))
     monkeypatch.setenv("PATH", desk.environ["PATH"])
-    stand_in.kill_pod(name, 1)
+    (stand_in.kill_pod if lost == "the pod" else stand_in.kill_starter)(name, 1)
     followed = desk("logs", "--follow", run["run_id"])
     state = json.loads(desk("status", "--json").stdout)
     assert state["status"]["state"] == "finished", (state, followed.stdout, followed.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from typing import Any, Dict, List
 
 from drumbeat.agent.guard import guard, warn
@@ -19,12 +18,13 @@ from drumbeat.signals import EXIT_USAGE
 
 
 def run_agent(arguments: List[str]) -> int:
-    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT. The token comes in the environment, and goes no further.
+    """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL. The token comes in the environment, and goes no further.
 
-    PARENT is the pid of who started us: by now it may be gone, and our parent somebody else.
+    PARENT is the pid of who started us: by now it may be gone, and our parent somebody else. SIGNAL is what its death means for
+    us: TERM, a request to stop; KILL, the loss of this node.
     """
-    path, node, report_fd, bundle, parent = arguments
-    die_with_parent(int(parent), signal.SIGTERM)
+    path, node, report_fd, bundle, parent, with_signal = arguments
+    die_with_parent(int(parent), int(with_signal))
     token = os.environ.get("DRUMBEAT_TOKEN", "")
     try:
         with open(path, encoding="utf-8") as file:

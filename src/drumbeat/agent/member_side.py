@@ -59,6 +59,7 @@ class MemberSide:
         self.beat_every = beat_interval(agent.order)
         self.heard = 0.0  # when the lead last said anything
         self.last_tick = 0.0
+        self.given_up = False  # the lead is to see a lost node, whatever becomes of its ranks now
         self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
         self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
 
@@ -93,7 +94,7 @@ class MemberSide:
     def tell(self, message: Message) -> None:
         if isinstance(message, StopAsked):
             self._stop_asked(message)
-        elif self._is_open and self.up:
+        elif self._is_open and self.up and not self.given_up:
             self.up.send(message)
 
     def _stop_asked(self, message: StopAsked) -> None:
@@ -158,7 +159,8 @@ class MemberSide:
         agent.node.stop(number, grace)
 
     def give_up(self) -> None:
-        """Nothing to tell: the lead sees the connection close when this agent leaves."""
+        """The lead sees the connection close when this agent leaves; how we end the ranks until then is not why they failed."""
+        self.given_up = True
 
     def storage_lost(self, finding: Finding) -> None:
         """The lead stops the run on all nodes; ours goes on until then."""

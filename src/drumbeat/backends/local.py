@@ -63,10 +63,11 @@ def _process(handle: str) -> Tuple[str, Optional[int]]:
     return (parsed.cluster if parsed else ""), int(pid) if alive else None
 
 
-def agent_argv(bundle: str, order_file: str, node: int, report_fd: int = -1) -> Tuple[str, ...]:
+def agent_argv(bundle: str, order_file: str, node: int, report_fd: int, with_signal: int) -> Tuple[str, ...]:
     # -I -S: neither the caller's PYTHONPATH nor any installed package may change what the agent is
     own = str(os.getpid())
-    return (sys.executable, "-I", "-S", bundle, "_agent", order_file, str(node), str(report_fd), bundle, own)
+    numbers = (str(node), str(report_fd))
+    return (sys.executable, "-I", "-S", bundle, "_agent", order_file, *numbers, bundle, own, str(int(with_signal)))
 
 
 def is_agent(pid: int) -> bool:
@@ -79,15 +80,22 @@ def is_agent(pid: int) -> bool:
 
 
 def start_agents(
-    bundle: str, order_file: str, nodes: Iterable[int], token: str, environ: Mapping[str, str], report_fd: int = -1
+    bundle: str,
+    order_file: str,
+    nodes: Iterable[int],
+    token: str,
+    environ: Mapping[str, str],
+    report_fd: int = -1,
+    with_signal: int = signal.SIGTERM,
 ) -> Dict[int, subprocess.Popen[bytes]]:
-    """Node -> its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes it on."""
+    """Node -> its guard. Each has its own session: a Ctrl-C reaches only the desk, which passes it on. The kernel sends each
+    `with_signal` if this process is killed."""
     env = {**environ, "DRUMBEAT_TOKEN": token}
     started: Dict[int, subprocess.Popen[bytes]] = {}
     keep = [*([report_fd] if report_fd >= 0 else []), *launcher_descriptors(environ)]
     for node in nodes:
         started[node] = subprocess.Popen(
-            agent_argv(bundle, order_file, node, report_fd),
+            agent_argv(bundle, order_file, node, report_fd, with_signal),
             env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=keep, cwd=os.path.sep,
         )  # fmt: skip
     return started

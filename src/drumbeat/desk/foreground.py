@@ -62,7 +62,9 @@ class Foreground:
         self.console = Console(order, self.nodes, joined, by_mpirun)
         self.signals: List[int] = []
 
-    def run(self, environ: Mapping[str, str]) -> int:
+    def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
+        """`if_killed`: what its guards are sent then. A desk's death is a request to stop; the death of a process that only
+        starts its own node is the loss of that node, and the run may go on without it."""
         # Children that a script had before it became us by exec, as it does with its last command: a tee that shows what we
         # print, a job in the background.
         not_ours = set(children())
@@ -78,7 +80,9 @@ class Foreground:
         with (
             stops_held_back()
         ):  # the guards let them in once they can pass them on; none is lost, and none kills a guard
-            self.guards = start_agents(self.bundle, self.order_file, self.nodes, self.token, environ, report_fd)
+            self.guards = start_agents(
+                self.bundle, self.order_file, self.nodes, self.token, environ, report_fd, if_killed
+            )
         os.close(report_fd)
         for early in self.signals:  # those that came before there was anybody to pass them on to
             self._signal_guards(early)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Mapping
 
@@ -74,7 +75,7 @@ def joined(foreground: Foreground, node: int, environ: Mapping[str, str]) -> int
     failure would kill the lead while it still writes how the run went.
 
     DRUMBEAT_REJOIN is set by a backend that starts the agent again on this very machine: it is told by 75 when to do so."""
-    code = foreground.run(environ)
+    code = foreground.run(environ, if_killed=signal.SIGKILL)
     if node and foreground.again and environ.get("DRUMBEAT_REJOIN"):
         return EXIT_REQUEUE
     return 0 if node and foreground.ended_by_lead else code
