@@ -4,8 +4,7 @@ import ast
 from pathlib import Path
 
 from drumbeat.diagnose import codes
-from drumbeat.diagnose.codes import BY_CODE, page
-from drumbeat.diagnose.rulebook import rulebook
+from drumbeat.diagnose.codes import page
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -15,7 +14,7 @@ def test_the_committed_page_is_the_generated_one():
 
 
 def test_every_code_of_the_source_is_listed():
-    known = {rule.code for rule in rulebook().rules} | set(BY_CODE)
+    listed = page()
     for file in sorted(Path(codes.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if (
@@ -26,4 +25,6 @@ def test_every_code_of_the_source_is_listed():
             ):
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
-                    assert code.value in known, f"{file.name}:{node.lineno}: {code.value} has no line in codes.py"
+                    assert f"| `{code.value}` |" in listed, (
+                        f"{file.name}:{node.lineno}: {code.value} has no line in codes.py"
+                    )

@@ -52,7 +52,6 @@ _BESIDE = {
     "settings-differ": "NCCL settings differ between processes",
     "steps-missing": "fewer steps than announced, or ranks that ended at different steps",
 }
-BY_CODE = {**_ANSWERS, **_OF_A_RUN, **_BESIDE}
 
 _KINDS = {
     CAUSE: "Causes",
