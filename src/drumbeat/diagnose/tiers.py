@@ -9,12 +9,12 @@ import re
 from bisect import bisect_left, bisect_right
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.bare import is_listed
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
-from drumbeat.diagnose.tracebacks import is_listed
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles

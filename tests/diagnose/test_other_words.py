@@ -1,0 +1,93 @@
+"""Logs of programs that are not torch's: other languages, other loggers, other launchers, or no logger at all."""
+
+import pytest
+
+from drumbeat.diagnose.lines import clean
+from drumbeat.finding import CERTAIN, LIKELY
+from tests.diagnose.reading import read
+
+STEPS = [f"step {number} loss {2 - number / 100:.3f}" for number in range(30)]
+FRAMES = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 5, in <module>', "    main()"]
+
+
+def failure(*lines):
+    return read("\n".join([*STEPS, *lines])).failure
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'Exception in thread "main" org.example.ShardException: no shard is left',
+        "thread 'main' panicked at src/train.rs:88:17:",
+        "Fortran runtime error: End of file",
+        "ERROR: LoadError: MethodError: no method matching train!(::Chain, ::Nothing)",
+        "Execution halted",
+        "Uncaught exception: the shard list is empty",
+    ],
+)
+def test_nobody_caught_it_in_other_languages(line):
+    found = failure(line, *["\tat org.example.Train.main(Train.scala:12)"] * 40)
+    assert (found.answer, found.confidence) == ("exception", LIKELY) and found.finding.title == line
+
+
+@pytest.mark.parametrize(
+    "line", ["no panic: the next shard is tried", "the thread 'main' has ended", "Execution time 3 s"]
+)
+def test_words_that_only_look_so(line):
+    assert failure(line, "Training finished").answer == "none"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Booster] [Fatal] the list of machines is empty",
+        "[error] no machine of the list answers",
+        "21/03/01 10:00:00 ERROR TaskRunner: no executor is left for this stage",
+        "LAUNCH ERROR 2023-04-07 11:22:01,454 the pod has not come up",
+        "ERROR 2021-05-24 17:17:14,611 launch.py:545] not one trainer has come up",
+        "Error: no shard of this list can be read",
+        "train: fatal: the ring of shards is broken",
+        "Cannot find the list of shards. Aborting.",
+    ],
+)
+def test_a_log_that_ends_with_an_error_nobody_knows_is_unknown(line):
+    assert failure(line).answer == "unknown"
+    assert failure(line, *STEPS).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "line", ["Error: 0.031", "val error: 0.2 train error: 0.1", "Exiting the warm-up phase", "[info] done"]
+)
+def test_a_value_or_a_piece_of_news_is_no_error(line):
+    assert clean(line).level not in ("E", "F") and failure(line).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "line,level",
+    [
+        ("[LightGBM] [Warning] no further splits", "W"),
+        ("21/03/01 10:00:00 INFO DAGScheduler: job 0 done", "I"),
+        ("WARNING 2021-01-22 09:14:35,019 launch.py:314] not found", "W"),
+    ],
+)
+def test_levels_of_other_loggers(line, level):
+    assert clean(line).level == level
+
+
+def test_a_rank_in_the_message_of_an_exception_does_not_part_it_from_its_traceback():
+    found = failure(*FRAMES, "RuntimeError: [Rank 1] Caught collective operation timeout: WorkNCCL(SeqNum=6")
+    assert (found.answer, found.finding.rank) == ("collective-timeout", 1)
+
+
+@pytest.mark.parametrize(
+    "line,rank",
+    [
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code 1.", 2),
+        ("ERROR launch_utils.py:545] ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] was aborted.", 3),
+    ],
+)  # fmt: skip
+def test_a_report_of_another_launcher_names_a_rank_and_no_cause(line, rank):
+    found = failure(line)
+    assert (found.answer, found.finding.code, found.finding.rank) == ("unknown", "child-failed", rank)
+    error = failure(*FRAMES, "KeyError: 'label'", line)
+    assert (error.answer, error.confidence, error.finding.rank) == ("exception", CERTAIN, rank)
