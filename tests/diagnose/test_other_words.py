@@ -91,3 +91,20 @@ def test_a_report_of_another_launcher_names_a_rank_and_no_cause(line, rank):
     assert (found.answer, found.finding.code, found.finding.rank) == ("unknown", "child-failed", rank)
     error = failure(*FRAMES, "KeyError: 'label'", line)
     assert (error.answer, error.confidence, error.finding.rank) == ("exception", CERTAIN, rank)
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        "OSError: [Errno 28] No space left on device: 'cache', so there will be none",
+        "RuntimeError: No CUDA GPUs are available",
+        "\n".join([*FRAMES, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."]),
+    ],
+)
+def test_an_error_behind_which_training_went_on_is_not_what_ended_it(early):
+    found = read("\n".join([*STEPS[:2], early, *STEPS, *FRAMES, "ValueError: the table has no such column"])).failure
+    assert (found.answer, found.confidence) == ("exception", LIKELY)
+    assert found.finding.title == "ValueError: the table has no such column" and len(found.notes) == 1
+    other = [f"[rank0]: {line}" for line in early.split("\n")] + [f"[rank1]: {line}" for line in (*STEPS, *FRAMES)]
+    found = read("\n".join([*other, "[rank1]: ValueError: the table has no such column"])).failure
+    assert found.answer != "exception", "another rank's steps do not excuse it"

@@ -47,6 +47,10 @@ class Log:
         """Does its file show steps of training behind it?"""
         return self.steps.goes_on(event.evidence.file or "", event.number)
 
+    def trained_between(self, event: Event, later: Event) -> bool:
+        """Does its file show steps of training between the two?"""
+        return self.steps.goes_on(event.evidence.file or "", event.number, later.number)
+
     def last_error(self) -> Optional[Evidence]:
         """A line that its logger calls an error, that no rule knows, and that stands at the end of its file."""
         return next(

@@ -130,7 +130,7 @@ class _Judge:
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
-        named = named and not all(map(self.tiers.may_be_handled, alike))
+        named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed

@@ -6,6 +6,7 @@ A few are no sign: the other ranks write on until they miss the one that failed,
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from typing import Dict, List, Set, Tuple
 
@@ -60,10 +61,10 @@ class Steps:
         if number - error <= HANDLED_LINES and self._total > 0 and _HANDLED.search(raw):
             self._handled.setdefault(file, set()).add(error)
 
-    def goes_on(self, file: str, number: int) -> bool:
-        """Does training go on behind the error on line `number`?"""
+    def goes_on(self, file: str, number: int, before: int = sys.maxsize) -> bool:
+        """Does training go on behind the error on line `number`, and before that other line?"""
         steps = self._found.get(file, [])
-        behind = steps[bisect_right(steps, (number + 1,)) :]
+        behind = steps[bisect_right(steps, (number + 1,)) : bisect_right(steps, (before,))]
         if behind and number in self._handled.get(file, ()):
             return True
         return len(behind) > FEW_LINES or len({step for _, step in behind if step}) > FEW_STEPS

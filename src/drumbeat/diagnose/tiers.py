@@ -32,6 +32,7 @@ class Tiers:
 
     def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
         self.first, self.extra, self.log = first, extra, log
+        self.passed_over = False  # errors were left out because training went on behind them
         self._step_ends: Dict[
             Optional[str], int
         ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
@@ -129,6 +130,21 @@ class Tiers:
             self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > CAUGHT_LINES for symptom in ends
         )
 
+    def _without_trained_on(self, causes: List[Event]) -> List[Event]:
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end of the file did."""
+        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        passed = [
+            event
+            for event in causes
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            and end.code != event.code
+            and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
+            and self.log.trained_between(event, end)
+        ]
+        self.passed_over = self.passed_over or bool(passed)
+        self.tiers[NOTE] += [event for event in passed if event.match]
+        return [event for event in causes if event not in passed]
+
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
@@ -141,7 +157,7 @@ class Tiers:
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
-        tiers[CAUSE] = _without_survived(tiers[CAUSE])
+        tiers[CAUSE] = self._without_trained_on(_without_survived(tiers[CAUSE]))
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not event.of_launcher]
