@@ -337,8 +337,9 @@ def test_a_cause_that_the_program_handled_and_then_did_its_work_is_a_note(line):
 
 def test_a_cause_is_not_certain_where_the_log_goes_on_for_hundreds_of_lines():
     line = "RuntimeError: CUDA error: out of memory"
-    found = failure("\n".join([*STEPS, line, *STEPS * 6]))
+    found = failure("\n".join([*STEPS, *TRACEBACK[:3], line, *STEPS * 6]))
     assert (found.answer, found.confidence) == ("gpu-out-of-memory", LIKELY)
+    assert failure("\n".join([*STEPS, line, *STEPS * 6])).answer == "none", "no traceback: the program printed it"
     assert failure("\n".join([*STEPS * 6, line, *STEPS[:2]])).confidence == CERTAIN
 
 

@@ -108,3 +108,48 @@ def test_an_error_behind_which_training_went_on_is_not_what_ended_it(early):
     other = [f"[rank0]: {line}" for line in early.split("\n")] + [f"[rank1]: {line}" for line in (*STEPS, *FRAMES)]
     found = read("\n".join([*other, "[rank1]: ValueError: the table has no such column"])).failure
     assert found.answer != "exception", "another rank's steps do not excuse it"
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        "/bin/sh: 1: nvidia-smi: not found",
+        "cp: cannot stat 'x.tar': No such file or directory",
+        "mkdir: cannot create directory '/data': Permission denied",
+        "CondaError: Run 'conda init' before 'conda activate'",
+        "ModuleNotFoundError: No module named 'apex', so torch's own is taken",
+        "\n".join([*FRAMES, "ModuleNotFoundError: No module named 'flash_attn'", "falling back to plain attention"]),
+        "ninja: build stopped: subcommand failed.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.10 GiB; skipping this batch",
+        "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x1",
+    ],
+)
+def test_an_error_before_the_steps_of_a_run_is_none(early):
+    found = read("\n".join([early, *STEPS])).failure
+    assert (found.answer, found.confidence) == ("none", LIKELY)
+    assert read("\n".join([*STEPS, early])).failure.answer != "none"
+
+
+def test_what_python_printed_before_may_follow_a_traceback():
+    found = read("\n".join([*FRAMES, "FileNotFoundError: [Errno 2] No such file or directory: 'x'", *STEPS])).failure
+    assert (found.answer, found.confidence) == ("file-missing", LIKELY)
+
+
+@pytest.mark.parametrize(
+    "line", ["All done. Exiting", "fatal: not a git repository (or any of the parent directories): .git"]
+)
+def test_last_words_that_are_no_error(line):
+    assert failure(line).answer == "none"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "distributed.scheduler.KilledWorker: Attempted to run task 'fit' on 4 different workers, but all those workers died",
+        "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: failed to connect",
+        "TimeoutError: nobody has answered for 600 s",
+    ],
+)
+def test_an_exception_that_may_follow_from_another_end_is_not_certain(line):
+    assert failure(*FRAMES, line).confidence == LIKELY
+    assert failure(*FRAMES, "ValueError: nobody has answered for 600 s").confidence == CERTAIN

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.bare import may_follow
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
@@ -153,8 +154,8 @@ class _Judge:
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
-        """Did this exception end its process? A launcher says so, or nothing much was written after it."""
-        if event.caught:
+        """Did this exception end its process, by itself? A launcher says so, or nothing much was written after it."""
+        if event.caught or may_follow(event.exception):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
 

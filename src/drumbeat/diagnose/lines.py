@@ -109,10 +109,9 @@ _SAID_LEVEL = re.compile(
 )
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
-_LAST_WORDS = re.compile(
-    r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?=[A-Za-z'\"(])"
-    r"|.{0,300}\b(?:Aborting|Exiting|Giving up)[.!]{0,3}$"
-)
+_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z'\"(])")
+_GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
+_WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
 _LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
@@ -202,7 +201,8 @@ def _level(text: str) -> str:
         return _LEVEL_LETTER[field[1].upper()]
     if "arning: " in text and _PYTHON_WARNING.search(text):
         return "W"
-    return "E" if _LAST_WORDS.match(text) else ""
+    gives_up = text.rstrip(" .!").endswith(_GIVES_UP) and _WHY.search(text)
+    return "E" if gives_up or _LAST_WORDS.match(text) else ""
 
 
 def _seconds(text: str) -> Optional[float]:

@@ -87,8 +87,17 @@ class Tiers:
         )
 
     def _lived_through(self, event: Event) -> bool:
-        """The file goes on long behind it, or ends with the words of a run that did its work."""
-        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event)
+        """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
+        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
+
+    def _handled(self, event: Event) -> bool:
+        """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
+        on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
+        file = event.evidence.file or ""
+        if not self.log.steps.trained(file, event.number):
+            return False
+        own = event.rank is None and not self.log.is_raised(event, MESSAGE_LINES)
+        return own or self.log.steps.handled(file, event.number)
 
     def _good_end_after(self, event: Event) -> bool:
         return self.log.good_ends.get(event.evidence.file or "", 0) > event.number
@@ -108,7 +117,7 @@ class Tiers:
             and not is_listed(event.exception)
         ):
             lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
-        return self.log.after(event) > lines or self._good_end_after(event)
+        return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
 
     def nobody_else(self) -> bool:
         """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer?"""
@@ -131,7 +140,7 @@ class Tiers:
         )
 
     def _without_trained_on(self, causes: List[Event]) -> List[Event]:
-        """An error behind which training went on, step by step, did not end it: one of the same rank at the end of the file did."""
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
         last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
         passed = [
             event
@@ -166,7 +175,9 @@ class Tiers:
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
         if self.nobody_else():
-            handled = [event for event in tiers[CAUSE] if event.match and self._good_end_after(event)]
+            handled = [
+                event for event in tiers[CAUSE] if event.match and (self._good_end_after(event) or self._handled(event))
+            ]
             tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
             tiers[NOTE] += handled
             known = [event for event in known if event not in handled]
