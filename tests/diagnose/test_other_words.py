@@ -153,3 +153,28 @@ def test_last_words_that_are_no_error(line):
 def test_an_exception_that_may_follow_from_another_end_is_not_certain(line):
     assert failure(*FRAMES, line).confidence == LIKELY
     assert failure(*FRAMES, "ValueError: nobody has answered for 600 s").confidence == CERTAIN
+
+
+def test_who_waits_in_a_collective_is_not_who_ran_out_of_memory():
+    waits = "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=24, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600113 milliseconds before timing out."  # noqa: E501
+    ends = "[rank1]:[E ProcessGroupNCCL.cpp:543] To avoid data inconsistency, we are taking the entire process down."
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 522.00 MiB."
+    found = failure(*FRAMES, oom, waits, ends)
+    assert (found.answer, found.finding.rank) == ("gpu-out-of-memory", None)
+    assert failure(*FRAMES, oom, ends).finding.rank == 1
+
+
+def test_a_signal_after_the_work_was_done_is_no_failure():
+    signal = "*** SIGTERM received at time=1700000000 on cpu 7 ***"
+    assert failure(signal).answer == "terminated"
+    assert failure("Training finished", signal).answer == "none"
+
+
+def test_connections_in_the_words_of_nccl_before_2_3():
+    lines = [
+        "n2:67:76 [0] INFO 1 -> 2 via NET/IB/0",
+        "n2:67:76 [0] INFO 2 -> 3 via P2P/IPC",
+        "n0:78:39 [0] INFO 3 -> 0 via NET/IB/0",
+    ]
+    assert read("\n".join(lines)).transport.path.answer == "rdma"
+    assert read("n2:67:76 [0] INFO 1 -> 2 via the proxy").transport.path.answer == "unknown"

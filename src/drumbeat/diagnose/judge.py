@@ -238,12 +238,14 @@ class _Judge:
         """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
         if finding.rank is not None or finding.host is not None:
             return finding
+        waiting = {each.rank for each in self.tiers[SYMPTOM] if each.match and each.match.rule.blames == "other"}
         beside = [
             other
             for other in self.live
             if other.evidence.file == event.evidence.file
             and abs(other.number - event.number) <= BESIDE
             and other.code in OF_THE_SAME
+            and other.rank not in waiting
         ]
         for events in (alike, beside):
             found = {(self.ranks.rank(each), self.ranks.local(each)) for each in events}

@@ -61,7 +61,7 @@ class Tiers:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
         if rule.survivable and self._lived_through(event):
             return NOISE if rule.role == CONSEQUENCE else NOTE
-        if rule.role == CONSEQUENCE and self._done_before(event):
+        if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
         if event.code == "killed" and self._killed_by_srun(event):
             return CONSEQUENCE
