@@ -178,3 +178,15 @@ def test_connections_in_the_words_of_nccl_before_2_3():
     ]
     assert read("\n".join(lines)).transport.path.answer == "rdma"
     assert read("n2:67:76 [0] INFO 1 -> 2 via the proxy").transport.path.answer == "unknown"
+
+
+def test_a_log_that_ends_with_a_known_warning_may_wait_there():
+    warning = "[W socket.cpp:663] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused)."
+    found = read("\n".join(["starting 2 workers", warning, warning])).failure
+    assert (found.answer, found.confidence, found.why_first) == (
+        "store-refused",
+        LIKELY,
+        "the log ends with this warning",
+    )
+    assert failure(warning, STEPS[0]).answer == "none"
+    assert failure("Training finished", warning).answer == "none"

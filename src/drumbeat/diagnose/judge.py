@@ -88,6 +88,9 @@ class _Judge:
             return self._without_cause(rest)
         if self.first is not None and self.first.exit_code:
             return self._reported_only(rest, self.first)
+        warned = [event for event in self.tiers[WARNED] if self.log.after(event) == 0 and event.match]
+        if warned and not self.log.good_ends:
+            return self._likely(rest, warned, "the log ends with this warning")
         last = self.log.last_error()
         if last is not None:
             return self._reported_by_logger(rest, last)
@@ -196,18 +199,7 @@ class _Judge:
             (warned, "only a warning speaks of it, but something failed and nothing else says why"),
         ):
             if events:
-                event, _, _ = earliest(events, self.first, self.ranks)
-                finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
-                rule = event.match.rule if event.match else None
-                return replace(
-                    rest,
-                    answer=finding.code,
-                    confidence=LIKELY,
-                    rule=rule.id if rule else "",
-                    source=rule.source if rule else "",
-                    finding=self._place_first(finding),
-                    why_first=why,
-                )
+                return self._likely(rest, events, why)
         lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
         if lost:
             event, _, _ = earliest(lost, self.first, self.ranks)
@@ -232,6 +224,20 @@ class _Judge:
             others=rest.others[1:],
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
+        )
+
+    def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:
+        event, _, _ = earliest(events, self.first, self.ranks)
+        finding = with_evidence(finding_of(event, self.ranks), [e for e in events if e.code == event.code])
+        rule = event.match.rule if event.match else None
+        return replace(
+            rest,
+            answer=finding.code,
+            confidence=LIKELY,
+            rule=rule.id if rule else "",
+            source=rule.source if rule else "",
+            finding=self._place_first(finding),
+            why_first=why,
         )
 
     def _with_rank(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
