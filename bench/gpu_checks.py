@@ -137,7 +137,6 @@ def float8() -> Dict[str, float]:
 
 def fp8_gradients() -> Dict[str, float]:
     """The gradients of a whole small model: their distance from fp32, beside that of an emulation in the same formats."""
-    from drumbeat.train.layers import cross_entropy as losses
     from drumbeat.train.layers import float8 as f8
     from drumbeat.train.models.llama import Llama, LlamaShape
     from drumbeat.train.precision import Precision
@@ -156,23 +155,19 @@ def fp8_gradients() -> Dict[str, float]:
 
     want = gradients("fp32")
     ours = gradients("fp8")
-    kept = (f8.quantize, f8.quantize_gate, f8.quantize_gate_gradient, f8.product, losses._with_fp8_weights)
+    kept = (f8.quantize, f8.quantize_gate, f8.quantize_gate_gradient, f8.product)
 
-    def product(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any, dtype: torch.dtype) -> torch.Tensor:
+    def product(
+        a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any, dtype: torch.dtype, fast: bool
+    ) -> torch.Tensor:
         return ((a.float() * scale_a) @ (b.float() * scale_b).t()).to(dtype)
-
-    def weights(logits: torch.Tensor, hidden: torch.Tensor, targets: torch.Tensor) -> Any:
-        loss, grad = losses._loss_and_gradient(logits, targets)
-        _, turned, scale = f8._plain(grad.float(), f8.E5M2)
-        _, hidden_turned, hidden_scale = f8._plain(hidden.float(), f8.E4M3)
-        return loss, grad, product(turned, hidden_turned, scale, hidden_scale, hidden.dtype)
 
     f8.quantize = lambda x, wide: f8._plain(x.float(), f8.E5M2 if wide else f8.E4M3)
     f8.quantize_gate = lambda x, part: f8._plain(f8.gate_product(x.float(), part), f8.E4M3)
     f8.quantize_gate_gradient = lambda x, d, part: f8._plain(f8.gate_gradient(x.float(), d.float(), part), f8.E5M2)
-    f8.product, losses._with_fp8_weights = product, weights
+    f8.product = product
     emulated = gradients("fp8")
-    f8.quantize, f8.quantize_gate, f8.quantize_gate_gradient, f8.product, losses._with_fp8_weights = kept
+    f8.quantize, f8.quantize_gate, f8.quantize_gate_gradient, f8.product = kept
     return {
         "fp8 gradients against fp32": far(ours, want),
         "fp8 gradients, emulated, against fp32": far(emulated, want),

@@ -80,7 +80,7 @@ def test_exception_keeps_its_own_message_and_place():
 
 
 def test_own_exception_after_a_lost_peer_is_the_ranks_own():
-    lines = ["[c10d] Connection reset by peer, retrying", *TRACEBACK, "ValueError: nan loss"]
+    lines = ["[c10d] Connection reset by peer, retrying", *TRACEBACK, "ValueError: bad batch"]
     assert explain(lines=lines).code == "exception"
 
 

@@ -337,8 +337,9 @@ def test_a_cause_that_the_program_handled_and_then_did_its_work_is_a_note(line):
 
 def test_a_cause_is_not_certain_where_the_log_goes_on_for_hundreds_of_lines():
     line = "RuntimeError: CUDA error: out of memory"
-    found = failure("\n".join([*STEPS, line, *STEPS * 6]))
+    found = failure("\n".join([*STEPS, *TRACEBACK[:3], line, *STEPS * 6]))
     assert (found.answer, found.confidence) == ("gpu-out-of-memory", LIKELY)
+    assert failure("\n".join([*STEPS, line, *STEPS * 6])).answer == "none", "no traceback: the program printed it"
     assert failure("\n".join([*STEPS * 6, line, *STEPS[:2]])).confidence == CERTAIN
 
 
@@ -392,7 +393,7 @@ def test_a_frame_of_the_heartbeat_monitor_below_a_warning_is_no_failure():
 
 
 def test_open_mpi_says_in_two_lines_that_a_process_failed():
-    lines = ["invalid size specified for 'minbytes'", "-" * 74, "Primary job  terminated normally, but 1 process returned",
+    lines = ["the shard list is empty", "-" * 74, "Primary job  terminated normally, but 1 process returned",
              "a non-zero exit code. Per user-direction, the job has been aborted.", "-" * 74]  # fmt: skip
     assert failure("\n".join(lines)).answer == "unknown"
 

@@ -84,6 +84,7 @@ class Events:
         self.owners: Dict[str, Tuple[Optional[int], Optional[str]]] = {}  # file -> rank, host
         self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
         self.tracebacks: List[Span] = []  # of streams that belong to one process
+        self.raised: Dict[str, List[int]] = {}  # file -> lines that end a traceback
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._per_source: Dict[_Source, int] = {}
 
@@ -150,7 +151,11 @@ class Events:
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
     def add_traceback(self, raised: Raised, line: Line, file: str, number: int) -> None:
-        """Where it stands, if its lines are those of one process: of a known rank, or of such a file."""
+        """Where it ends; and all of it, if its lines are those of one process: of a known rank, or of such a file."""
+        if len(self.raised) < MAX_SOURCES:
+            ends = self.raised.setdefault(file, [])
+            if len(ends) < MAX_EVENTS:
+                ends.append(number)
         rank = line.rank if line.rank is not None else self._owner(file)[0]
         if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
@@ -37,6 +38,7 @@ class Log:
     last_errors: Mapping[str, Evidence] = field(default_factory=dict)  # file -> its last error that no rule knows
     steps: Steps = field(default_factory=Steps)  # behind errors
     nan_value: Optional[Evidence] = None  # a value that is NaN among the last lines of a file
+    raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:
@@ -46,6 +48,16 @@ class Log:
     def trains_on(self, event: Event) -> bool:
         """Does its file show steps of training behind it?"""
         return self.steps.goes_on(event.evidence.file or "", event.number)
+
+    def is_raised(self, event: Event, above: int) -> bool:
+        """Does it end a traceback, or stand in the message of one that ends up to `above` lines before it?"""
+        ends = self.raised.get(event.evidence.file or "", ())
+        place = bisect_right(ends, event.number)
+        return place > 0 and event.number - ends[place - 1] <= above
+
+    def trained_between(self, event: Event, later: Event) -> bool:
+        """Does its file show steps of training between the two?"""
+        return self.steps.trained(event.evidence.file or "", event.number, later.number)
 
     def last_error(self) -> Optional[Evidence]:
         """A line that its logger calls an error, that no rule knows, and that stands at the end of its file."""

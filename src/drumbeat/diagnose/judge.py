@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.bare import may_follow
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
@@ -130,7 +131,7 @@ class _Judge:
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
-        named = named and not all(map(self.tiers.may_be_handled, alike))
+        named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed
@@ -153,8 +154,8 @@ class _Judge:
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
-        """Did this exception end its process? A launcher says so, or nothing much was written after it."""
-        if event.caught:
+        """Did this exception end its process, by itself? A launcher says so, or nothing much was written after it."""
+        if event.caught or may_follow(event.exception):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
 
@@ -237,12 +238,14 @@ class _Judge:
         """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
         if finding.rank is not None or finding.host is not None:
             return finding
+        waiting = {each.rank for each in self.tiers[SYMPTOM] if each.match and each.match.rule.blames == "other"}
         beside = [
             other
             for other in self.live
             if other.evidence.file == event.evidence.file
             and abs(other.number - event.number) <= BESIDE
             and other.code in OF_THE_SAME
+            and other.rank not in waiting
         ]
         for events in (alike, beside):
             found = {(self.ranks.rank(each), self.ranks.local(each)) for each in events}

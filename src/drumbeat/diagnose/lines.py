@@ -103,8 +103,15 @@ _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
+    r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
+    r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]
+    r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|DEBUG|WARN|ERROR|FATAL) "  # Spark
 )
 # level=info msg=text; "level": "info"
+# What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
+_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z'\"(])")
+_GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
+_WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
 _LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
@@ -188,11 +195,14 @@ def _level(text: str) -> str:
         return glog[1]
     said = _SAID_LEVEL.match(text)
     if said:
-        return _LEVEL_LETTER[said[1] or said[2] or said[3]]
+        return _LEVEL_LETTER[next(filter(None, said.groups())).upper()]
     field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] else None
     if field:
         return _LEVEL_LETTER[field[1].upper()]
-    return "W" if "arning: " in text and _PYTHON_WARNING.search(text) else ""
+    if "arning: " in text and _PYTHON_WARNING.search(text):
+        return "W"
+    gives_up = text.rstrip(" .!").endswith(_GIVES_UP) and _WHY.search(text)
+    return "E" if gives_up or _LAST_WORDS.match(text) else ""
 
 
 def _seconds(text: str) -> Optional[float]:

@@ -96,8 +96,8 @@ _INIT = re.compile(
 _SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
 _RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d+(?:/\d+)? : (\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? "
-    r"(?:\[(send|receive)\]\s+)?via (\S.*)"
+    r"(?:(?:Channel|Ring) \d+(?:/\d+)? : |(?=\d+ -> \d+ via (?:NET|P2P|SHM)/))"  # up to 2.2 without the number of the ring
+    r"(\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? (?:\[(send|receive)\]\s+)?via (\S.*)"
 )
 _RING = re.compile(r"Channel \d+/\d+ :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
 _CUDA_DEVICE = re.compile(r"cudaDev (\d+)")
@@ -141,8 +141,8 @@ def worth(word: bytes) -> bool:
 def observe(record: Record) -> Optional[Observation]:
     """What one record says, if it says anything about communicators, networks or settings."""
     message = record.message
-    if message.startswith(("Channel", "Ring")):
-        return _channel(message, record.torn)
+    if message.startswith(("Channel", "Ring")) or " -> " in message[:20]:
+        return _channel(message, record.torn) or _failed_in(record)
     if message.startswith("CollNet"):
         return _collnet(message, record.torn)
     if "CCL version" in message and (match := _VERSION.search(message)):

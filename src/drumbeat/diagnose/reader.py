@@ -11,6 +11,7 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import nccl, nccl_lines
+from drumbeat.diagnose.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
@@ -28,17 +29,7 @@ from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import (
-    BARE_SIGNS,
-    CHAINED,
-    HEADER,
-    IGNORED,
-    NAMES,
-    Raised,
-    Tracebacks,
-    is_bare,
-    may_be_bare,
-)
+from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -47,8 +38,12 @@ _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
-# The last ones are levels of loggers.
-_OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, "ERROR", "CRITICAL", "FATAL")
+# Levels of loggers, and words of programs without one.
+_LEVELS = (
+    "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
+    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up",
+)  # fmt: skip
+_OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _SIGNS = (*BARE_SIGNS, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
@@ -78,7 +73,7 @@ class Reader:
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
-        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *GOOD_ENDS, *RUN_WORDS)
+        own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
         self._tracebacks: Dict[str, Tracebacks] = {}
         self._ends: Dict[str, int] = {}  # file -> number of its last line

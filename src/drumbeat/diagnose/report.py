@@ -72,6 +72,7 @@ def make_report(
         last_errors or {},
         steps or Steps(),
         nan_value,
+        events.raised,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -6,6 +6,7 @@ A few are no sign: the other ranks write on until they miss the one that failed,
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from typing import Dict, List, Set, Tuple
 
@@ -60,10 +61,19 @@ class Steps:
         if number - error <= HANDLED_LINES and self._total > 0 and _HANDLED.search(raw):
             self._handled.setdefault(file, set()).add(error)
 
+    def handled(self, file: str, number: int) -> bool:
+        """Does the program say that it goes on after the error on line `number`?"""
+        return number in self._handled.get(file, ())
+
     def goes_on(self, file: str, number: int) -> bool:
-        """Does training go on behind the error on line `number`?"""
+        """May training go on behind the error on line `number`?"""
+        return self.trained(file, number) or (self.handled(file, number) and bool(self._between(file, number)))
+
+    def trained(self, file: str, number: int, before: int = sys.maxsize) -> bool:
+        """Does training go on behind the error on line `number`, for more steps than other ranks may still make?"""
+        steps = self._between(file, number, before)
+        return len(steps) > FEW_LINES or len({step for _, step in steps if step}) > FEW_STEPS
+
+    def _between(self, file: str, number: int, before: int = sys.maxsize) -> List[Step]:
         steps = self._found.get(file, [])
-        behind = steps[bisect_right(steps, (number + 1,)) :]
-        if behind and number in self._handled.get(file, ()):
-            return True
-        return len(behind) > FEW_LINES or len({step for _, step in behind if step}) > FEW_STEPS
+        return steps[bisect_right(steps, (number + 1,)) : bisect_right(steps, (before,))]

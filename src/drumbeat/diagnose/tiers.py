@@ -9,12 +9,12 @@ import re
 from bisect import bisect_left, bisect_right
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.bare import is_listed
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
-from drumbeat.diagnose.tracebacks import is_listed
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
@@ -32,6 +32,7 @@ class Tiers:
 
     def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
         self.first, self.extra, self.log = first, extra, log
+        self.passed_over = False  # errors were left out because training went on behind them
         self._step_ends: Dict[
             Optional[str], int
         ] = {}  # file -> the first line that says that srun or slurmstepd ended a step
@@ -60,7 +61,7 @@ class Tiers:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
         if rule.survivable and self._lived_through(event):
             return NOISE if rule.role == CONSEQUENCE else NOTE
-        if rule.role == CONSEQUENCE and self._done_before(event):
+        if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
             return NOISE
         if event.code == "killed" and self._killed_by_srun(event):
             return CONSEQUENCE
@@ -86,8 +87,17 @@ class Tiers:
         )
 
     def _lived_through(self, event: Event) -> bool:
-        """The file goes on long behind it, or ends with the words of a run that did its work."""
-        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event)
+        """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
+        return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
+
+    def _handled(self, event: Event) -> bool:
+        """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
+        on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
+        file = event.evidence.file or ""
+        if not self.log.steps.trained(file, event.number):
+            return False
+        own = event.rank is None and not self.log.is_raised(event, MESSAGE_LINES)
+        return own or self.log.steps.handled(file, event.number)
 
     def _good_end_after(self, event: Event) -> bool:
         return self.log.good_ends.get(event.evidence.file or "", 0) > event.number
@@ -107,7 +117,7 @@ class Tiers:
             and not is_listed(event.exception)
         ):
             lines = MESSAGE_LINES  # a name that nobody knows: it ended the program, or it was a message
-        return self.log.after(event) > lines or self._good_end_after(event)
+        return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
 
     def nobody_else(self) -> bool:
         """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer?"""
@@ -129,6 +139,21 @@ class Tiers:
             self.log.after(symptom) <= AT_THE_END and symptom.number - event.number > CAUGHT_LINES for symptom in ends
         )
 
+    def _without_trained_on(self, causes: List[Event]) -> List[Event]:
+        """An error behind which training went on, step by step, did not end it: one of the same rank at the end did."""
+        last = {(event.evidence.file, event.rank): event for event in sorted(causes, key=lambda each: each.number)}
+        passed = [
+            event
+            for event in causes
+            if (end := last[(event.evidence.file, event.rank)]).number > event.number + MESSAGE_LINES
+            and end.code != event.code
+            and self.log.after(end) <= AT_THE_END + MESSAGE_LINES
+            and self.log.trained_between(event, end)
+        ]
+        self.passed_over = self.passed_over or bool(passed)
+        self.tiers[NOTE] += [event for event in passed if event.match]
+        return [event for event in causes if event not in passed]
+
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
@@ -141,7 +166,7 @@ class Tiers:
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
-        tiers[CAUSE] = _without_survived(tiers[CAUSE])
+        tiers[CAUSE] = self._without_trained_on(_without_survived(tiers[CAUSE]))
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not event.of_launcher]
@@ -150,7 +175,9 @@ class Tiers:
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
         if self.nobody_else():
-            handled = [event for event in tiers[CAUSE] if event.match and self._good_end_after(event)]
+            handled = [
+                event for event in tiers[CAUSE] if event.match and (self._good_end_after(event) or self._handled(event))
+            ]
             tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
             tiers[NOTE] += handled
             known = [event for event in known if event not in handled]

@@ -10,16 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Set, Tuple
 
+from drumbeat.diagnose.bare import BARE
 from drumbeat.diagnose.lines import Line
 
 HEADER = "Traceback (most recent call last)"
 EXCEPTION = re.compile(
     r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:\([A-Z]\w*\))?(?: \(see above for traceback\))?(?:: ?(?P<message>.*))?$"
-)
-BARE = re.compile(
-    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
-    r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
-    r"(?:\([A-Z]\w*\))?(?:: (?P<message>.+))?$"
 )
 # An exception's name ends with a class, or as the few that are written small do; where other lines stand between it and
 # its traceback, `Hostname: n7` could be meant as well, and it must end as exceptions do.
@@ -56,64 +52,11 @@ _MAIN = re.compile(r"in (?:<module>|_run_module_as_main\b)")
 _HELPER = re.compile(
     r"in (?:_bootstrap|_bootstrap_inner|_wrap|spawn_main|_worker_loop)\b|multiprocessing|threading\.py"
 )
-# Names by which a line is looked at though it stands outside of a traceback.
-NAMES = (
-    "RuntimeError", "ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "AssertionError", "OSError",
-    "NotImplementedError", "ZeroDivisionError", "NameError", "UnboundLocalError", "SyntaxError", "IndentationError",
-    "TimeoutError", "ConnectionError", "UnicodeDecodeError", "JSONDecodeError", "RecursionError", "OverflowError",
-    "FloatingPointError", "EOFError", "StopIteration", "UnpicklingError", "PicklingError", "HTTPError", "DistBackendError",
-    "DistNetworkError", "DistStoreError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError", "SafetensorError",
-    "MisconfigurationException", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "LocalEntryNotFoundError",
-    "ConfigAttributeError", "HorovodInternalError", "BrokenProcessPool", "CheckpointException", "ValidationError",
-    "RemoteDisconnected", "InternalTorchDynamoError", "BackendCompilerFailed", "CompilationError", "OutOfResources",
-)  # fmt: skip
-_LISTED = frozenset(NAMES)
-# An exception's last line, whatever its name is, holds one of the first or ends with one of the others.
-_BARE_INSIDE = (b"rror: ", b"xception: ", b"imeout: ", b"ailure: ", b"rrors.", b"xceptions.")
-_BARE_ENDS = (b"Error", b"Exception")
-BARE_SIGNS = (b"rror", b"xception", b"imeout: ", b"ailure: ")  # a line that holds none of these is no such line
-_WORD = re.compile(r"\b(?!(?i:nan|inf)\b)[A-Za-z]{3,}")
-_MEASURED = re.compile(r"\W{0,3}(?:tensor\()?[-+]?\.?\d")  # what begins with a number is a value, not a message
-_OF_ERRORS = re.compile(r"(?:^|\.)(?:errors|exceptions)\.")  # the module that many packages keep their exceptions in
-_OF_ERRORS_AND_NAMED = re.compile(r"(?:^|\.)(?:errors|exceptions)\.\w*(?:Error|Exception)$")
-_NO_LOGGER = re.compile(r"(?i:error|exception|exit|timeout|failure|resources|failed)$")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
-
-
-def is_listed(text: str) -> bool:
-    """Does the line begin with a name that only exceptions have?"""
-    return text.split(":", 1)[0].rsplit(".", 1)[-1] in _LISTED
-
-
-def may_be_bare(raw: bytes) -> bool:
-    """Cheap: may this line be an exception's last one?"""
-    if b"rror" not in raw and b"xception" not in raw and b"imeout: " not in raw and b"ailure: " not in raw:
-        return False
-    return any(sign in raw for sign in _BARE_INSIDE) or raw.rstrip().endswith(_BARE_ENDS)
-
-
-def is_bare(text: str) -> bool:
-    """Is this an exception's last line, outside of a traceback? Of a name that nobody knows it must also say something
-    (`MeanSquaredError: 0.05` is a measurement), or stand in a module as exceptions do."""
-    match = BARE.match(text)
-    if match is None:
-        return False
-    if (
-        _MEASURED.match(match["message"] or "")
-        and not is_listed(text)
-        and not _OF_ERRORS_AND_NAMED.search(match["name"])
-    ):
-        return False
-    words = len(_WORD.findall((match["message"] or "")[:MAX_LENGTH]))
-    if match["message"] and not _NO_LOGGER.search(match["name"]):
-        return words > 1  # `app.exceptions.Reporter: closed` is a logger and its message
-    if "." in match["name"] and (words or not match["message"]):
-        return True
-    return words > 1 or is_listed(text) or bool(_OF_ERRORS.search(match["name"]))
 
 
 @dataclass(frozen=True)
@@ -226,7 +169,10 @@ class Tracebacks:
             if len(self._ignored) < MAX_OPEN:
                 self._ignored[line.rank] = True
             return None
-        state = self._open.get(line.rank)
+        rank = line.rank
+        if rank not in self._open and None in self._open and BARE.match(text):
+            rank = None  # the rank stands in the message: `RuntimeError: [Rank 3] ...`
+        state = self._open.get(rank)
         text = state.own(text) if state is not None else text
         frame = _FRAME.match(text)
         if state is None:
@@ -242,7 +188,7 @@ class Tracebacks:
             state.headed = False
         if frame:
             state.number = number
-        return self._go_on(line.rank, state, text, frame)
+        return self._go_on(rank, state, text, frame)
 
     def _begin(self, rank: Optional[int], number: int, indent: int, ignored: bool) -> Optional[_Open]:
         if len(self._open) >= MAX_OPEN:

@@ -55,7 +55,6 @@ class Precision:
             float8.convert_linears(model, lambda name, _: name.startswith(blocks))
             if blocks:
                 float8.fuse_mlps(model)
-                float8.convert_head(model)
 
     @property
     def compute_dtype(self) -> torch.dtype:

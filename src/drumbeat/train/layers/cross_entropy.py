@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from drumbeat.train.layers.float8 import E5M2, Float8Head, product, quantize
-
 IGNORE = -100
 _SLICE_BYTES = 2 << 30  # of bf16 logits: large enough for full-speed products, small beside the activations
 
@@ -32,7 +30,7 @@ def linear_cross_entropy(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Te
     if not torch.is_grad_enabled():
         losses = [_loss_and_gradient(hidden[part] @ weight.t(), targets[part])[0] for part in _slices(hidden, weight)]
         return torch.stack(losses).sum()
-    return _LinearCrossEntropy.apply(hidden, weight, targets, isinstance(head, Float8Head))  # type: ignore[no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, targets)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
@@ -41,21 +39,17 @@ def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, fp8: bool) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), device=hidden.device, dtype=torch.float32)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.empty_like(weight)
         for part in _slices(hidden, weight):
             logits = hidden[part] @ weight.t()
-            if fp8 and logits.is_cuda and not any(size % 16 for size in (*logits.shape, hidden.shape[1])):
-                loss, d_logits, d_part = _with_fp8_weights(logits, hidden[part], targets[part])
-                d_weight = d_part if part.start == 0 else d_weight.add_(d_part)
+            loss, d_logits = _loss_and_gradient(logits, targets[part])
+            if part.start == 0:
+                torch.mm(d_logits.t(), hidden[part], out=d_weight)
             else:
-                loss, d_logits = _loss_and_gradient(logits, targets[part])
-                if part.start == 0:
-                    torch.mm(d_logits.t(), hidden[part], out=d_weight)
-                else:
-                    d_weight.addmm_(d_logits.t(), hidden[part])
+                d_weight.addmm_(d_logits.t(), hidden[part])
             total += loss
             torch.mm(d_logits, weight, out=d_hidden[part])
             del logits, d_logits  # before the next slice's logits are made
@@ -63,9 +57,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Any) -> Tuple[Tensor, Tensor, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden.mul_(grads[0]), d_weight.mul_(grads[0]), None, None
+        return d_hidden.mul_(grads[0]), d_weight.mul_(grads[0]), None
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
@@ -74,15 +68,6 @@ def _slices(hidden: Tensor, weight: Tensor) -> List[slice]:
     if rows < hidden.shape[0]:
         rows = -(-hidden.shape[0] // -(-hidden.shape[0] // rows))
     return [slice(at, at + rows) for at in range(0, hidden.shape[0], rows)]
-
-
-def _with_fp8_weights(logits: Tensor, hidden: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Sum of the losses, its gradient by the logits, and by the weights: that one through an 8-bit product."""
-    from drumbeat.train.kernels.cross_entropy import cross_entropy_both
-
-    loss, d_logits, turned, back = cross_entropy_both(logits, targets, IGNORE, E5M2)
-    _, hidden_turned, scale = quantize(hidden, False)
-    return loss, d_logits, product(turned, hidden_turned, torch.full_like(scale, back), scale, hidden.dtype)
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
