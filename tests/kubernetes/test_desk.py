@@ -119,8 +119,8 @@ def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch, lost):
 
 def test_cancel_gives_time_to_save(desk):
     script = (
-        WHO
-        + "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        + WHO
     )
     exporter = desk.base / "exporter"
     exporter.mkdir()

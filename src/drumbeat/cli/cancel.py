@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drumbeat.cli.options import add_run
+
+if TYPE_CHECKING:
+    from drumbeat.runfolder.run import Run
+
+_AFTER_GRACE = 15.0  # seconds for the run to end
+_HEARD = 60.0  # more of them, where its lead has said that it is stopping: it has logs to gather and a summary to write
 
 
 def add_arguments(parser: Any) -> None:
@@ -29,7 +35,7 @@ def run(args: Any) -> int:
     grace = order.stop_grace if order else 0.0
     cancel(found)
     print(f"stopping {found.run_id}: its ranks have {grace:g} s to save", file=sys.stderr)
-    if wait_ended(found, grace + 15):
+    if wait_ended(found, grace + _AFTER_GRACE) or (_is_stopping(found) and wait_ended(found, _HEARD)):
         print(f"{found.run_id} has ended")
         return 0
     if end_job(found):
@@ -37,3 +43,9 @@ def run(args: Any) -> int:
         return 0
     print(f"{found.run_id} has not ended yet; cancel it again to end it now", file=sys.stderr)
     return 1
+
+
+def _is_stopping(found: Run) -> bool:
+    from drumbeat.runfolder.events import Stopping
+
+    return any(isinstance(event, Stopping) for event in found.last_run_events())

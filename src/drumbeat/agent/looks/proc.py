@@ -24,6 +24,7 @@ from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.nvml import open_nvml
 from drumbeat.facts.sample import Sampler
+from drumbeat.processes import open_files
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time
@@ -206,12 +207,8 @@ def _py_spy(pid: int) -> List[List[List[Any]]]:
 def _device(pid: int, gpus: Sequence[Gpu], devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What the GPU does that this process holds open; nothing where it holds none or several."""
     index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
-    opened = set()
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target in index_of:
-                opened.add(index_of[target])
+        opened = {index_of[target] for target in open_files(pid) if target in index_of}
     except OSError:
         return {}
     return next((each for each in devices if opened == {each.get("index")}), {})

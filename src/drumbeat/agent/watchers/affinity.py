@@ -19,7 +19,7 @@ from drumbeat.plan.known_variables import steers
 from drumbeat.plan.placement import RankSeen, rows
 from drumbeat.plan.placement_verdict import text_table, verdict
 from drumbeat.plan.rank_environment import changed
-from drumbeat.processes import start_time
+from drumbeat.processes import open_files, start_time
 
 _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer
@@ -190,18 +190,10 @@ def _pids() -> List[int]:
 def _open_gpus(pid: int, gpus: Sequence[Gpu]) -> Optional[Tuple[int, ...]]:
     """GPUs whose device file this process holds; None: its open files cannot be read."""
     index_of = {gpu.device: gpu.index for gpu in gpus if gpu.device}
-    found = set()
     try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-            except FileNotFoundError:
-                continue
-            if target in index_of:
-                found.add(index_of[target])
+        return tuple(sorted({index_of[target] for target in open_files(pid) if target in index_of}))
     except OSError:
         return None
-    return tuple(sorted(found))
 
 
 def _environ(pid: int) -> Optional[Mapping[str, str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, Mapping, Tuple
+
+from drumbeat.processes import open_files
 
 _MINORS = "/proc/driver/nvidia-caps/mig-minors"  # lines such as `gpu0/gi3/ci0/access 31`
 _FOLDER = "/dev/nvidia-caps/nvidia-cap"
@@ -14,17 +15,11 @@ _LINE = re.compile(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
 def mig_instances(pid: int, environ: Mapping[str, str], proc: str = "/proc", minors: str = _MINORS) -> Tuple[str, ...]:
     """Names such as `gi3/ci0`, or `MIG-3f2a...` as the variable has it; empty where nothing shows one."""
     known = _known(minors)
-    opened: List[Tuple[str, str]] = []
     try:
-        for name in os.listdir(f"{proc}/{pid}/fd"):
-            try:
-                target = os.readlink(f"{proc}/{pid}/fd/{name}")
-            except OSError:
-                continue
-            if target.startswith(_FOLDER) and target[len(_FOLDER) :] in known:
-                opened.append(known[target[len(_FOLDER) :]])
+        caps = [target[len(_FOLDER) :] for target in open_files(pid, proc) if target.startswith(_FOLDER)]
     except OSError:
-        pass
+        caps = []
+    opened = [known[cap] for cap in caps if cap in known]
     compute = {f"{instance}/{part}" for instance, part in opened if part}
     if compute:
         return tuple(sorted(compute))

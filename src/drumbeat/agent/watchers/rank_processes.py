@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.plan.world_seen import Row
+from drumbeat.processes import open_files
 
 _LINKS = 64  # connections of one process that are told to the lead
 _NAMES = (b"RANK=", b"WORLD_SIZE=", b"MASTER_ADDR=", b"MASTER_PORT=")
@@ -35,15 +36,8 @@ class Sockets:
 
     def of(self, pid: int) -> Optional[Dict[str, Ports]]:
         """Those that this process holds, by inode; None: not readable."""
-        inodes: Set[str] = set()
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                try:
-                    target = os.readlink(f"/proc/{pid}/fd/{name}")
-                except FileNotFoundError:
-                    continue
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
+            inodes = {target[8:-1] for target in open_files(pid) if target.startswith("socket:[")}
             table = self._table(pid) if inodes else {}
         except OSError:
             return None
