@@ -64,7 +64,7 @@ class Foreground:
 
     def run(self, environ: Mapping[str, str], if_killed: int = signal.SIGTERM) -> int:
         """`if_killed`: what its guards are sent then. A desk's death is a request to stop; the death of a process that only
-        starts its own node is the loss of that node, and the run may go on without it."""
+        starts its own node may be the loss of that node, and the run goes on without it."""
         # Children that a script had before it became us by exec, as it does with its last command: a tee that shows what we
         # print, a job in the background.
         not_ours = set(children())
