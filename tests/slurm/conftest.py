@@ -140,9 +140,10 @@ for step, batch in enumerate(DataLoader(Slow(), batch_size=2, num_workers=2)):
 def slow(cluster, oar):
     """The job that loses a node, and the one that reaches its time limit: number, run folder, what was done when."""
     saves = oar.ranks("saves", SAVES)
-    # Slurm sends its signal up to half a minute early, and looks every half minute: soon, with so long a grace.
+    # Slurm sends its signal up to half a minute early, and looks every half minute: here 45 to 75 s after the job's start. With a
+    # limit of one minute it could come before the lead was there.
     limit = oar.job(
-        "limit", ranks_per_node=1, nodes=1, time="1m", stop_grace="15s", partition="slow", command=f"python3 {saves}"
+        "limit", ranks_per_node=1, nodes=1, time="2m", stop_grace="15s", partition="slow", command=f"python3 {saves}"
     )
     jobs = {"limit": oar.submit(limit)}
     lost = oar.job("lost", ranks_per_node=1, partition="fragile", command=f"python3 {oar.ranks('lost', LOST)}",
