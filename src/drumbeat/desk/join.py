@@ -59,7 +59,7 @@ def join(
             Foreground(order, folder.order, [0], folder.bundle, token, EVERY, headline, identity.by_mpirun), 0, environ
         )
     with order_file(order) as path:
-        return joined(Foreground(order, path, [node], bundle, token, EVERY), node, environ)
+        return joined(Foreground(order, path, [node], bundle, token, EVERY), node, environ, identity.by_mpirun)
 
 
 def check_inside(order: Order) -> None:
