@@ -1,10 +1,13 @@
 """A log may repeat itself to its end: the last lines count, however often the like of them came before."""
 
+import random
+
 import pytest
 
 from drumbeat.cli.diagnose import read as read_files
 from drumbeat.cli.log_sources import TAIL, with_tail
 from drumbeat.diagnose import reader as reader_module
+from drumbeat.diagnose.reader import Reader
 from drumbeat.finding import CERTAIN, LIKELY
 from tests.diagnose.reading import read
 
@@ -111,3 +114,18 @@ def test_an_error_that_the_program_says_it_skips_is_not_certain():
     assert failure([*STEPS[:9], f"{error} Skipping this batch", STEPS[9]]).confidence == LIKELY
     assert failure([*STEPS[:9], error, *STEPS[9:11]]).confidence == CERTAIN
     assert failure([*STEPS[:9], error, "skipping what is left"]).confidence == CERTAIN
+
+
+def test_lines_that_never_repeat_are_read_as_well_as_others():
+    """Lines of ever new shapes are looked at without remembering these; what they tell is the same."""
+    rng = random.Random(3)
+    lines = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz     0123456789", k=80)) for _ in range(9000)]
+    error = ["NCCL WARN rank7of8: see below", *TRACEBACK]
+    lines[4000:4000] = error
+    lines += ["n1:7:7 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA", *error]
+    bulk, single = Reader(), Reader()
+    bulk.feed_lines("log", 1, [line.encode() for line in lines])
+    for number, line in enumerate(lines, 1):
+        single.feed("log", number, line.encode())
+    assert bulk.report() == single.report() and bulk.report().failure.answer == "exception"
+    assert bulk.report().transport.path.answer == "rdma"

@@ -1,16 +1,18 @@
 """Lines from which nothing can be learnt, known by their shape (every digit made 0): nearly all of a log.
 
-Many lines are looked at together, which is much cheaper than one by one: one search for each word, over all of them.
+Many lines are looked at together, which is much cheaper than one by one: one search for each word, over all of them. Where
+lines hardly ever have a shape that was seen before, remembering shapes costs more than it saves, and is left out for a while.
 """
 
 from __future__ import annotations
 
-from typing import Collection, List, Set, Tuple
+from typing import Collection, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
 MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
+DIRECT = 32  # times that lines are looked at without their shapes, before it is seen again whether they repeat
 
 
 class Dull:
@@ -20,14 +22,31 @@ class Dull:
         self.shapes: Set[bytes] = set()
         self._telling: Set[bytes] = set()
         self._prefilter, self._signs = prefilter, signs
+        self._direct = 0
+
+    def telling(self, lines: Sequence[bytes]) -> Optional[Set[int]]:
+        """The places of lines that may tell something; None where it is better to ask by shape."""
+        if not self._direct:
+            return None
+        self._direct -= 1
+        block = b"\n".join(lines)
+        shapes = block.translate(SHAPE)
+        words = self._words_in(block, shapes)
+        each = shapes.split(b"\n") if words else []
+        return {place for word in words for place, shape in enumerate(each) if word in shape}
+
+    def _words_in(self, block: bytes, shapes: bytes) -> List[bytes]:
+        return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in shapes)]
 
     def learn(self, shapes: List[bytes]) -> List[bytes]:
         """Those that are new here and tell nothing; they are not remembered yet."""
         new = list(set(shapes).difference(self.shapes, self._telling))
         if not new:
             return new
+        if len(new) * 10 > len(shapes) * 9:
+            self._direct = DIRECT
         block, dull = b"\n".join(new), new
-        for word in (*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in block)):
+        for word in self._words_in(block, block):
             dull = [shape for shape in dull if word not in shape]
         if len(dull) < len(new):
             _add(self._telling, set(new).difference(dull))

@@ -16,6 +16,7 @@ MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever 
 MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
 SHAPE = bytes(ord("0") if ord("0") <= code <= ord("9") else code for code in range(256))
 _WORDS = bytes(code if chr(code).isalpha() and code < 128 else ord(" ") for code in range(256))
+_DIGITS = b"0123456789"
 
 
 def word_of(literal: str) -> str:
@@ -24,7 +25,7 @@ def word_of(literal: str) -> str:
 
 
 def _words_of(literal: str) -> List[str]:
-    words: List[str] = re.findall(r"[A-Za-z]+", literal)
+    words: List[str] = re.findall(r"[A-Za-z]+", re.sub(r"\d", "", literal))
     return words
 
 
@@ -41,6 +42,11 @@ def _index(literals: Tuple[str, ...]) -> Dict[bytes, List[Tuple[bytes, int]]]:
     return index
 
 
+def _split(text: bytes) -> List[bytes]:
+    """Its words. Digits are left out and do not part words: pieces of numbers and names would be most of the words."""
+    return text.translate(_WORDS, _DIGITS).split()
+
+
 class Prefilter:
     """`max_repeats`: after so many lines of one shape nothing more is found in them; None for no end."""
 
@@ -54,11 +60,11 @@ class Prefilter:
 
     def words_in(self, text: bytes) -> FrozenSet[bytes]:
         """The words of literals that stand in these lines. Of a line without any of them nothing will be found."""
-        return self._words.intersection(text.translate(_WORDS).split())
+        return self._words.intersection(_split(text))
 
     def __call__(self, line: bytes) -> Tuple[int, ...]:
         """The numbers of the literals that stand in this line (digits count as any digit)."""
-        words = line.translate(_WORDS).split()
+        words = _split(line)
         if self._words.isdisjoint(words):
             return ()
         shape = line.translate(SHAPE)

@@ -111,13 +111,21 @@ class Reader:
         waiting = self._waits(file)
         for start in range(0, len(lines), CHUNK):
             chunk = lines[start : start + CHUNK]
-            shapes = [raw.translate(SHAPE) for raw in chunk]
-            self._remember(self._dull.learn(shapes))
-            if not waiting and dull.issuperset(shapes):
+            telling = self._dull.telling(chunk)
+            if telling is None:
+                shapes = [raw.translate(SHAPE) for raw in chunk]
+                self._remember(self._dull.learn(shapes))
+                telling = (
+                    set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
+                )
+            elif not self.of_a_run:
+                self.of_a_run = any(map(_OF_A_RUN.search, chunk))
+            if not waiting and not telling:
                 continue
-            for number, (raw, shape) in enumerate(zip(chunk, shapes), first + start):
-                if shape in dull and not waiting:
+            for place, raw in enumerate(chunk):
+                if place not in telling and not waiting:
                     continue
+                number = first + start + place
                 self.lines = before + number  # events are told apart by it
                 self.feed(file, number, raw)
                 waiting = self._waits(file)
