@@ -243,3 +243,10 @@ def test_the_lead_is_told_once_of_a_node_that_ended_early(tmp_path):
     assert (tmp_path / "stop").read_text().splitlines() == [
         "LOST the agent of node 1 ended with 70 before the nodes had come together"
     ]
+
+
+def test_a_node_that_joined_says_nothing_of_how_the_others_came_together(tmp_path):
+    joined = Foreground(order(tmp_path), "", [1], "", "")
+    joined.folder = RunFolder(str(tmp_path))
+    joined._tell_lead({1: 143})
+    assert not (tmp_path / "stop").exists()

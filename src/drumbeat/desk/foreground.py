@@ -122,7 +122,10 @@ class Foreground:
             time.sleep(0.05)
 
     def _tell_lead(self, codes: Mapping[int, int]) -> None:
-        """A node that ended before all had come together: the lead would wait for it until its time is up."""
+        """A node that ended before all had come together: the lead would wait for it until its time is up. Whoever only joins
+        the lead does not see when they have."""
+        if 0 not in self.nodes:
+            return
         for node, code in codes.items():
             if node and code and 0 not in codes and node not in self.told and self.folder and not self.console.started:
                 self.told.add(node)
