@@ -14,7 +14,7 @@ _INTRO = """\
 # Codes of a diagnosis
 
 Every code that `drumbeat diagnose` can give. Codes are stable; titles may change. Where several rules share a code, the table
-has each title once. The cause is that of the first rule; the one that is printed belongs to the line that was read.
+has each title once, with the cause of the first; `diagnose` prints the cause of the rule that matched your line.
 """
 
 # What no rule gives, because it does not rest on one line. A test compares this with the source.
@@ -32,17 +32,30 @@ _ANSWERS = {
 }
 _OF_A_RUN = {
     "cancelled": "the run was cancelled",
+    "early-exit": "a rank ended with 0 while the others went on",
     "exit-code": "a rank ended with this exit code, and its last lines name no cause",
+    "guard-lost": "the guard of the lead's agent was killed",
     "hang-*": "a rank stands still; the word behind the dash says in what",
     "interrupted": "a rank ended by SIGINT",
     "killed": "a rank ended by SIGKILL, not sent by drumbeat",
+    "launcher-refused": "a launcher in the script cannot be run by drumbeat as it stands",
+    "lead-hung": "the lead's agent stopped answering",
+    "lead-lost": "the lead's agent ended before the run",
+    "muster-timeout": "nodes did not come in time",
+    "no-rank-started": "the launcher in the script started no rank",
+    "node-lost": "a node's agent, its connection or the node itself was lost",
+    "node-refused": "a node could not take part",
     "peer-lost": "a rank ended because another one had",
     "preempted": "the run was stopped and its ranks have saved",
+    "process-stuck": "a process could not be ended",
+    "rdma-library-differs": "an RDMA library in the image is not the host's",
     "setup-failed": "the job's setup failed before the command was started",
     "signal": "a rank died from another signal",
     "stopped": "ended by drumbeat: another rank, a limit or the user had ended the run",
+    "storage": "the run folder could not be written any more",
     "terminated": "a rank was ended from outside (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2)",
     "time-limit": "the run reached its time limit",
+    "workdir-missing": "the working directory cannot be used on a node",
 }
 _BESIDE = {
     "child-failed": "a launcher's table says who failed, and not why",
