@@ -55,7 +55,7 @@ _OF_A_RUN = {
     "storage": "the run folder could not be written any more",
     "terminated": "a rank was ended from outside (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2)",
     "time-limit": "the run reached its time limit",
-    "workdir-missing": "the working directory cannot be used on a node",
+    "workdir-missing": "the working directory of a rank cannot be used",
 }
 _BESIDE = {
     "child-failed": "a launcher's table says who failed, and not why",
