@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import nccl, nccl_lines
@@ -25,11 +26,11 @@ from drumbeat.diagnose.losses import Losses
 from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
-from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
+from drumbeat.diagnose.rulebook import CAUSE, NOTE, SYMPTOM, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import CHAINED, CUT_OFF, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -207,8 +208,12 @@ class Reader:
             for rank, number, raised in tracebacks.unfinished():
                 frame, _, at = raised.frame.rpartition(":")
                 text = f'File "{frame}", line {at}' if frame else HEADER
-                evidence = Evidence(text, file, number)
-                self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
+                evidence = Evidence(text if raised.text == CUT_OFF else raised.text, file, number)
+                matches = [match for match in self.rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
+                for match in matches:
+                    self.events.add_match(self.lines, replace(match, mention=True), Line("", rank), evidence)
+                if not matches:
+                    self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
@@ -243,6 +248,8 @@ class Reader:
         matched = False
         tracebacks = self._tracebacks.get(file)
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
+            self._good_ends[file] = number
         if found and not quoted:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
@@ -253,8 +260,6 @@ class Reader:
                     self.losses.nan(file, evidence)
             self.losses.value(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
-            if is_good_end(text):
-                self._good_ends[file] = number
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
         was_open = self.elastic.open

@@ -73,6 +73,7 @@ def make_report(
         steps or Steps(),
         nan_value,
         events.raised,
+        events.by_launcher,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(
