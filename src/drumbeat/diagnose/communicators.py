@@ -85,6 +85,7 @@ class Process:
     nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
     pending: Dict[int, List[Tuple[observations.Channel, Evidence]]] = field(default_factory=dict)  # by thread
     collective_ranks: int = 0  # largest [nranks=N] seen
+    formed: bool = False  # it says that all rings or trees are connected
     records: int = 0
 
     @property
@@ -254,6 +255,8 @@ def _network(process: Process, seen: observations.Observation, evidence: Evidenc
         process.gdr.setdefault(scope, (seen.possible, evidence))
     elif isinstance(seen, observations.Interface):
         process.interfaces.update(seen.names)
+    elif isinstance(seen, observations.Formed):
+        process.formed = True
     elif isinstance(seen, observations.Used):
         process.used.setdefault(seen.network, evidence)
         process.used_device = process.used_device or seen.device

@@ -36,7 +36,7 @@ class NamedRank:
 
     def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
         """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
-        if finding.rank is not None or finding.host is not None or _blames(event) == JOB:
+        if finding.rank is not None or finding.host is not None or any(map(self._of_nobody, alike)):
             return finding
         waiting = {each.rank for each in self._tiers[SYMPTOM] if _blames(each) == OTHER}
         beside = [

@@ -32,18 +32,17 @@ def unwrap(lines: Sequence[bytes]) -> List[bytes]:
     if not _GOES_ON.match(texts[0]):  # else the copy may begin in the middle of a line
         begins.add(_begin(texts[0]))
     follows = [number for number in range(1, len(texts)) if full[number - 1] and texts[number].strip()]
-    goes_on = {
-        n for n in follows if _GOES_ON.match(texts[n]) and _begin(texts[n]) not in begins | {_begin(texts[n - 1])}
-    }
+    pieces = {n for n in follows if texts[n][:2] != "  " and _begin(texts[n]) not in begins | {_begin(texts[n - 1])}}
+    cut = sum(bool(_GOES_ON.match(texts[n])) for n in pieces)  # surely in the middle of a word or sentence
     long = sum(width * 0.85 < len(text.rstrip()) for text in texts)
-    if len(goes_on) < 2 or len(goes_on) < 0.7 * len(follows) or sum(full) < 0.6 * long:
+    if cut < 2 or len(pieces) < 0.7 * len(follows) or sum(full) < 0.6 * long:
         return whole
     number = 0
     while number < len(texts):
         start = number
         text = texts[start]
         while number + 1 < len(texts) and full[number] and texts[number + 1].strip() and number - start < MAX_JOINED:
-            if number + 1 not in goes_on and _begin(texts[number + 1]) in begins:
+            if number + 1 not in pieces:
                 break
             number += 1
             text += texts[number]
