@@ -101,6 +101,7 @@ class Communicators:
         self.libraries: Set[str] = set()  # named by other signs than a version line
         self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
         self.connections = Places()  # lines that show who is connected to whom, and how
+        self.connects_last: Dict[str, int] = {}  # file -> the last line on which ranks choose a network or connect
         self.dropped = 0
         self.no_gpus = False  # the caller knows that no node has one: NCCL has nothing to say
         self.spoke = False  # has NCCL or RCCL printed anything at all, a warning included?
@@ -125,6 +126,8 @@ class Communicators:
         process.records += 1
         if isinstance(seen, (observations.Channel, observations.Init, observations.Shape, observations.Used)):
             self.connections.add(evidence.file or "", evidence.line or 0)
+        if isinstance(seen, (observations.Channel, observations.Formed, observations.Network)):
+            self.connects(evidence.file or "", evidence.line or 0)
         if isinstance(seen, observations.Channel):
             self._channel(process, record.tid, seen, evidence)
         elif isinstance(seen, observations.Init):
@@ -133,6 +136,8 @@ class Communicators:
             ranks = range(seen.nranks)[:MAX_FITTING] if seen.rank < 0 else (seen.rank,)
             for rank in ranks:
                 found = process.by_comm.get((seen.comm, rank))
+                if found is None and seen.rank >= 0:  # the line that began it is not here
+                    found = self._member(process, record.tid, seen.comm, rank, seen.nranks, None)
                 if found and found.nranks == seen.nranks:
                     found.nnodes = seen.nnodes
         elif isinstance(seen, observations.Version):
@@ -144,6 +149,11 @@ class Communicators:
             process.settings.setdefault(seen.name, (seen.value, evidence))
         else:
             _network(process, seen, evidence)
+
+    def connects(self, file: str, number: int) -> None:
+        """Ranks go on to connect on this line: what went wrong before did not stop them."""
+        if file in self.connects_last or len(self.connects_last) < MAX_PROCESSES:
+            self.connects_last[file] = number
 
     def version(self, seen: observations.Version, evidence: Evidence) -> None:
         if len(self.versions) < 100:
@@ -161,14 +171,11 @@ class Communicators:
         member = process.by_comm.get((seen.comm, seen.rank))
         fresh = seen.stage == "start" and member is not None and member.completed is not None
         if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
-            if seen.stage == "destroy" or self._members >= MAX_MEMBERS:
-                self.dropped += seen.stage != "destroy"
+            if seen.stage == "destroy":
                 return
-            self._members += 1
-            member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid, device=seen.device)
-            process.members.append(member)
-            process.by_comm[(seen.comm, seen.rank)] = member
-            process.by_rank.setdefault(seen.rank, []).append(member)
+            member = self._member(process, tid, seen.comm, seen.rank, seen.nranks, seen.device)
+            if member is None:
+                return
         member.comm_id = member.comm_id or seen.comm_id
         if seen.stage == "start":
             member.started, member.tid = evidence, tid
@@ -178,6 +185,20 @@ class Communicators:
                 self._connect(process, member, channel, where)
         elif seen.stage == "abort":
             member.aborted = True
+
+    def _member(
+        self, process: Process, tid: int, comm: str, rank: int, nranks: int, device: Optional[int]
+    ) -> Optional[Member]:
+        """A new one, if there is room for it."""
+        if self._members >= MAX_MEMBERS:
+            self.dropped += 1
+            return None
+        self._members += 1
+        member = Member(process, comm, rank, nranks, tid=tid, device=device)
+        process.members.append(member)
+        process.by_comm[(comm, rank)] = member
+        process.by_rank.setdefault(rank, []).append(member)
+        return member
 
     def _channel(self, process: Process, tid: int, channel: observations.Channel, evidence: Evidence) -> None:
         member = self._owner(process, tid, channel, False)
@@ -255,6 +276,8 @@ def _network(process: Process, seen: observations.Observation, evidence: Evidenc
         process.gdr.setdefault(scope, (seen.possible, evidence))
     elif isinstance(seen, observations.Interface):
         process.interfaces.update(seen.names)
+    elif isinstance(seen, observations.Formed) and seen.network:
+        process.used.setdefault(seen.network, evidence)
     elif isinstance(seen, observations.Formed):
         process.formed = True
     elif isinstance(seen, observations.Used):

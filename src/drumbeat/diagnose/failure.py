@@ -40,6 +40,7 @@ class Log:
     nan_value: Optional[Evidence] = None  # a value that is NaN among the last lines of a file
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
     by_launcher: AbstractSet[Tuple[str, int]] = frozenset()  # file and line: ends of a launcher's own tracebacks
+    connects_last: Mapping[str, int] = field(default_factory=dict)  # file -> last line on which NCCL's ranks connect
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

@@ -20,6 +20,9 @@ from drumbeat.finding import Finding
 
 BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
+WAITED = frozenset(
+    {"collective-timeout"}
+)  # all who say so waited equally long: who says it first was not first at fault
 MAX_NAMED = 8  # ranks in a title
 
 
@@ -30,6 +33,7 @@ class NamedRank:
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
         """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
         waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None}
+        in_order = in_order and event.code not in WAITED
         if _blames(event) == OTHER and not in_order and len(waiting) > 1:
             return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
         return self._beside(finding_of(event, self._ranks), event, alike)

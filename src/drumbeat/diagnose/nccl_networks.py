@@ -53,6 +53,8 @@ def network(message: str) -> Optional[Observation]:
         return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else Formed()
     if message.startswith("Connected all "):
         return Formed()
+    if message.startswith(("NET/FastSocket : Connected", "NET/FastSocket : Accepted")):
+        return Formed("Socket")
     if message.startswith("GDRDMA not enabled"):
         return Gdr(False, "hca")
     if message.startswith("Bootstrap"):

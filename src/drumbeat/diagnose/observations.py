@@ -115,7 +115,9 @@ class Used:
 
 @dataclass(frozen=True)
 class Formed:
-    """All rings or trees of a communicator are connected."""
+    """All rings or trees of a communicator are connected; or two ranks are, over the network that is named."""
+
+    network: str = ""
 
 
 Observation = Union[

@@ -16,7 +16,7 @@ from drumbeat.diagnose.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, ma
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
-from drumbeat.diagnose.elastic import ElasticSummary
+from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
 from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
@@ -37,14 +37,14 @@ from drumbeat.finding import Evidence
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_FRAME, _ROOT_CAUSE = 'File "', "Root Cause (first observed failure)"
+_FRAME = 'File "'
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *_LEVELS)
+_OWN = (HEADER, _FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _SIGNS = (*BARE_SIGNS, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.

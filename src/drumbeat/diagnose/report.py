@@ -74,6 +74,7 @@ def make_report(
         nan_value,
         events.raised,
         events.by_launcher,
+        state.connects_last,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

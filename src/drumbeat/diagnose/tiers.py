@@ -55,7 +55,7 @@ class Tiers:
         rule = event.match.rule
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
-        if rule.fallback and self._lived_through(event):
+        if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
             return NOTE
         if rule.fallback and rule.role == NOTE:
             return UNEXPLAINED
@@ -94,6 +94,10 @@ class Tiers:
         """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
         return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
 
+    def _connects_after(self, event: Event) -> bool:
+        """NCCL warned, and its ranks went on to connect."""
+        return event.pid > 0 and self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+
     def _handled(self, event: Event) -> bool:
         """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
         on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
@@ -124,8 +128,10 @@ class Tiers:
         return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
 
     def nobody_else(self) -> bool:
-        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer?"""
-        others = any(self.tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE))
+        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer? A cancelled job or a time limit
+        says nothing about what was written before."""
+        symptoms = [event for event in self.tiers[SYMPTOM] if event.code not in NOBODYS_FAULT]
+        others = symptoms or self.tiers[REPORT] or self.tiers[CONSEQUENCE]
         return not others and not self.extra and self.first is None
 
     def may_be_handled(self, event: Event) -> bool:
