@@ -30,7 +30,7 @@ from drumbeat.diagnose.rulebook import CAUSE, NOTE, SYMPTOM, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import CHAINED, CUT_OFF, HEADER, IGNORED, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import ARROW, CHAINED, CUT_OFF, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -46,11 +46,13 @@ _LEVELS = (
 )  # fmt: skip
 _OWN = (HEADER, _FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
-_SIGNS = (*BARE_SIGNS, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
+_ARROW = ARROW.encode()
+_SIGNS = (*BARE_SIGNS, _ARROW, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
-    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*)\b"
+    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*"
+    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
@@ -208,7 +210,7 @@ class Reader:
             for rank, number, raised in tracebacks.unfinished():
                 frame, _, at = raised.frame.rpartition(":")
                 text = f'File "{frame}", line {at}' if frame else HEADER
-                evidence = Evidence(text if raised.text == CUT_OFF else raised.text, file, number)
+                evidence = Evidence(text if CUT_OFF in raised.text else raised.text, file, number)
                 matches = [match for match in self.rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
                 for match in matches:
                     self.events.add_match(self.lines, replace(match, mention=True), Line("", rank), evidence)
@@ -222,7 +224,7 @@ class Reader:
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
-        bare = not found and may_be_bare(raw) and self._is_bare(raw)
+        bare = not found and (_ARROW in raw or may_be_bare(raw) and self._is_bare(raw))
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)

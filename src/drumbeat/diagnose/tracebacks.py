@@ -24,9 +24,13 @@ _NAMED = re.compile(
     r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
 )
 _WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
-# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
-_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
-_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
+# A frame as Python prints it, or as rich does inside its box, or as IPython does; and what lines within a traceback begin with.
+_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in ')
+_INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
+ARROW = "\u2771 "  # rich's mark before the line that a frame stands at
+_ARROW = re.compile(r"[\s\u2502]*\u2771 +\d+ \u2502")
+# IPython names the exception beside its header.
+_NAMED_BEFORE = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s{3,}$")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/opt/conda/lib/|[/\\]Lib[/\\]|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
@@ -55,7 +59,7 @@ _HELPER = re.compile(
 _RAISES = re.compile(r"raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:\(f?([\"'])((?:(?!\2).){1,200}))?")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
-CUT_OFF = "a traceback that is cut off before its exception"
+CUT_OFF = "cut off before its"  # our own words about a traceback
 MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
@@ -101,6 +105,7 @@ class _Open:
     chained: bool = False
     of_launcher: bool = False
     prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
+    name: str = ""  # of the exception, where the header has it
 
     @property
     def caught(self) -> bool:
@@ -145,7 +150,8 @@ class Tracebacks:
                 rank,
                 state.number,
                 Raised(
-                    state.about_to_raise or CUT_OFF,
+                    state.about_to_raise
+                    or f"{state.name or 'a traceback that is'} {CUT_OFF} {'message' if state.name else 'exception'}",
                     state.frame,
                     state.own_frame,
                     state.lines,
@@ -162,10 +168,15 @@ class Tracebacks:
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
+            named = _NAMED_BEFORE.match(prefix)
             glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
             rank = int(glued[1]) if glued and line.rank is None else line.rank
             begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
-            prefix = "" if glued else prefix
+            prefix = "" if glued or named else prefix
+            if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be cut
+                begun.outermost = "\u2502"
+            if begun is not None and named:
+                begun.name, begun.outermost = named[1], "in <module>"
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
                 begun.prefix = prefix.translate(_DIGITS)
             return None
@@ -190,6 +201,9 @@ class Tracebacks:
             if not text.strip():
                 return None
             ignored = self._ignored.pop(line.rank, False)
+            if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
+                self._begin(line.rank, number, 0, ignored)
+                return None
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
                 return Raised(text.strip(), "", "", 1, True) if bare else None
