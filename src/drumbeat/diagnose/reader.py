@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import nccl, nccl_lines
 from drumbeat.diagnose.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.cut_tracebacks import add_cut_tracebacks
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
@@ -26,11 +26,11 @@ from drumbeat.diagnose.losses import Losses
 from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
-from drumbeat.diagnose.rulebook import CAUSE, NOTE, SYMPTOM, Rulebook, rulebook
+from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import ARROW, CHAINED, CUT_OFF, HEADER, IGNORED, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import ARROW, CHAINED, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -207,15 +207,7 @@ class Reader:
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
-            for rank, number, raised in tracebacks.unfinished():
-                frame, _, at = raised.frame.rpartition(":")
-                text = f'File "{frame}", line {at}' if frame else HEADER
-                evidence = Evidence(text if CUT_OFF in raised.text else raised.text, file, number)
-                matches = [match for match in self.rules.match(raised.text) if match.rule.role in (CAUSE, SYMPTOM)]
-                for match in matches:
-                    self.events.add_match(self.lines, replace(match, mention=True), Line("", rank), evidence)
-                if not matches:
-                    self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
+            add_cut_tracebacks(self.events, self.rules, self.lines, file, tracebacks)
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.diagnose.communicators import Communicators, Edge, Member, Process
+from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.groups import group
 from drumbeat.diagnose.paths import LOCAL, MAX_LISTED, MIXED, Path, of_choice, of_edges
+from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.diagnose.used_nics import UsedNics, used_nics
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 
