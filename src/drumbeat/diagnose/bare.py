@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 BARE = re.compile(
-    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed)"
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Exit|Timeout|Failure)|OutOfResources|BackendCompilerFailed|Exception)"
     r"|(?:[a-z_]\w*\.)+[a-z]*(?:error|exception|timeout)|(?:[A-Za-z_]\w*\.)*(?:errors|exceptions)\.[A-Z]\w*)"
     r"(?:\([A-Z]\w*\))?(?:: (?P<message>.+))?$"
 )

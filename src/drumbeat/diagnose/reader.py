@@ -29,7 +29,7 @@ from drumbeat.diagnose.rulebook import NOTE, Rulebook, rulebook
 from drumbeat.diagnose.runs import WORDS as RUN_WORDS
 from drumbeat.diagnose.runs import Runs
 from drumbeat.diagnose.steps import Steps
-from drumbeat.diagnose.tracebacks import CHAINED, HEADER, IGNORED, Raised, Tracebacks
+from drumbeat.diagnose.tracebacks import ARROW, CHAINED, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.finding import Evidence
@@ -45,11 +45,13 @@ _LEVELS = (
 )  # fmt: skip
 _OWN = (HEADER, _FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
-_SIGNS = (*BARE_SIGNS, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
+_ARROW = ARROW.encode()
+_SIGNS = (*BARE_SIGNS, _ARROW, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
-    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*)\b"
+    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*"
+    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
@@ -217,7 +219,7 @@ class Reader:
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
-        bare = not found and may_be_bare(raw) and self._is_bare(raw)
+        bare = not found and (_ARROW in raw or may_be_bare(raw) and self._is_bare(raw))
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)

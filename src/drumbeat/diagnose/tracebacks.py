@@ -24,9 +24,13 @@ _NAMED = re.compile(
     r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
 )
 _WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
-# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
-_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
-_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
+# A frame as Python prints it, or as rich does inside its box, or as IPython does; and what lines within a traceback begin with.
+_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in ')
+_INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
+ARROW = "\u2771 "  # rich's mark before the line that a frame stands at
+_ARROW = re.compile(r"[\s\u2502]*\u2771 +\d+ \u2502")
+# IPython names the exception beside its header.
+_NAMED_BEFORE = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s{3,}$")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/opt/conda/lib/|[/\\]Lib[/\\]|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
@@ -98,6 +102,7 @@ class _Open:
     chained: bool = False
     of_launcher: bool = False
     prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
+    name: str = ""  # of the exception, where the header has it
 
     @property
     def caught(self) -> bool:
@@ -134,7 +139,7 @@ class Tracebacks:
                 rank,
                 state.number,
                 Raised(
-                    "a traceback that is cut off before its exception",
+                    f"{state.name or 'a traceback that is'} cut off before its {'message' if state.name else 'exception'}",
                     state.frame,
                     state.own_frame,
                     state.lines,
@@ -151,10 +156,15 @@ class Tracebacks:
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
+            named = _NAMED_BEFORE.match(prefix)
             glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
             rank = int(glued[1]) if glued and line.rank is None else line.rank
             begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
-            prefix = "" if glued else prefix
+            prefix = "" if glued or named else prefix
+            if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be cut
+                begun.outermost = "\u2502"
+            if begun is not None and named:
+                begun.name, begun.outermost = named[1], "in <module>"
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
                 begun.prefix = prefix.translate(_DIGITS)
             return None
@@ -179,6 +189,9 @@ class Tracebacks:
             if not text.strip():
                 return None
             ignored = self._ignored.pop(line.rank, False)
+            if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
+                self._begin(line.rank, number, 0, ignored)
+                return None
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
                 return Raised(text.strip(), "", "", 1, True) if bare else None
