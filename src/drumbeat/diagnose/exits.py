@@ -261,13 +261,13 @@ def _by_code(
         finding = _from_rule("command-not-found" if exit_code == 127 else "not-executable", evidence)
         title = f"{name}: {'not found' if exit_code == 127 else 'not executable'}"
         return replace(finding, title=title, seen=seen)
-    if known is not None:
+    spawned = _SPAWNED.search(evidence[-1].text) if evidence else None
+    if known is not None and not (spawned and known.evidence[-1:] and known.evidence[-1].text == evidence[-1].text):
         return _own(known)
     if exit_code == 124:
         return replace(_from_rule("time-limit", evidence), confidence=LIKELY, seen=seen)
     if exit_code is None:
         return Finding("exit-code", ERROR, "ended, nobody knows how", "not known", "", evidence, confidence=UNKNOWN)
-    spawned = _SPAWNED.search(evidence[-1].text) if evidence else None
     if spawned:
         signal = getattr(signals, spawned[2] or "", None)
         how = _by_signal(signal, lines, None) if signal else None

@@ -33,6 +33,7 @@ _BRACKET = _patterns(
     r"\[[A-Za-z_]\w{0,30}?(?P<local>\d+)\]:\s?",  # torchrun's role and local rank
     r"\[(?P<time>" + _DATE + r")\] ?",
     r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
+    r"\[(?P<time>" + _DATE + r") (?P<level>[IWEF]) \d{1,9} \d{1,9}\] ?",  # Ray's own processes
     r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
@@ -59,6 +60,9 @@ _LOGGER = _patterns(
     _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
     _LEVELS + r"(?=:[\w.]{1,100}:)",  # Python's logging.basicConfig; the logger's name stays
 )
+_TIMESTAMPED = _patterns(  # mpirun --timestamp-output --tag-output
+    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[(?:\d+,)?\d+\]<std)"
+)
 _QUOTE = _patterns(
     r"[>\u2502|] {0,2}(?=\S)",  # an issue's quotation, a terminal's frame
     r"[>\u2502]$",
@@ -82,6 +86,8 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
     if first in (">", "\u2502", "#"):
         return _QUOTE
     start = text[:72]
+    if "]<std" in start:
+        return _TIMESTAMPED
     if " | " in start:
         return _COMPOSE
     if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL")):
@@ -91,6 +97,8 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
     return ()
 
 
+# A progress bar whose line did not end before the next writer's words: `33%|###   | 3/9 [00:04<00:08,  1.2it/s]Killed`
+_BAR = re.compile(r"[^|\n]{0,80}\d{1,3}%\|[^|\n]{0,300}\| ?\d\S{0,20}/\d\S{0,20} \[[^\]\n]{0,300}\]\s{0,200}(?=\S)")
 _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 # glog: [E810 03:04:11.061727749 File.cpp:683] or E0516 10:49:24.165000 10143 path.py:874]
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
@@ -110,6 +118,7 @@ _SAID_LEVEL = re.compile(
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
 _LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z'\"(])")
+_ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
 _LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
@@ -120,7 +129,7 @@ _LEVEL_LETTER.update(
 )
 _NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
-_TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]")
+_TORCH_RANK = re.compile(r"\[(?:PG (?:ID )?\S+(?: PG GUID \S+)? )?Rank (\d+)\]|, RankID:(\d+)\)")
 _DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month of a leap year
 
 
@@ -153,6 +162,8 @@ def without_colour(text: str) -> str:
 def clean(raw: str) -> Line:
     """The message, and what its prefixes say about rank, host, time and level."""
     text = without_colour(raw[:MAX_LINE])
+    bar = _BAR.match(text) if "%|" in text[:120] else None
+    text = text[bar.end() :] if bar else text
     rank: Optional[int] = None
     task: Optional[int] = None  # a launcher's number: a rank, or a node on which another launcher starts them
     host: Optional[str] = None
@@ -177,9 +188,9 @@ def clean(raw: str) -> Line:
     rank = task if rank is None else rank
     if when is None:
         when = _glog_seconds(text)
-    if rank is None and "Rank " in text:
+    if rank is None and "Rank" in text:
         named = _TORCH_RANK.search(text)
-        rank = int(named[1]) if named else None
+        rank = int(named[1] or named[2]) if named else None
     level = level or _level(text)
     if not level and when is not None:  # 2026-01-02 03:04:05 ERROR text
         behind = _LEVEL_BEHIND_TIME.match(text)
@@ -199,6 +210,8 @@ def _level(text: str) -> str:
     field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] else None
     if field:
         return _LEVEL_LETTER[field[1].upper()]
+    if _ASCEND.match(text):
+        return "E"
     if "arning: " in text and _PYTHON_WARNING.search(text):
         return "W"
     gives_up = text.rstrip(" .!").endswith(_GIVES_UP) and _WHY.search(text)

@@ -24,9 +24,13 @@ _NAMED = re.compile(
     r"(?i:(?:error|exception|exit|timeout|failure|interrupt|iteration|warning|failed|resources|pool)s?$)"
 )
 _WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
-# A frame as Python prints it, or as rich does inside its box; and what lines within a traceback begin with.
-_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(/[^\s:]{1,300}\.py):(\d+) in ')
-_INSIDE = " \t|+^~/\u2502\u256d\u2570\u2771"
+# A frame as Python prints it, or as rich does inside its box, or as IPython does; and what lines within a traceback begin with.
+_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in ')
+_INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
+ARROW = "\u2771 "  # rich's mark before the line that a frame stands at
+_ARROW = re.compile(r"[\s\u2502]*\u2771 +\d+ \u2502")
+# IPython names the exception beside its header.
+_NAMED_BEFORE = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\s{3,}$")
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/opt/conda/lib/|[/\\]Lib[/\\]|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
@@ -52,8 +56,10 @@ _MAIN = re.compile(r"in (?:<module>|_run_module_as_main\b)")
 _HELPER = re.compile(
     r"in (?:_bootstrap|_bootstrap_inner|_wrap|spawn_main|_worker_loop)\b|multiprocessing|threading\.py"
 )
+_RAISES = re.compile(r"raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:\(f?([\"'])((?:(?!\2).){1,200}))?")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
+CUT_OFF = "cut off before its"  # our own words about a traceback
 MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
@@ -93,16 +99,26 @@ class _Open:
     outermost: str = ""  # the first frame's function, with its file
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
+    source: str = ""  # of its last frame, where that raises
     torn: bool = False  # lines that belong to nothing in it stand below its last frame
     ignored: bool = False
     chained: bool = False
     of_launcher: bool = False
     prefix: str = ""  # somebody's words before each line, as they stand before the header, with every digit made 0
+    name: str = ""  # of the exception, where the header has it
 
     @property
     def caught(self) -> bool:
         """Its outermost frame is not where a program begins."""
         return self.headed and not _TOP.search(self.outermost)
+
+    @property
+    def about_to_raise(self) -> str:
+        """What a traceback that is cut off was about to say, by the source text of its last frame."""
+        match = _RAISES.match(self.source)
+        if not match:
+            return ""
+        return f"{match[1]}: {match[3]}" if match[3] else match[1]
 
     def own(self, text: str) -> str:
         """The line without the prefix that the header has too."""
@@ -134,7 +150,8 @@ class Tracebacks:
                 rank,
                 state.number,
                 Raised(
-                    "a traceback that is cut off before its exception",
+                    state.about_to_raise
+                    or f"{state.name or 'a traceback that is'} {CUT_OFF} {'message' if state.name else 'exception'}",
                     state.frame,
                     state.own_frame,
                     state.lines,
@@ -151,10 +168,15 @@ class Tracebacks:
         text = line.text
         if HEADER in text:
             prefix = text[: text.index(HEADER)]
+            named = _NAMED_BEFORE.match(prefix)
             glued = _GLUED_RANK.search(prefix)  # a progress bar without its line end stands before the rank
             rank = int(glued[1]) if glued and line.rank is None else line.rank
             begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
-            prefix = "" if glued else prefix
+            prefix = "" if glued or named else prefix
+            if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be cut
+                begun.outermost = "\u2502"
+            if begun is not None and named:
+                begun.name, begun.outermost = named[1], "in <module>"
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
                 begun.prefix = prefix.translate(_DIGITS)
             return None
@@ -179,6 +201,9 @@ class Tracebacks:
             if not text.strip():
                 return None
             ignored = self._ignored.pop(line.rank, False)
+            if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
+                self._begin(line.rank, number, 0, ignored)
+                return None
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
                 return Raised(text.strip(), "", "", 1, True) if bare else None
@@ -186,7 +211,7 @@ class Tracebacks:
             if state is None:
                 return None
             state.headed = False
-        if frame:
+        if frame or text.lstrip().startswith("raise "):
             state.number = number
         return self._go_on(rank, state, text, frame)
 
@@ -205,10 +230,12 @@ class Tracebacks:
             if not _LIBRARY.search(frame[1] or frame[3]):
                 state.own_frame = state.frame
             state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
-            state.length, state.source_next, state.torn = state.length + 1, True, False
+            state.length, state.source_next, state.torn, state.source = state.length + 1, True, False, ""
             self._give_up(rank, state)
             return None
         state.source_next = False
+        if text.lstrip().startswith("raise "):
+            state.source = text.strip()
         bare = text[state.indent :] if text[: state.indent].strip() == "" else text
         if not bare.strip() or bare[0] in _INSIDE:
             state.torn = state.torn or bool(_WARNS.match(bare))
@@ -222,7 +249,7 @@ class Tracebacks:
             of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))
             return Raised(
                 bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, state.caught, state.chained, of_main,
-                bool(_HELPER.search(state.outermost)),
+                bool(_HELPER.search(state.outermost)), state.of_launcher and not state.own_frame,
             )  # fmt: skip
         state.torn = True
         state.length += 8  # another writer's line in between; give up after some fifty
