@@ -43,7 +43,7 @@ class Desk:
         argv = [sys.executable, "-m", "drumbeat", *map(str, words)]
         environ = {**self.environ, **more}
         return subprocess.run(
-            argv, env=environ, cwd=self.home, capture_output=True, text=True, timeout=170, check=False
+            argv, env=environ, cwd=self.home, capture_output=True, text=True, timeout=400, check=False
         )
 
     def job(self, name, script, **keys):

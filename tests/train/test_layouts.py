@@ -18,6 +18,7 @@ LAYOUTS = [
     ("fsdp", ("start=meta", "accumulate=2", "recompute=selective"), 4),
     ("hsdp", ("accumulate=2",), 4),
     ("tp=2,dp_shard=2", ("start=meta", "recompute=full"), 4),
+    ("tp=2,dp_replicate=2", (), 4),
     ("cp=2,dp_replicate=2", (), 4),
     ("pp=2,cp=2", ("accumulate=2", "schedule=zero-bubble", "context=ring"), 4),
     ("pp=2,dp_shard=2", ("accumulate=4", "schedule=zbv"), 4),
@@ -25,7 +26,6 @@ LAYOUTS = [
 ]
 # The same code on other meshes. DRUMBEAT_ALL_LAYOUTS=1 runs them too.
 MORE_LAYOUTS = [
-    ("tp=2,dp_replicate=2", (), 4),
     ("cp=2,dp_shard=2", ("context=ulysses",), 4),
     ("cp=2,dp_shard=2", ("context=ring",), 4),
     ("cp=2,dp_replicate=2", ("context=ring", "recompute=selective"), 4),

@@ -6,7 +6,6 @@ read one step later. So all ranks learn it at the same step, and no step waits f
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import time
@@ -16,15 +15,11 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+from drumbeat.train.kept_groups import once_per_world
+
 # A launcher's stop signal, Ctrl-C, a scheduler's notice before the end, a closed terminal.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so an echo follows the first one at once
-
-
-@functools.cache
-def _cpu_group(_world: Any) -> Any:
-    """Once per world: torch keeps a group's threads as long as the world, and a process may train more than once."""
-    return dist.new_group(backend="gloo")
 
 
 class StopTogether:
@@ -33,7 +28,7 @@ class StopTogether:
     def __init__(self) -> None:
         self.number = 0  # the signal that this rank was sent; after `agreed()` said yes: that any rank was sent
         self._first_interrupt: Optional[float] = None
-        self._group = _cpu_group(dist.group.WORLD) if dist.is_initialized() else None
+        self._group = once_per_world(_cpu_group, "stop") if dist.is_initialized() else None
         self._flag = torch.zeros((), dtype=torch.int32)
         self._work: Optional[Any] = None
         # A signal that the caller ignores (nohup, a background job of sh) stays ignored.
@@ -68,3 +63,7 @@ class StopTogether:
             self._work = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _cpu_group() -> Any:
+    return dist.new_group(backend="gloo")

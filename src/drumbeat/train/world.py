@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from drumbeat import stacks
+from drumbeat.train import kept_groups
 from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.refusal import Refusal
 
@@ -52,6 +53,7 @@ def join(timeout_s: float = 600.0) -> World:
 
 
 def leave() -> None:
+    kept_groups.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
 

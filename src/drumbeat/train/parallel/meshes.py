@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from drumbeat.train.kept_groups import once_per_world
 from drumbeat.train.parallel.layout import ORDER, Layout
-
-
-@functools.cache
-def _made(
-    _world: Any, device_type: str, degrees: Tuple[Tuple[str, int], ...]
-) -> Tuple[DeviceMesh, Dict[Tuple[str, ...], DeviceMesh]]:
-    """The mesh of all ranks, and the meshes that are joined from its dimensions. Made once per world and layout: torch keeps the
-    threads and connections of every group as long as the world, and a process may train more than once (--verify-resume)."""
-    names, sizes = zip(*degrees)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=names), {}
 
 
 class Meshes:
@@ -28,8 +17,7 @@ class Meshes:
         self.layout = layout
         self.root: Optional[DeviceMesh] = None
         if layout.ranks > 1:
-            degrees = tuple((name, getattr(layout, name)) for name in ORDER if getattr(layout, name) > 1)
-            self.root, self._joined = _made(dist.group.WORLD, device_type, degrees)
+            self.root, self._joined = once_per_world(lambda: _made(layout, device_type), layout, device_type)
         self.data_rank = self.coordinate("dp_replicate") * layout.dp_shard + self.coordinate("dp_shard")
 
     def one(self, name: str) -> Optional[DeviceMesh]:
@@ -70,3 +58,13 @@ class Meshes:
     def coordinate(self, name: str) -> int:
         mesh = self.one(name)
         return 0 if mesh is None else mesh.get_local_rank()
+
+
+def _made(layout: Layout, device_type: str) -> Tuple[DeviceMesh, Dict[Tuple[str, ...], DeviceMesh]]:
+    """The mesh of all ranks, and room for the meshes that are joined from its dimensions. Dimensions of one rank are left out,
+    but for the shards of replicas under tensor parallelism: fully_shard wants (replicas, shards)."""
+    names = [name for name in ORDER if getattr(layout, name) > 1]
+    if layout.dp_replicate > 1 and layout.dp_shard == 1 and layout.tp > 1:
+        names.insert(names.index("dp_replicate") + 1, "dp_shard")
+    sizes = tuple(getattr(layout, name) for name in names)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=tuple(names)), {}
