@@ -50,7 +50,7 @@ HEADLESS_STARTS = (
     b"Bootstrap",
     b"comm 0x",
 )
-HEADLESS_SIGNS = (b"Channel ", b"Ring 0", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # one is in each of them
+HEADLESS_SIGNS = (b"Channel ", b"Ring ", b"NET/", b"Using network", b"Bootstrap", b"comm 0x")  # one is in each of them
 _TRANSPORT_FILE = re.compile(r"(?:^|/)(net_ib|net_socket|p2p|shm|shmutils)(?:/\w+)?\.(?:cc|cu|h)\b")
 _RESULT = re.compile(r"\S{1,120}:\d+ -> (\d)\b")
 

@@ -23,6 +23,9 @@ class NcclLines:
         self.communicators = Communicators()
         self._collectives = 0
         self._channels: Set[bytes] = set()
+        self._again: Set[bytes] = (
+            set()
+        )  # whole lines, of which even their second time told nothing but that they are there
         self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may go on with it
 
     def feed(self, file: str, number: int, raw: bytes) -> bool:
@@ -41,11 +44,34 @@ class NcclLines:
         # INFO lines are judged by their first word, before they are decoded: most are not about networks.
         worth = start < 0 or nccl.worth(message.split(b" ", 1)[0]) or _INFO in message
         if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
-            self.communicators.connections.add(file, number)
-            self.communicators.connects(file, number)
+            self._connects(file, number)
         elif worth:
             self._read(file, number, raw)
         return worth
+
+    def _connects(self, file: str, number: int) -> None:
+        self.communicators.connections.add(file, number)
+        self.communicators.connects(file, number)
+
+    def is_known(self, file: str, number: int, raw: bytes) -> bool:
+        """Is this, letter by letter, a connection that was read before? Then only its place is new."""
+        if raw not in self._again:
+            return False
+        self._connects(file, number)
+        return True
+
+    def remember(self, raw: bytes) -> None:
+        """Nobody else has anything to learn from a line like this one."""
+        start = raw.find(_INFO)
+        message = raw[start + len(_INFO) :]
+        if (
+            start >= 0
+            and message.startswith(b"Channel ")
+            and raw[:start] + message[message.find(b" : ") :] in self._channels
+        ):
+            if len(self._again) >= MAX_CHANNELS:
+                self._again.clear()
+            self._again.add(raw)
 
     def _continue(self, warned: Tuple[str, int, bytes], file: str, number: int, raw: bytes) -> None:
         """A WARN that somebody wrapped: read the two lines together once more."""
@@ -70,6 +96,7 @@ class NcclLines:
             if seen is not None:
                 if isinstance(seen, Init):
                     self._channels.clear()  # the same words may now be about another communicator
+                    self._again.clear()
                 evidence = evidence or Evidence(text[:MAX_TEXT], file, number)
                 self.communicators.add(record, seen, evidence)
         if not found and b"CCL version" in raw:
@@ -88,5 +115,6 @@ class NcclLines:
             return True
         if len(self._channels) >= MAX_CHANNELS:
             self._channels.clear()
+            self._again.clear()
         self._channels.add(key)
         return False

@@ -129,6 +129,8 @@ class Reader:
                 if place not in telling and not waiting:
                     continue
                 number = first + start + place
+                if not waiting and self._nccl.is_known(file, number, raw):
+                    continue
                 self.lines = before + number  # events are told apart by it
                 self.feed(file, number, raw)
                 waiting = self._waits(file)
@@ -223,6 +225,8 @@ class Reader:
         worth = self._nccl.feed(file, number, raw)
         if not found and not worth and not bare:
             self._remember([raw.translate(SHAPE)])
+        elif not found and not bare:
+            self._nccl.remember(raw)
 
     def _is_bare(self, raw: bytes) -> bool:
         """An exception's last line, of a name that is not among those that are looked for everywhere."""
