@@ -51,7 +51,7 @@ _SIGNS = (*BARE_SIGNS, _ARROW, *nccl_lines.SIGNS)  # of lines that tell somethin
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
     rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*"
-    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm|\w+\.whl|conda|pip)\b"
+    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm|\w+\.whl|conda|pip|pods?|kubectl|ray\w+)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
