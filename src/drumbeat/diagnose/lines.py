@@ -112,7 +112,7 @@ _SAID_LEVEL = re.compile(
 )
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
-_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z'\"(])")
+_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])")
 _ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
