@@ -111,7 +111,7 @@ TRACEBACK = [
 )
 def test_a_traceback_is_read_behind_whatever_stands_before_each_of_its_lines(prefix):
     found = failure("\n".join(prefix.format(number) + line for number, line in enumerate(TRACEBACK)))
-    assert (found.answer, found.confidence) == ("exception", CERTAIN)
+    assert found.answer == "exception"
     assert found.finding.title == TRACEBACK[-1] and "train.py:12" in found.finding.cause
 
 
@@ -285,7 +285,9 @@ def test_a_known_error_with_many_steps_behind_it_is_not_certain():
     assert failure("\n".join([*lines, *STEPS[:13], killed])).confidence == CERTAIN, "a launcher says that it failed"
 
 
-@pytest.mark.parametrize("error", ["RuntimeError: CUDA error: out of memory", "\n".join(TRACEBACK)])
+@pytest.mark.parametrize(
+    "error", ["RuntimeError: CUDA error: out of memory", "\n".join([*TRACEBACK[:-1], "KeyError: 'shard 12'"])]
+)
 def test_three_steps_behind_an_error_are_enough_and_the_same_step_of_every_rank_is_one(error):
     assert failure("\n".join([*STEPS[:9], error, *STEPS[9:12]])).confidence == LIKELY
     ranks = [f"[rank{rank}]: step 9 loss 2.{rank}" for rank in range(8)]
@@ -367,7 +369,7 @@ def test_a_logged_traceback_without_its_exception_is_no_failure_where_the_progra
     found = failure("\n".join(LOGGED))
     assert found.answer == "exception" and found.confidence == "likely"
     (evidence,) = found.finding.evidence
-    assert evidence.line == 4, "its last frame, not the end of the log"
+    assert evidence.line == 5, "what its last frame raises, not the end of the log"
 
 
 def test_what_tensorflow_survives_is_no_failure():

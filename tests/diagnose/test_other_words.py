@@ -152,7 +152,7 @@ def test_last_words_that_are_no_error(line):
 )
 def test_an_exception_that_may_follow_from_another_end_is_not_certain(line):
     assert failure(*FRAMES, line).confidence == LIKELY
-    assert failure(*FRAMES, "ValueError: nobody has answered for 600 s").confidence == CERTAIN
+    assert failure(*FRAMES, "KeyError: 'answer'").confidence == CERTAIN
 
 
 def test_who_waits_in_a_collective_is_not_who_ran_out_of_memory():

@@ -5,6 +5,7 @@ import pytest
 from drumbeat.diagnose.nccl import observe, records
 from drumbeat.diagnose.observations import Channel, Ranks
 from drumbeat.diagnose.text import render
+from drumbeat.finding import CERTAIN, LIKELY
 from tests.diagnose.reading import CXI, IB, ROCE, channels, read, run, start_up
 
 EFA = "NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"
@@ -410,3 +411,23 @@ def test_the_share_of_missing_ranks_counts_the_world():
 def test_a_plugin_is_named_once():
     text = run("NET/IBext_v8/0", "IBext_v8") + "\nn0:100:200 [0] NCCL INFO P2P plugin IBext_v8"
     assert "plug-in IBext_v8" in render(read(text))
+
+
+def test_the_ring_that_rank_0_prints_says_how_many_ranks_there_are():
+    ring = "n1:7:8 [0] NCCL INFO Channel 00 :    0   1"
+    edges = ["n1:7:8 [0] NCCL INFO Ring 00 : 0[0] -> 1[1] via P2P/direct pointer"]
+    edges += ["n1:7:9 [1] NCCL INFO Ring 00 : 1[1] -> 0[0] via P2P/direct pointer"]
+    path = read("\n".join([ring, *edges])).transport.path
+    assert (path.answer, path.confidence) == ("local", CERTAIN)
+    assert read("\n".join(edges)).transport.path.answer == "unknown"
+
+
+def test_ranks_of_one_host_that_are_all_connected_are_likely_alone():
+    edges = [f"n1:{n}:{n} [{n}] NCCL INFO Channel 00 : {n}[1d000] -> {n + 1}[1e000] via P2P/IPC" for n in range(4)]
+    formed = "n1:2:2 [2] NCCL INFO Connected all rings"
+    path = read("\n".join([*edges, formed])).transport.path
+    assert (path.answer, path.confidence) == ("local", LIKELY)
+    assert read("\n".join(edges)).transport.path.answer == "unknown", "nothing says that this is all"
+    assert read("\n".join([*edges[:2], formed])).transport.path.answer == "unknown", "too few to tell"
+    network = "n1:3:3 [3] NCCL INFO Channel 01 : 3[1d000] -> 9[1e000] [send] via NET/IB/0"
+    assert read("\n".join([*edges, formed, network])).transport.path.answer == "rdma"

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
+from drumbeat.diagnose.wrapped import MAX_LINES, unwrap
 from drumbeat.problem import Problem
 
 if TYPE_CHECKING:
@@ -118,7 +119,22 @@ def _run_folder(path: str, found: Sources) -> None:
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
-    """Lines without their ends, many at a time, and the number of the first; memory is bounded whatever the file holds."""
+    """Lines without their ends, many at a time, and the number of the first; memory is bounded whatever the file holds.
+    Those of a short text are whole, also where a terminal has cut them."""
+    short: List[bytes] = []
+    blocks = _as_written(source)
+    for number, some in blocks:
+        if number != len(short) + 1 or len(short) + len(some) > MAX_LINES or sum(map(len, short)) > BLOCK:
+            if short:
+                yield 1, short
+            yield number, some
+            yield from blocks
+            return
+        short += some
+    yield 1, unwrap(short)
+
+
+def _as_written(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
     number, rest, cut = 1, b"", False  # of the next line
     for block in _blocks(source.path):
         parts = (rest + block).split(b"\n")

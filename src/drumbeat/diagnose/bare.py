@@ -46,6 +46,13 @@ _FOLLOWS = re.compile(
     r"|DeadlineExceeded|StreamClosed|RemoteDisconnected|CalledProcess|Rpc)Error\b|timeout\b|KilledWorker\b|BrokenProcessPool\b|TimeoutExpired\b"
 )
 
+# Names that say themselves what went wrong: a fault of the program. RuntimeError, ValueError or a library's own name only say
+# that something did; the message may well describe a cause that no rule knows in these words.
+_FAULTS = re.compile(
+    r"(?:Type|Key|Attribute|Name|Index|UnboundLocal|NotImplemented|ZeroDivision|Syntax|Indentation|Recursion|UnicodeDecode|JSONDecode)Error"
+    r"|AssertionError$"
+)
+
 
 def is_listed(text: str) -> bool:
     """Does the line begin with a name or with words that only exceptions have?"""
@@ -55,6 +62,11 @@ def is_listed(text: str) -> bool:
 def may_follow(text: str) -> bool:
     """Does its name say that it may well be the consequence of something else?"""
     return bool(_FOLLOWS.match(text.split(":", 1)[0].rsplit(".", 1)[-1]))
+
+
+def names_itself(text: str) -> bool:
+    """Does the exception's own name (for an assertion: a name without a message) say what went wrong?"""
+    return bool(_FAULTS.match(text.strip()))
 
 
 def may_be_bare(raw: bytes) -> bool:

@@ -7,12 +7,12 @@ Memory is bounded: what comes after the bounds is counted, not kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose import observations
 from drumbeat.diagnose.nccl import Record
 from drumbeat.diagnose.places import Places
+from drumbeat.diagnose.processes import Edge, Member, Process, network_seen
 from drumbeat.finding import Evidence
 
 MAX_MEMBERS = 40_000
@@ -22,77 +22,6 @@ MAX_FITTING = 64  # candidates that are looked at for one line
 MAX_PENDING = 4_096  # connections of a thread whose communicator is not known yet
 
 
-@dataclass
-class Edge:
-    """A connection to one peer as one end saw it, all its channels together."""
-
-    kind: str
-    name: str
-    devices: Set[int]
-    gdr: Set[Optional[bool]]
-    evidence: Evidence
-
-
-EdgeKey = Tuple[int, int, str, str, str]  # sender, receiver, side, kind, name
-
-
-@dataclass
-class Member:
-    """One rank's part in one communicator."""
-
-    process: Process
-    comm: str
-    rank: int = -1
-    nranks: int = 0
-    comm_id: str = ""
-    nnodes: int = 0
-    tid: int = 0
-    device: Optional[int] = None
-    started: Optional[Evidence] = None
-    completed: Optional[Evidence] = None
-    aborted: bool = False
-    edges: Dict[EdgeKey, Edge] = field(default_factory=dict)
-
-
-@dataclass
-class Process:
-    """One process that spoke NCCL. `host` is empty where the lines have lost their head."""
-
-    host: str
-    pid: int
-    library: str = ""
-    version: str = ""
-    network: str = ""  # chosen by the last communicator
-    network_evidence: Optional[Evidence] = None
-    provider: str = ""
-    provider_evidence: Optional[Evidence] = None
-    nics: Optional[int] = None
-    plugin: str = ""
-    interfaces: Set[str] = field(default_factory=set)  # of the bootstrap
-    sockets: Set[str] = field(default_factory=set)  # of NET/Socket
-    exchanges: Set[str] = field(default_factory=set)  # over which verbs exchange their addresses
-    devices: Dict[int, Tuple[str, str]] = field(default_factory=dict)  # index -> name, link
-    devices_evidence: Optional[Evidence] = None
-    no_ib: bool = False
-    used: Dict[str, Evidence] = field(default_factory=dict)  # networks that printed errors while in use
-    used_device: str = ""
-    used_link: str = ""
-    gdr: Dict[str, Tuple[bool, Evidence]] = field(default_factory=dict)  # scope -> possible
-    settings: Dict[str, Tuple[str, Evidence]] = field(default_factory=dict)
-    members: List[Member] = field(default_factory=list)
-    by_comm: Dict[Tuple[str, int], Member] = field(default_factory=dict)  # pointer and rank -> the youngest
-    by_rank: Dict[int, List[Member]] = field(default_factory=dict)  # the youngest last
-    nameless: Optional[Member] = None  # for connections of communicators that are nowhere named
-    pending: Dict[int, List[Tuple[observations.Channel, Evidence]]] = field(default_factory=dict)  # by thread
-    collective_ranks: int = 0  # largest [nranks=N] seen
-    records: int = 0
-
-    @property
-    def speaks_of_networks(self) -> bool:
-        """Has it written which networks it found or chose? NCCL_DEBUG_SUBSYS can leave those lines out."""
-        return bool(self.network or self.interfaces or self.sockets or self.devices or self.no_ib or self.provider)
-
-
 class Communicators:
     def __init__(self) -> None:
         self.processes: Dict[Tuple[str, int, str], Process] = {}
@@ -100,6 +29,7 @@ class Communicators:
         self.libraries: Set[str] = set()  # named by other signs than a version line
         self.test_ranks: Dict[int, Tuple[str, int]] = {}  # nccl-tests' own table: rank -> host, pid
         self.connections = Places()  # lines that show who is connected to whom, and how
+        self.connects_last: Dict[str, int] = {}  # file -> the last line on which ranks choose a network or connect
         self.dropped = 0
         self.no_gpus = False  # the caller knows that no node has one: NCCL has nothing to say
         self.spoke = False  # has NCCL or RCCL printed anything at all, a warning included?
@@ -124,6 +54,8 @@ class Communicators:
         process.records += 1
         if isinstance(seen, (observations.Channel, observations.Init, observations.Shape, observations.Used)):
             self.connections.add(evidence.file or "", evidence.line or 0)
+        if isinstance(seen, (observations.Channel, observations.Formed, observations.Network)):
+            self.connects(evidence.file or "", evidence.line or 0)
         if isinstance(seen, observations.Channel):
             self._channel(process, record.tid, seen, evidence)
         elif isinstance(seen, observations.Init):
@@ -132,6 +64,8 @@ class Communicators:
             ranks = range(seen.nranks)[:MAX_FITTING] if seen.rank < 0 else (seen.rank,)
             for rank in ranks:
                 found = process.by_comm.get((seen.comm, rank))
+                if found is None and seen.rank >= 0:  # the line that began it is not here
+                    found = self._member(process, record.tid, seen.comm, rank, seen.nranks, None)
                 if found and found.nranks == seen.nranks:
                     found.nnodes = seen.nnodes
         elif isinstance(seen, observations.Version):
@@ -142,7 +76,12 @@ class Communicators:
         elif isinstance(seen, observations.Setting):
             process.settings.setdefault(seen.name, (seen.value, evidence))
         else:
-            _network(process, seen, evidence)
+            network_seen(process, seen, evidence)
+
+    def connects(self, file: str, number: int) -> None:
+        """Ranks go on to connect on this line: what went wrong before did not stop them."""
+        if file in self.connects_last or len(self.connects_last) < MAX_PROCESSES:
+            self.connects_last[file] = number
 
     def version(self, seen: observations.Version, evidence: Evidence) -> None:
         if len(self.versions) < 100:
@@ -160,14 +99,11 @@ class Communicators:
         member = process.by_comm.get((seen.comm, seen.rank))
         fresh = seen.stage == "start" and member is not None and member.completed is not None
         if member is None or fresh or (seen.comm_id and member.comm_id and member.comm_id != seen.comm_id):
-            if seen.stage == "destroy" or self._members >= MAX_MEMBERS:
-                self.dropped += seen.stage != "destroy"
+            if seen.stage == "destroy":
                 return
-            self._members += 1
-            member = Member(process, seen.comm, seen.rank, seen.nranks, tid=tid, device=seen.device)
-            process.members.append(member)
-            process.by_comm[(seen.comm, seen.rank)] = member
-            process.by_rank.setdefault(seen.rank, []).append(member)
+            member = self._member(process, tid, seen.comm, seen.rank, seen.nranks, seen.device)
+            if member is None:
+                return
         member.comm_id = member.comm_id or seen.comm_id
         if seen.stage == "start":
             member.started, member.tid = evidence, tid
@@ -177,6 +113,20 @@ class Communicators:
                 self._connect(process, member, channel, where)
         elif seen.stage == "abort":
             member.aborted = True
+
+    def _member(
+        self, process: Process, tid: int, comm: str, rank: int, nranks: int, device: Optional[int]
+    ) -> Optional[Member]:
+        """A new one, if there is room for it."""
+        if self._members >= MAX_MEMBERS:
+            self.dropped += 1
+            return None
+        self._members += 1
+        member = Member(process, comm, rank, nranks, tid=tid, device=device)
+        process.members.append(member)
+        process.by_comm[(comm, rank)] = member
+        process.by_rank.setdefault(rank, []).append(member)
+        return member
 
     def _channel(self, process: Process, tid: int, channel: observations.Channel, evidence: Evidence) -> None:
         member = self._owner(process, tid, channel, False)
@@ -236,45 +186,3 @@ class Communicators:
                     if process.host.endswith(better.host) or better.host.endswith(process.host):
                         process.host = better.host
                         break
-
-
-def _network(process: Process, seen: observations.Observation, evidence: Evidence) -> None:
-    if isinstance(seen, observations.Network):
-        process.network, process.network_evidence = seen.name, evidence
-    elif isinstance(seen, observations.Devices):
-        _devices(process, seen, evidence)
-    elif isinstance(seen, observations.Provider):
-        process.provider, process.provider_evidence = seen.name, evidence
-        process.nics = seen.nics
-    elif isinstance(seen, observations.Plugin):
-        process.plugin = process.plugin or seen.text
-    elif isinstance(seen, observations.Gdr):
-        # A single 'disabled' for the pair that is used says more than many 'enabled'; keep both as seen.
-        scope = seen.scope if seen.possible else f"{seen.scope}-off"
-        process.gdr.setdefault(scope, (seen.possible, evidence))
-    elif isinstance(seen, observations.Interface):
-        process.interfaces.update(seen.names)
-    elif isinstance(seen, observations.Used):
-        process.used.setdefault(seen.network, evidence)
-        process.used_device = process.used_device or seen.device
-        process.used_link = process.used_link or seen.link
-
-
-def _devices(process: Process, seen: observations.Devices, evidence: Evidence) -> None:
-    if seen.oob:
-        process.exchanges.add(seen.oob)
-    if seen.network == "Socket":
-        process.sockets.update(name for _, name, _ in seen.devices)
-        return
-    if seen.network == "IB" and not seen.devices:
-        process.no_ib = process.no_ib or not process.devices
-        return
-    if seen.network == "IB":
-        process.devices_evidence = process.devices_evidence or evidence
-    for index, name, link in seen.devices:
-        if len(process.devices) < 256:
-            parts = name.split("+")
-            links = {process_link for process_name, process_link in process.devices.values() if process_name in parts}
-            link = link or (links.pop() if len(links) == 1 else "")
-            if link or index not in process.devices:
-                process.devices[index] = (name, link)

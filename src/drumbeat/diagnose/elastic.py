@@ -17,6 +17,8 @@ _INLINE = (
     ("rank", re.compile(r"\brank\s*:?\s*(\d+ \(local[ _]rank:? ?\d*)")),
     ("exitcode", re.compile(r"\bexitcode\s*: ?(-?\d+) \(pid")),
 )
+ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: "  # words of its lines
+_RANK_FIELD = re.compile(r"\s*rank\s*: \d+ \(local_rank: \d+\)")
 _MAX_LINES = 16
 _MAX_TABLES = 1_000
 APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
@@ -44,13 +46,18 @@ class ElasticSummary:
         self._hosts: Dict[str, str] = {}  # host -> time of its torchrun's first end
         self.begins: Dict[str, int] = {}  # file -> first line behind the end of an earlier run in it
         self.open = 0  # lines of the block still to come
+        self._headless = False  # the open block has no words before it that call it the root cause
         self._fields: Dict[str, str] = {}
         self._evidence = Evidence("")
 
     def feed(self, text: str, file: str, number: int) -> None:
-        start = text.find("Root Cause (first observed failure)")
+        start = text.find(ROOT_CAUSE)
+        if not self.open and start < 0 and _RANK_FIELD.match(text):
+            # The table's beginning is not here. Its last block is the root cause, if nothing but its closing line follows.
+            self.open, self._fields, self._headless = _MAX_LINES, {}, True
+            self._evidence = Evidence(text.strip()[:200], file, number)
         if start >= 0:
-            self.open, self._fields = _MAX_LINES, {}
+            self.open, self._fields, self._headless = _MAX_LINES, {}, False
             self._evidence = Evidence(text.strip()[:200], file, number)
             self._inline(text[start:])
             return
@@ -61,12 +68,17 @@ class ElasticSummary:
         self._inline(text)
         if match:
             self._fields[match[1]] = match[2].strip()
-        if match and match[1] == "traceback" or text.startswith("====") or not self.open:
+        if self._headless:
+            if text.startswith("===="):
+                self._close()
+            elif not match:
+                self.open = 0
+        elif match and match[1] == "traceback" or text.startswith("====") or not self.open:
             self._close()
 
     def finish(self) -> None:
         """The log ends within the table: what it holds so far counts."""
-        if self.open:
+        if self.open and not self._headless:
             self._close()
 
     def _inline(self, text: str) -> None:

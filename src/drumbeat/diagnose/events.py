@@ -27,6 +27,7 @@ _REPORTED = re.compile(
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
     r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
+    r"|CalledProcessError: Command .{0,900}'--local[-_]rank=(?P<started>\d+)'"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
 
@@ -52,6 +53,7 @@ class Event:
     lines: int = 1  # of the traceback
     again: bool = False  # the like of it came several times before
     of_launcher: bool = False  # a launcher's own traceback: it says that a rank failed, not why
+    of_helper: bool = False  # an exception of a thread or a worker process
 
     @property
     def code(self) -> str:
@@ -85,6 +87,7 @@ class Events:
         self.of_one_process: Set[str] = set()  # files of which the caller knows that only one process wrote to them
         self.tracebacks: List[Span] = []  # of streams that belong to one process
         self.raised: Dict[str, List[int]] = {}  # file -> lines that end a traceback
+        self.by_launcher: Set[Tuple[str, int]] = set()  # file and line: where a launcher's own traceback ends
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
         self._per_source: Dict[_Source, int] = {}
 
@@ -147,6 +150,7 @@ class Events:
             caught=raised.caught,
             lines=raised.lines,
             of_launcher=raised.of_launcher,
+            of_helper=raised.of_helper,
         )
         self._keep((name, evidence.file or "", line.rank, ""), event)
 
@@ -156,6 +160,8 @@ class Events:
             ends = self.raised.setdefault(file, [])
             if len(ends) < MAX_EVENTS:
                 ends.append(number)
+        if raised.of_launcher and len(self.by_launcher) < MAX_EVENTS:
+            self.by_launcher.add((file, number))
         rank = line.rank if line.rank is not None else self._owner(file)[0]
         if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
@@ -217,6 +223,8 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     if not found:
         return None, "", False
     rank = next(
-        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
+        (found[name] for name in ("task", "process", "rank", "local", "started", "spawned", "exited") if found[name]),
+        None,
     )
-    return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None
+    local = found["local"] or found["started"]
+    return (int(rank) if rank else None), found["host"] or found["node"] or "", local is not None

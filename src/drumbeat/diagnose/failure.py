@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
@@ -39,6 +39,8 @@ class Log:
     steps: Steps = field(default_factory=Steps)  # behind errors
     nan_value: Optional[Evidence] = None  # a value that is NaN among the last lines of a file
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
+    by_launcher: AbstractSet[Tuple[str, int]] = frozenset()  # file and line: ends of a launcher's own tracebacks
+    connects_last: Mapping[str, int] = field(default_factory=dict)  # file -> last line on which NCCL's ranks connect
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

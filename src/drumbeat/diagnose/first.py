@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Set, Tuple
 
-from drumbeat.diagnose.communicators import Communicators, Process
+from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.processes import Process
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Set, Tuple
 
-from drumbeat.diagnose.communicators import Member, Process
+from drumbeat.diagnose.processes import Member, Process
 
 MAX_OPEN = 256  # groups of one size that may still be waiting for members
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.bare import may_follow
+from drumbeat.diagnose.bare import names_itself
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
-from drumbeat.diagnose.first import RankOf, earliest, place
+from drumbeat.diagnose.first import RankOf, earliest
 from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import NOT_FINITE, nan_among_the_last
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, REPORT, SYMPTOM
+from drumbeat.diagnose.named_rank import NamedRank
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM
 from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
-from drumbeat.diagnose.tiers import NOBODYS_FAULT, UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
-BESIDE = 3  # lines: who writes them is taken to be the same process
-OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
 # They end a process whatever happened before, so any other symptom says more.
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 
@@ -62,6 +61,7 @@ class _Judge:
     ) -> None:
         self.live, self.ranks, self.first, self.extra, self.log = live, ranks, first, extra, log
         self.tiers = Tiers(live, first, extra, log)
+        self.named = NamedRank(live, self.tiers, ranks, first, log)
         raised = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         failed = any(self.tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)) or raised or extra
         self.unfinished = unfinished
@@ -129,7 +129,7 @@ class _Judge:
         causes = [cause for cause in causes if not cause.mention] or causes
         event, why, sure = earliest(causes, self.first, self.ranks)
         alike = [cause for cause in causes if cause.code == event.code]
-        finding = self._with_rank(with_evidence(finding_of(event, self.ranks), alike), event, alike)
+        finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
         rule = event.match.rule if event.match else None
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
@@ -146,19 +146,19 @@ class _Judge:
             confidence=CERTAIN if named and (sure or alone) else LIKELY,
             rule=rule.id if rule else "",
             source=rule.source if rule else "",
-            finding=self._place_first(finding),
+            finding=self.named.by_launcher(finding, alike),
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
 
     def _may_follow(self, event: Event) -> bool:
         """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""
-        waits = event.match is not None and event.match.rule.blames == "other"
+        waits = event.match is not None and event.match.rule.blames == OTHER
         return waits and any(lost.code == "peer-lost" for lost in self.tiers[CONSEQUENCE])
 
     def _ended(self, event: Event) -> bool:
         """Did this exception end its process, by itself? A launcher says so, or nothing much was written after it."""
-        if event.caught or may_follow(event.exception):
+        if event.caught or not names_itself(event.exception):
             return False
         return bool(self.first or self.tiers[REPORT]) or self.log.after(event) <= AT_THE_END
 
@@ -173,9 +173,9 @@ class _Judge:
         unexplained = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         if not telling and unexplained and {event.code for event in symptoms} <= {"aborted"}:
             return self._without_cause(rest)
-        event, why_first, _ = earliest(telling or symptoms, self.first, self.ranks)
+        event, why_first, sure = earliest(telling or symptoms, self.first, self.ranks)
         alike = [e for e in symptoms if e.code == event.code]
-        finding = self._with_rank(with_evidence(finding_of(event, self.ranks), alike), event, alike)
+        finding = with_evidence(self.named.finding(event, alike, sure), alike)
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
@@ -185,7 +185,7 @@ class _Judge:
             confidence=CERTAIN if named else LIKELY,
             rule=rule.id if rule else "",
             source=rule.source if rule else "",
-            finding=self._place_first(blame(finding, self.extra)),
+            finding=self.named.by_launcher(blame(finding, self.extra), alike),
             why_first=why if not named else why_first,
             others=tuple(self.extra) + self._merged([e for e in symptoms if e.code != finding.code]) + rest.others,
         )
@@ -209,18 +209,18 @@ class _Judge:
                 confidence=LIKELY,
                 rule=event.match.rule.id if event.match else "",
                 source=event.match.rule.source if event.match else "",
-                finding=self._place_first(
-                    self._with_rank(with_evidence(finding_of(event, self.ranks), lost), event, lost)
-                ),
+                finding=self.named.by_launcher(with_evidence(self.named.finding(event, lost), lost)),
                 why_first="another rank ended first; its own log is not here, or says nothing",
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
         shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
+        # Who warned or lost a peer is not thereby the rank that failed; whom a launcher reports is.
+        reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
         return replace(
             rest,
             answer=NOT_KNOWN,
             confidence=UNKNOWN,
-            finding=self._place_first(shown[0]),
+            finding=self.named.by_launcher(reported),
             others=rest.others[1:],
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
@@ -236,30 +236,9 @@ class _Judge:
             confidence=LIKELY,
             rule=rule.id if rule else "",
             source=rule.source if rule else "",
-            finding=self._place_first(finding),
+            finding=self.named.by_launcher(finding, [event]),
             why_first=why,
         )
-
-    def _with_rank(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
-        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
-        if finding.rank is not None or finding.host is not None:
-            return finding
-        waiting = {each.rank for each in self.tiers[SYMPTOM] if each.match and each.match.rule.blames == "other"}
-        beside = [
-            other
-            for other in self.live
-            if other.evidence.file == event.evidence.file
-            and abs(other.number - event.number) <= BESIDE
-            and other.code in OF_THE_SAME
-            and other.rank not in waiting
-        ]
-        for events in (alike, beside):
-            found = {(self.ranks.rank(each), self.ranks.local(each)) for each in events}
-            found -= {(None, False)}
-            if found:
-                rank, local = found.pop()
-                return finding if found else replace(finding, rank=rank, local=local)
-        return finding
 
     def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
         """The launcher's own table is all there is: it says who failed and not why."""
@@ -269,22 +248,6 @@ class _Judge:
         )
         why = "nothing here names a cause; the log of that rank is not here, or says nothing"
         return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
-
-    def _place_first(self, finding: Finding) -> Finding:
-        """Rank and host as the launcher names them, where the lines themselves name none."""
-        if finding.code in NOBODYS_FAULT:
-            return replace(finding, rank=None, host=None)
-        first = self.first
-        if first is None or finding.rank is not None:
-            reported = [event for event in self.tiers[REPORT] if self.ranks.rank(event) is not None]
-            if finding.rank is None and finding.host is None and reported:
-                event = min(reported, key=place)
-                rank, local = self.ranks.rank(event), self.ranks.local(event)
-                return replace(finding, rank=rank, local=local, host=event.host)
-            return finding
-        if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
-            return finding  # another node's torchrun, maybe of another run
-        return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
     def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
         return merged(events, self.ranks)

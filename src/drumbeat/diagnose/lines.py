@@ -60,6 +60,9 @@ _LOGGER = _patterns(
     _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
     _LEVELS + r"(?=:[\w.]{1,100}:)",  # Python's logging.basicConfig; the logger's name stays
 )
+_TIMESTAMPED = _patterns(  # mpirun --timestamp-output --tag-output
+    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[(?:\d+,)?\d+\]<std)"
+)
 _QUOTE = _patterns(
     r"[>\u2502|] {0,2}(?=\S)",  # an issue's quotation, a terminal's frame
     r"[>\u2502]$",
@@ -83,6 +86,8 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
     if first in (">", "\u2502", "#"):
         return _QUOTE
     start = text[:72]
+    if "]<std" in start:
+        return _TIMESTAMPED
     if " | " in start:
         return _COMPOSE
     if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL")):
@@ -99,7 +104,7 @@ _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 # The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
 _GLOG_LEVEL = re.compile(
-    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
+    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 # INFO: text; INFO     text; root - INFO - text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from drumbeat.diagnose.communicators import Communicators, Member
+from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.groups import group
+from drumbeat.diagnose.processes import Member
 from drumbeat.diagnose.watchdog import ranks
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 

@@ -99,7 +99,7 @@ _CHANNEL = re.compile(
     r"(?:(?:Channel|Ring) \d+(?:/\d+)? : |(?=\d+ -> \d+ via (?:NET|P2P|SHM)/))"  # up to 2.2 without the number of the ring
     r"(\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? (?:\[(send|receive)\]\s+)?via (\S.*)"
 )
-_RING = re.compile(r"Channel \d+/\d+ :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
+_RING = re.compile(r"Channel \d+(?:/\d+)? :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
 _CUDA_DEVICE = re.compile(r"cudaDev (\d+)")
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : (\d+) \[(send|receive)\] via (COLLNET/.+)")
 _NET_PATH = re.compile(r"(?:COLL)?NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\(\d+\))?(?P<rest>.*)")

@@ -42,6 +42,7 @@ class NcclLines:
         worth = start < 0 or nccl.worth(message.split(b" ", 1)[0]) or _INFO in message
         if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
             self.communicators.connections.add(file, number)
+            self.communicators.connects(file, number)
         elif worth:
             self._read(file, number, raw)
         return worth

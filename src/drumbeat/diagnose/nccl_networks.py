@@ -7,6 +7,7 @@ from typing import Optional
 
 from drumbeat.diagnose.observations import (
     Devices,
+    Formed,
     Gdr,
     Interface,
     Network,
@@ -49,7 +50,11 @@ def network(message: str) -> Optional[Observation]:
         return _gpu_direct(message)
     if message.startswith("Connected all rings, use ring"):
         # `GDR 1` is the value that nobody cleared, so it proves nothing; `GDR 0` does.
-        return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else None
+        return Gdr(False, "ring") if re.search(r" GDR 0\b", message) else Formed()
+    if message.startswith("Connected all "):
+        return Formed()
+    if message.startswith(("NET/FastSocket : Connected", "NET/FastSocket : Accepted")):
+        return Formed("Socket")
     if message.startswith("GDRDMA not enabled"):
         return Gdr(False, "hca")
     if message.startswith("Bootstrap"):

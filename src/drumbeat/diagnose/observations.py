@@ -113,6 +113,13 @@ class Used:
     link: str = ""
 
 
+@dataclass(frozen=True)
+class Formed:
+    """All rings or trees of a communicator are connected; or two ranks are, over the network that is named."""
+
+    network: str = ""
+
+
 Observation = Union[
-    Init, Shape, Channel, Network, Devices, Provider, Plugin, Gdr, Version, Setting, Ranks, Interface, Used
+    Formed, Init, Shape, Channel, Network, Devices, Provider, Plugin, Gdr, Version, Setting, Ranks, Interface, Used
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
-from drumbeat.diagnose.communicators import Edge, Member, Process
+from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence
 
 RDMA, OFI, TCP, LOCAL, MIXED = "rdma", "ofi", "tcp", "local", "mixed"

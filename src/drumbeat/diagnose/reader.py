@@ -13,9 +13,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.diagnose import nccl, nccl_lines
 from drumbeat.diagnose.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.cut_tracebacks import add_cut_tracebacks
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
-from drumbeat.diagnose.elastic import ElasticSummary
+from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
 from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
@@ -36,24 +37,20 @@ from drumbeat.finding import Evidence
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_FRAME, _IPYTHON_FRAME, _ROOT_CAUSE = 'File "', "File /", "Root Cause (first observed failure)"
+_FRAME, _IPYTHON_FRAME = 'File "', "File /"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, _ROOT_CAUSE, _TEST_TABLE, _ENQUEUED, *_LEVELS)
+_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
-_SIGNS = (
-    *BARE_SIGNS,
-    _ARROW,
-    b"E0000 00:00:00",
-    b"F0000 00:00:00",
-    *nccl_lines.SIGNS,
-)  # of lines that tell something without any word of a rule
+_GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
+# Of lines that tell something without any word of a rule.
+_SIGNS = (*BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
@@ -213,11 +210,7 @@ class Reader:
 
     def _finish_tracebacks(self) -> None:
         for file, tracebacks in self._tracebacks.items():
-            for rank, number, raised in tracebacks.unfinished():
-                frame, _, at = raised.frame.rpartition(":")
-                text = f'File "{frame}", line {at}' if frame else HEADER
-                evidence = Evidence(text, file, number)
-                self.events.add_exception(self.lines, raised, Line("", rank), evidence, bare=True)
+            add_cut_tracebacks(self.events, self.rules, self.lines, file, tracebacks)
         self._tracebacks.clear()
 
     def _feed(self, file: str, number: int, raw: bytes) -> None:
@@ -254,6 +247,8 @@ class Reader:
         matched = False
         tracebacks = self._tracebacks.get(file)
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
+        if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
+            self._good_ends[file] = number
         if found and not quoted:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
@@ -264,8 +259,6 @@ class Reader:
                     self.losses.nan(file, evidence)
             self.losses.value(file, evidence)
             self.events.add_marks(self.rules.marks(text, found), file, number)
-            if is_good_end(text):
-                self._good_ends[file] = number
             self.timeouts.feed(line, evidence)
             self._test_rank(text)
         was_open = self.elastic.open

@@ -73,6 +73,8 @@ def make_report(
         steps or Steps(),
         nan_value,
         events.raised,
+        events.by_launcher,
+        state.connects_last,
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

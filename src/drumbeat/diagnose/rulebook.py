@@ -23,6 +23,7 @@ from drumbeat.packaged import load, names
 # or advises, and nothing fails because of it.
 CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE = "cause", "symptom", "report", "consequence", "noise", "note"
 ROLES = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, NOISE, NOTE)
+SELF, OTHER, JOB = "self", "other", "job"  # whom a line blames
 NEAR = 30  # lines
 MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
 
@@ -57,7 +58,7 @@ class Rule:
     quiet: bool = False  # a consequence that healthy runs print too when they end: no failure without other signs
     names_itself: bool = False  # a symptom whose line leaves no doubt what happened, if not why
     absorbs: Tuple[str, ...] = ()  # codes that say less about the same failure
-    blames: str = "self"  # or other: who prints the line is not the one to look at
+    blames: str = SELF  # or other: who prints the line is not the one to look at; job: no single rank is
     over: Tuple[str, ...] = ()  # ids of rules that say less about the same line
     confidence: str = "certain"  # or likely: the line does not tell which of several causes it was
     explains: str = ""  # network: why another one was taken; gpudirect: why it goes without
@@ -246,11 +247,11 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
         rule.role not in ROLES
         or rule.severity not in SEVERITIES
         or rule.confidence not in ("certain", "likely")
-        or rule.blames not in ("self", "other")
+        or rule.blames not in (SELF, OTHER, JOB)
     ):
         raise RuleError(
             f"{where}: role is one of {', '.join(ROLES)}, severity one of {', '.join(SEVERITIES)}, "
-            "confidence certain or likely, blames self or other"
+            "confidence certain or likely, blames self, other or job"
         )
     marks = rule.find + rule.seen + rule.unseen + rule.not_near
     short = [literal for literal in marks if len(word_of(literal)) < SHORTEST]

@@ -7,14 +7,15 @@ from typing import Dict, List, Sequence, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.first import RankOf, place
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER
 from drumbeat.finding import ERROR, INFO, LIKELY, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
 
 
-def finding_of(event: Event, ranks: RankOf) -> Finding:
-    rank = ranks.rank(event)
+def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
+    """`first`: no other rank is known to have said the same before."""
+    rank = ranks.rank(event) if first and not (event.match and event.match.rule.blames == JOB) else None
     if event.match is None:
         return Finding(
             "exception", ERROR, event.exception, event.raised_at, "", (event.evidence,), host=event.host, rank=rank
@@ -29,12 +30,12 @@ def finding_of(event: Event, ranks: RankOf) -> Finding:
         rule.cause,
         rule.fix,
         (event.evidence,),
-        host=event.host,
+        host=event.host if first else None,
         rank=rank,
-        local=ranks.local(event),
+        local=ranks.local(event) and rank is not None,
         confidence=LIKELY if rule.role != CAUSE else event.match.confidence,
     )
-    if rule.blames == "self":
+    if rule.blames != OTHER or not first:
         return finding
     seen_by = " on ".join(part for part in (f"rank {rank}" if rank is not None else "", event.host or "") if part)
     return replace(finding, title=f"{finding.title}, first seen by {seen_by}") if seen_by else finding

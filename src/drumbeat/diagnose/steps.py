@@ -46,7 +46,7 @@ class Steps:
         self.left[file] -= 1
         values = _STEP.findall(raw)
         if values:
-            step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:1])
+            step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:2])
             self._found.setdefault(file, []).append((number, step))
         self._look(file, number, raw)
 

@@ -9,7 +9,7 @@ import re
 from bisect import bisect_left, bisect_right
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.bare import is_listed
+from drumbeat.diagnose.bare import is_listed, may_follow
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, Log
@@ -23,6 +23,8 @@ CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says t
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
 MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
+# Signs that a process ended; any other symptom may be lived through.
+_ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 
@@ -53,12 +55,14 @@ class Tiers:
         rule = event.match.rule
         if rule.severity != ERROR and rule.role in (CAUSE, SYMPTOM):
             return NOTE
-        if rule.fallback and self._lived_through(event):
+        if rule.fallback and (self._lived_through(event) or self._connects_after(event)):
             return NOTE
         if rule.fallback and rule.role == NOTE:
             return UNEXPLAINED
         if event.level in ("I", "W") and not rule.any_level:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
+        if rule.role == SYMPTOM and event.code not in _ENDS and self._good_end_after(event):
+            return NOTE
         if rule.survivable and self._lived_through(event):
             return NOISE if rule.role == CONSEQUENCE else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
@@ -90,6 +94,10 @@ class Tiers:
         """The file goes on long behind it, shows steps there, or ends with the words of a run that did its work."""
         return self.log.after(event) > SURVIVED_LINES or self._good_end_after(event) or self.log.trains_on(event)
 
+    def _connects_after(self, event: Event) -> bool:
+        """NCCL warned, and its ranks went on to connect."""
+        return event.pid > 0 and self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+
     def _handled(self, event: Event) -> bool:
         """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
         on. (Python prints a traceback at once, and what the program had printed before may follow it.)"""
@@ -120,8 +128,10 @@ class Tiers:
         return self.log.after(event) > lines or self._good_end_after(event) or self._handled(event)
 
     def nobody_else(self) -> bool:
-        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer?"""
-        others = any(self.tiers[tier] for tier in (SYMPTOM, REPORT, CONSEQUENCE))
+        """Does nothing but causes say that anything failed: no launcher, no signal, no lost peer? A cancelled job or a time limit
+        says nothing about what was written before."""
+        symptoms = [event for event in self.tiers[SYMPTOM] if event.code not in NOBODYS_FAULT]
+        others = symptoms or self.tiers[REPORT] or self.tiers[CONSEQUENCE]
         return not others and not self.extra and self.first is None
 
     def may_be_handled(self, event: Event) -> bool:
@@ -154,6 +164,11 @@ class Tiers:
         self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]
 
+    def _without_helpers(self, causes: List[Event]) -> List[Event]:
+        """A thread or worker that loses its connection shows that a process had ended: anything else that is known says more."""
+        rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
+        return rest if rest or self.tiers[SYMPTOM] else causes
+
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
@@ -161,7 +176,7 @@ class Tiers:
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
-        tiers[CAUSE] = _without_reraised(tiers[CAUSE])
+        tiers[CAUSE] = self._without_helpers(_without_reraised(tiers[CAUSE]))
         absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):

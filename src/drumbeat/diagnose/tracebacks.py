@@ -56,8 +56,10 @@ _MAIN = re.compile(r"in (?:<module>|_run_module_as_main\b)")
 _HELPER = re.compile(
     r"in (?:_bootstrap|_bootstrap_inner|_wrap|spawn_main|_worker_loop)\b|multiprocessing|threading\.py"
 )
+_RAISES = re.compile(r"raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:\(f?([\"'])((?:(?!\2).){1,200}))?")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
+CUT_OFF = "cut off before its"  # our own words about a traceback
 MAX_PREFIX = 200
 MAX_OPEN = 256
 MAX_LENGTH = 400
@@ -97,6 +99,7 @@ class _Open:
     outermost: str = ""  # the first frame's function, with its file
     headed: bool = True
     source_next: bool = False  # the next line is the frame's source text
+    source: str = ""  # of its last frame, where that raises
     torn: bool = False  # lines that belong to nothing in it stand below its last frame
     ignored: bool = False
     chained: bool = False
@@ -108,6 +111,14 @@ class _Open:
     def caught(self) -> bool:
         """Its outermost frame is not where a program begins."""
         return self.headed and not _TOP.search(self.outermost)
+
+    @property
+    def about_to_raise(self) -> str:
+        """What a traceback that is cut off was about to say, by the source text of its last frame."""
+        match = _RAISES.match(self.source)
+        if not match:
+            return ""
+        return f"{match[1]}: {match[3]}" if match[3] else match[1]
 
     def own(self, text: str) -> str:
         """The line without the prefix that the header has too."""
@@ -139,7 +150,8 @@ class Tracebacks:
                 rank,
                 state.number,
                 Raised(
-                    f"{state.name or 'a traceback that is'} cut off before its {'message' if state.name else 'exception'}",
+                    state.about_to_raise
+                    or f"{state.name or 'a traceback that is'} {CUT_OFF} {'message' if state.name else 'exception'}",
                     state.frame,
                     state.own_frame,
                     state.lines,
@@ -201,7 +213,7 @@ class Tracebacks:
             if state is None:
                 return None
             state.headed = False
-        if frame:
+        if frame or text.lstrip().startswith("raise "):
             state.number = number
         return self._go_on(rank, state, text, frame)
 
@@ -220,10 +232,12 @@ class Tracebacks:
             if not _LIBRARY.search(frame[1] or frame[3]):
                 state.own_frame = state.frame
             state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
-            state.length, state.source_next, state.torn = state.length + 1, True, False
+            state.length, state.source_next, state.torn, state.source = state.length + 1, True, False, ""
             self._give_up(rank, state)
             return None
         state.source_next = False
+        if text.lstrip().startswith("raise "):
+            state.source = text.strip()
         bare = text[state.indent :] if text[: state.indent].strip() == "" else text
         if not bare.strip() or bare[0] in _INSIDE:
             state.torn = state.torn or bool(_WARNS.match(bare))
@@ -237,7 +251,7 @@ class Tracebacks:
             of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))
             return Raised(
                 bare.strip(), state.frame, state.own_frame, state.lines, state.ignored, state.caught, state.chained, of_main,
-                bool(_HELPER.search(state.outermost)),
+                bool(_HELPER.search(state.outermost)), state.of_launcher and not state.own_frame,
             )  # fmt: skip
         state.torn = True
         state.length += 8  # another writer's line in between; give up after some fifty

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.diagnose.communicators import Communicators, Edge, Member, Process
+from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.groups import group
 from drumbeat.diagnose.paths import LOCAL, MAX_LISTED, MIXED, Path, of_choice, of_edges
+from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.diagnose.used_nics import UsedNics, used_nics
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
+
+MANY = 4  # ranks of one host: in a group of several hosts one of them would have a connection to another host
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,10 @@ def _all_local(members: List[Member], nranks: int, alone: bool) -> bool:
     size = _ring(members, nranks)
     if size:
         return len(here) >= size
-    # How many there are is nowhere said. Where NCCL wrote about networks at all, it would have shown a connection over one.
-    return alone and any(member.process.speaks_of_networks for member in members)
+    # How many there are is nowhere said. Where NCCL wrote about networks at all, or that all is connected, it would have shown a
+    # connection over one.
+    formed = len(here) >= MANY and any(member.process.formed for member in members)
+    return alone and (formed or any(member.process.speaks_of_networks for member in members))
 
 
 def _one_node(members: List[Member], hosts: List[str], seen: int, nranks: int) -> bool:

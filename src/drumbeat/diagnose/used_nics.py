@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Set, Tuple
 
-from drumbeat.diagnose.communicators import Communicators, Edge, Process
+from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.first import RankOf
 from drumbeat.diagnose.paths import RDMA, family
+from drumbeat.diagnose.processes import Edge, Process
 
 UsedNics = Tuple[Tuple[int, Tuple[str, ...]], ...]  # rank, names of its cards
 MAX_RANKS = 100_000

@@ -1,0 +1,96 @@
+"""Which rank the answer names, and when it names none.
+
+A line's own rank; else the only rank that says the same or speaks right beside it; else the one that the launcher reports.
+Where that is not one rank, none is named: the title says who waited, and the report shows every line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List, Optional, Sequence
+
+from drumbeat.diagnose.elastic import FirstFailure
+from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.failure import Log
+from drumbeat.diagnose.first import RankOf
+from drumbeat.diagnose.rulebook import JOB, OTHER, REPORT, SYMPTOM
+from drumbeat.diagnose.shown import finding_of
+from drumbeat.diagnose.tiers import NOBODYS_FAULT, Tiers
+from drumbeat.finding import Finding
+
+BESIDE = 3  # lines: who writes them is taken to be the same process
+OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
+WAITED = frozenset(
+    {"collective-timeout"}
+)  # all who say so waited equally long: who says it first was not first at fault
+MAX_NAMED = 8  # ranks in a title
+
+
+class NamedRank:
+    def __init__(self, live: List[Event], tiers: Tiers, ranks: RankOf, first: Optional[FirstFailure], log: Log) -> None:
+        self._live, self._tiers, self._ranks, self._first, self._log = live, tiers, ranks, first, log
+
+    def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
+        """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
+        waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None}
+        in_order = in_order and event.code not in WAITED
+        if _blames(event) == OTHER and not in_order and len(waiting) > 1:
+            return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
+        return self._beside(finding_of(event, self._ranks), event, alike)
+
+    def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
+        """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
+        if finding.rank is not None or finding.host is not None or any(map(self._of_nobody, alike)):
+            return finding
+        waiting = {each.rank for each in self._tiers[SYMPTOM] if _blames(each) == OTHER}
+        beside = [
+            other
+            for other in self._live
+            if other.evidence.file == event.evidence.file
+            and abs(other.number - event.number) <= BESIDE
+            and other.code in OF_THE_SAME
+            and other.rank not in waiting
+        ]
+        reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
+        for events in (alike, beside if len(reported) < 2 else []):
+            found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
+            found -= {(None, False)}
+            if found:
+                rank, local = found.pop()
+                return finding if found else replace(finding, rank=rank, local=local)
+        return finding
+
+    def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
+        """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
+        if finding.code in NOBODYS_FAULT:
+            return replace(finding, rank=None, host=None)
+        if finding.rank is not None or any(map(self._of_nobody, events)):
+            return finding
+        first = self._first
+        if first is None:
+            return self._reported(finding)
+        if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
+            return finding  # another node's torchrun, maybe of another run
+        return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
+
+    def _of_nobody(self, event: Event) -> bool:
+        """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""
+        return _blames(event) == JOB or (event.evidence.file, event.number) in self._log.by_launcher
+
+    def _reported(self, finding: Finding) -> Finding:
+        """The rank of the launcher's reports, if all are about the same one."""
+        reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
+        named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
+        if finding.host is not None or len({rank for rank, *_ in named}) != 1:
+            return finding
+        rank, local, host = min(named, key=str)
+        return replace(finding, rank=rank, local=local, host=host)
+
+
+def _blames(event: Event) -> str:
+    return event.match.rule.blames if event.match else ""
+
+
+def _waited_for(finding: Finding, ranks: List[int]) -> Finding:
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return replace(finding, title=f"{finding.title}, seen by ranks {', '.join(map(str, ranks[:MAX_NAMED]))}{more}")
