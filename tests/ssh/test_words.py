@@ -121,6 +121,13 @@ def test_the_line_works_in_any_login_shell(shell, python, tmp_path):
     assert done.stdout.strip() == b"42", done.stderr
 
 
+@pytest.mark.parametrize("came", [b"", b"print(6 * 7)"])
+def test_a_connection_that_is_lost_before_the_nul_leaves_nobody(came):
+    line = connection.remote_command(sys.executable)
+    done = subprocess.run(["sh", "-c", line], input=came, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_an_old_python_says_which_it_is():
     code = f"import sys\nsys.version_info = (3, 6, 8)\nexec({connection._START!r})"
     done = subprocess.run(

@@ -6,6 +6,7 @@ read one step later. So all ranks learn it at the same step, and no step waits f
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -20,13 +21,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal
 _SECOND = 1.0  # seconds: a launcher in the same terminal passes Ctrl-C on, so an echo follows the first one at once
 
 
+@functools.cache
+def _cpu_group(_world: Any) -> Any:
+    """Once per world: torch keeps a group's threads as long as the world, and a process may train more than once."""
+    return dist.new_group(backend="gloo")
+
+
 class StopTogether:
     """Notes stop signals while it is open. A second Ctrl-C ends the process at once, saved or not."""
 
     def __init__(self) -> None:
         self.number = 0  # the signal that this rank was sent; after `agreed()` said yes: that any rank was sent
         self._first_interrupt: Optional[float] = None
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._group = _cpu_group(dist.group.WORLD) if dist.is_initialized() else None
         self._flag = torch.zeros((), dtype=torch.int32)
         self._work: Optional[Any] = None
         # A signal that the caller ignores (nohup, a background job of sh) stays ignored.

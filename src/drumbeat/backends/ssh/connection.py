@@ -16,11 +16,11 @@ _PERSIST = 15  # seconds for which an idle connection stays open for the next co
 _LONGEST_SOCKET = 104  # bytes of a socket's path, on the system that allows least
 _OWN_SUFFIX = 58  # of which ssh adds: /, 40 digits of %C, and a dot with 16 letters while it makes the socket
 
-# Old Pythons say which they are; the others run what comes on standard input up to a NUL. One line, without single quotes,
-# backslashes and exclamation marks: the login shell over there may be any.
+# Old Pythons say which they are; the others run what comes on standard input up to a NUL, and end where the connection is lost
+# before it. One line, without single quotes, backslashes and exclamation marks: the login shell over there may be any.
 _START = (
     'import os,sys;v=sys.version_info;v<(3,9)and sys.exit("drumbeat-python %d.%d"%tuple(v[:2]));'
-    'exec(b"".join(iter(lambda:os.read(0,1),bytes(1))))'
+    'exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),bytes(1))))'
 )
 _FIND_PYTHON = 'p=$(ls -d {pattern} 2>/dev/null | sort -V | tail -n 1); exec "${{p:-python3}}" -I -S -c "$0"'
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+-]{0,254}")

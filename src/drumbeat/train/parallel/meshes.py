@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Tuple
+import functools
+from typing import Any, Dict, Optional, Tuple
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drumbeat.train.parallel.layout import ORDER, Layout
+
+
+@functools.cache
+def _made(
+    _world: Any, device_type: str, degrees: Tuple[Tuple[str, int], ...]
+) -> Tuple[DeviceMesh, Dict[Tuple[str, ...], DeviceMesh]]:
+    """The mesh of all ranks, and the meshes that are joined from its dimensions. Made once per world and layout: torch keeps the
+    threads and connections of every group as long as the world, and a process may train more than once (--verify-resume)."""
+    names, sizes = zip(*degrees)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=names), {}
 
 
 class Meshes:
@@ -14,14 +26,11 @@ class Meshes:
 
     def __init__(self, layout: Layout, device_type: str) -> None:
         self.layout = layout
-        self.data_rank = 0
         self.root: Optional[DeviceMesh] = None
-        if layout.ranks == 1:
-            return
-        self.root = init_device_mesh(device_type, tuple(getattr(layout, name) for name in ORDER), mesh_dim_names=ORDER)
-        self._joined: Dict[Tuple[str, ...], DeviceMesh] = {}
-        self.data_rank = self.root["dp_replicate"].get_local_rank() * layout.dp_shard
-        self.data_rank += self.root["dp_shard"].get_local_rank()
+        if layout.ranks > 1:
+            degrees = tuple((name, getattr(layout, name)) for name in ORDER if getattr(layout, name) > 1)
+            self.root, self._joined = _made(dist.group.WORLD, device_type, degrees)
+        self.data_rank = self.coordinate("dp_replicate") * layout.dp_shard + self.coordinate("dp_shard")
 
     def one(self, name: str) -> Optional[DeviceMesh]:
         return None if self.root is None or getattr(self.layout, name) == 1 else self.root[name]
@@ -59,4 +68,5 @@ class Meshes:
         return self.root["dp_replicate", "dp_shard"]
 
     def coordinate(self, name: str) -> int:
-        return 0 if self.root is None else self.root[name].get_local_rank()
+        mesh = self.one(name)
+        return 0 if mesh is None else mesh.get_local_rank()
