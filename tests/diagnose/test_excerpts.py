@@ -30,6 +30,20 @@ CASES = {
     "ipython, known": (IPYTHON + "\nOSError: [Errno 116] Stale file handle", "storage-error", None),
     "rich, without its top": (BOX, "exception", None),
     "rich, cut at once": ("╭── Traceback (most recent call last) ──╮\n│ C:\\m\\fit.py:7 in fit  │", "exception", None),
+    "rich, one line of it": ("step 3\n│ ❱ 753 │   elastic_launch(                     │", "exception", None),
+    "ipython, without its top": (IPYTHON.split("\n\n")[1], "exception", None),
+    "glog's error at the end": ("step 3\nE0102 03:04:05.678901 812 queue.go:38] could not make the group", "unknown", None),
+    "glog's error that all runs print": (
+        "step 3\nE0000 00:00:1738012345.123456 812 cuda_fft.cc:477] Unable to register cuFFT factory: Attempting to register "
+        "factory for plugin cuFFT when one has already been registered",
+        "none",
+        None,
+    ),
+    "slurm went on": (
+        "slurmstepd: error: couldn't chdir to `/home/u': No such file or directory: going to /tmp instead\nstep 3",
+        "none",
+        None,
+    ),
     "a bar before the word": (BAR + "Killed", "killed", None),
     "a bar before a rank": (BAR + "[rank3]: OSError: [Errno 5] Input/output error", "storage-error", 3),
     "a bar and nothing else": ("training begins\n" + BAR, "none", None),

@@ -104,7 +104,7 @@ _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 # The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
 _GLOG_LEVEL = re.compile(
-    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py):\d+\]"
+    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 # INFO: text; INFO     text; root - INFO - text
@@ -117,7 +117,7 @@ _SAID_LEVEL = re.compile(
 )
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
-_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z'\"(])")
+_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])")
 _ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")

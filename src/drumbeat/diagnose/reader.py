@@ -37,22 +37,25 @@ from drumbeat.finding import Evidence
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
-_FRAME = 'File "'
+_FRAME, _IPYTHON_FRAME = 'File "', "File /"
 _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
+_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _ARROW = ARROW.encode()
-_SIGNS = (*BARE_SIGNS, _ARROW, *nccl_lines.SIGNS)  # of lines that tell something without any word of a rule
+_GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
+_GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
+# Of lines that tell something without any word of a rule.
+_SIGNS = (*BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
 # Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
 _OF_A_RUN = re.compile(
     rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
     rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*"
-    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm|\w+\.whl|conda|pip)\b"
+    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm|\w+\.whl|conda|pip|pods?|kubectl|ray\w+)\b"
 )
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
@@ -218,7 +221,9 @@ class Reader:
             self.losses.feed(file, raw)
         if self.steps.left and self.steps.watches(file):
             self.steps.feed(file, number, raw)
-        bare = not found and (_ARROW in raw or may_be_bare(raw) and self._is_bare(raw))
+        bare = not found and (
+            _ARROW in raw or bool(_GLOG_ERROR.search(raw, 0, 80)) or (may_be_bare(raw) and self._is_bare(raw))
+        )
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
             self._read(file, number, raw, found)

@@ -202,7 +202,9 @@ class Tracebacks:
                 return None
             ignored = self._ignored.pop(line.rank, False)
             if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
-                self._begin(line.rank, number, 0, ignored)
+                boxed = self._begin(line.rank, number, 0, ignored)
+                if boxed is not None:
+                    boxed.outermost = "\u2502"
                 return None
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
