@@ -13,9 +13,11 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from drumbeat.cli import main
+from drumbeat.train.parallel.context import KINDS
 from drumbeat.train.parallel.layout import Layout
-from drumbeat.train.parallel.pipeline import refuse_old_torch
+from drumbeat.train.parallel.pipeline import SCHEDULES, refuse_old_torch
 from drumbeat.train.refusal import Refusal
+from drumbeat.train.settings import WORDS
 
 SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
 
@@ -39,7 +41,7 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "steps"], ["'steps' is no setting", "key=value"]),
         (["llama", "--set", "model=2b"], ["no llama shape '2b'", "byte-tiny"]),
         (["llama", "--layout", "zebra"], ["cannot read 'zebra'", "dp_shard=4,tp=2"]),
-        (["llama", "--layout", "tp=2"], ["pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 = 2", "there are 1 ranks"]),
+        (["llama", "--layout", "tp=2"], ["pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 = 2", "there is 1 rank"]),
         (["llama", "--set", "precision=fp4"], ["precision 'fp4' is unknown", "bf16"]),
         (["llama", "--set", "precision=fp8"], ["fp8 products need a GPU"]),
         (["llama", "--set", "hook=bf16"], ["no data-parallel ranks"]),
@@ -47,6 +49,8 @@ SMALL = ["steps=2", "batch=2", "validation=0", "report_every=1"]
         (["llama", "--set", "recompute=some"], ["recompute 'some' is unknown"]),
         (["llama", "--set", "batch=3", "accumulate=2"], ["batch of 3", "1 data-parallel ranks x 2 micro-batches"]),
         (["llama", "--set", "on_nan=hope"], ["on_nan 'hope' is unknown"]),
+        (["llama", "--set", "context=rign"], ["context 'rign' is unknown", "ulysses"]),
+        (["llama", "--set", "schedule=2f2b"], ["schedule '2f2b' is unknown", "zbv"]),
         (["llama", "--set", "profile=0:soon"], ["profile=0:soon cannot be read", "0:10:3"]),
         (["llama", "--set", "figures=paper"], ["'paper' is no place for figures"]),
         (["llama", "--set", "data=/nowhere/at/all"], ["/nowhere/at/all: no such folder"]),
@@ -63,6 +67,10 @@ def test_one_clear_line(arguments: List[str], words: List[str], capsys: pytest.C
     assert said.count("\n") <= 2, said
     for word in words:
         assert word in said, said
+
+
+def test_the_words_of_settings_are_those_that_the_layouts_know() -> None:
+    assert (WORDS["schedule"], WORDS["context"]) == (tuple(SCHEDULES), KINDS)
 
 
 def test_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,12 @@ T = TypeVar("T", bound="Settings")
 # The least values of numbers, by the name of the setting in any recipe; that of all others is 0.
 _LEAST = {"warmup": -1, **dict.fromkeys(("batch", "report_every", "size", "classes", "images", "widening"), 1)}
 
+# Values that only some layouts use: a wrong one is told at once, and not first on the cluster.
+WORDS = {
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"),
+    "context": ("auto", "ulysses", "ring"),
+}
+
 
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -88,6 +94,8 @@ def _read(key: str, value: str, kind: Any) -> Any:
             raise Refusal(f"{key}={value}: yes or no is needed")
         return value.lower() in ("true", "1", "yes")
     if kind not in (int, float):
+        if value not in WORDS.get(key, (value,)):
+            raise Refusal(f"{key} '{value}' is unknown", f"known: {', '.join(WORDS[key])}")
         return value
     name = "a whole number" if kind is int else "a number"
     try:

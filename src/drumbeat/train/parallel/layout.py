@@ -63,9 +63,10 @@ class Layout:
             product *= degree if degree > 0 else 1
         resolved = replace(self, **{rest[0]: max(1, size // product)}) if rest else self
         if resolved.ranks != size:
+            wanted = f"{product} x n" if rest else f"{product}"
+            there = "is 1 rank" if size == 1 else f"are {size} ranks"
             raise Refusal(
-                f"layout: {self.equation()} = {product if not rest else f'{product} x n'}, but there are {size} ranks",
-                "change a degree or the number of ranks",
+                f"layout: {self.equation()} = {wanted}, but there {there}", "change a degree or the number of ranks"
             )
         return resolved
 
