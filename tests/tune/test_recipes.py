@@ -13,7 +13,8 @@ SMALL = ("length=32", "validation=0")
 
 
 def tune(drumbeat, what, *words, recipe="llama", sets=(), ranks=2):
-    flags = ("--ranks-per-node", ranks, "--steps", 5, "--json", *words)
+    limits = ("--seconds", 250, "--silence", 250)  # torch may take minutes to start beside others
+    flags = ("--ranks-per-node", ranks, "--steps", 5, *limits, "--json", *words)
     done = drumbeat("tune", what, *flags, "--", *RECIPE, recipe, "--set", *SMALL, *sets, timeout=580)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
