@@ -50,6 +50,17 @@ def drive(session, size, script):
     asyncio.run(play())
 
 
+def test_a_look_that_ends_while_the_program_ends_is_no_crash(tmp_path):
+    session = Session(running(recorded(tmp_path / "r")))
+    session.load()
+
+    async def script(app, pilot):
+        await app.query_one("#glance").remove()
+        await app.refresh_run()
+
+    drive(session, (80, 24), script)
+
+
 def test_keys_open_nodes_and_ranks(tmp_path):
     run = running(recorded(tmp_path / "r"))
     log(run, 3, "a line with [bold]markup[/bold] and \x1b[31mcolour\n", node=1)

@@ -233,7 +233,8 @@ class WatchApp(App[None]):
         for _ in range(5):
             if not self.session.tick(look=False):
                 break
-        self.show_run()
+        if self.query("#glance"):  # widgets go first while the program ends
+            self.show_run()
 
     def show_run(self) -> None:
         view = self.session.view
