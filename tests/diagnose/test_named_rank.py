@@ -58,13 +58,13 @@ def test_reports_about_several_ranks_do_not_say_which_was_first():
     assert failure(OOM, exited(1, 4), exited(2, 9)).finding.rank is None
 
 
-def test_the_launcher_of_old_torch_names_the_rank_in_the_command():
+def test_the_command_in_old_torchs_error_is_that_of_the_last_rank_whoever_failed():
     missing = "FileNotFoundError: [Errno 2] No such file or directory: 'a.pt'"
     command = (
         "subprocess.CalledProcessError: Command '['python', 'a.py', '--local_rank=3']' returned non-zero exit status 1."
     )
     found = failure(missing, command)
-    assert (found.answer, found.finding.rank, found.finding.local) == ("file-missing", 3, True)
+    assert (found.answer, found.finding.rank) == ("file-missing", None)
 
 
 def test_who_only_warned_is_not_the_rank_that_failed():

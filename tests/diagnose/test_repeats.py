@@ -129,3 +129,11 @@ def test_lines_that_never_repeat_are_read_as_well_as_others():
         single.feed("log", number, line.encode())
     assert bulk.report() == single.report() and bulk.report().failure.answer == "exception"
     assert bulk.report().transport.path.answer == "rdma"
+
+
+def test_an_error_of_glog_tells_something_where_no_two_lines_are_alike():
+    """There lines are looked at without their shapes; signs with digits must still be found."""
+    words, reader = random.Random(7), Reader()
+    reader.feed_lines("log", 1, ["".join(words.choices("abcdefghij ", k=60)).encode() for _ in range(20_000)])
+    error = b"E0102 03:04:05.678901 812 queue.go:38] group 7 went away"
+    assert reader._dull.telling([b"abcd", error]) == {1}

@@ -333,7 +333,7 @@ def test_a_state_that_is_written_as_it_is_is_never_whole_in_host_memory(
     copies: Dict[int, List[Any]] = {}  # by thread: the memory of what was copied to the host
     held: List[int] = []
 
-    def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:  # copies on the CPU too, as it would from a GPU
+    def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:  # on_host copies only from a GPU; this one always does
         own = copies.setdefault(threading.get_ident(), [])
         held.append(sum(storage.nbytes() for storage in own))
         own.append((copy := tensor.detach().clone()).untyped_storage())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Collection, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.diagnose.prefilter import Prefilter
+from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 
 MAX_SHAPES = 20_000  # then the memory of shapes starts anew: bounded, whatever the log holds
 MAX_SHAPE_LENGTH = 512  # longer lines hardly ever come again
@@ -29,12 +29,15 @@ class Dull:
         if not self._direct:
             return None
         self._direct -= 1
-        words = self._words_in(b"\n".join(lines))
-        return {place for word in words for place, line in enumerate(lines) if word in line}
+        block = b"\n".join(lines)
+        shapes = block.translate(SHAPE)
+        words = self._words_in(block, shapes)
+        each = shapes.split(b"\n") if any(b"0" in word for word in words) else lines
+        return {place for word in words for place, line in enumerate(each) if word in line}
 
-    def _words_in(self, block: bytes) -> List[bytes]:
-        """Neither the words nor the signs hang on a digit."""
-        return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in block)]
+    def _words_in(self, block: bytes, shapes: bytes) -> List[bytes]:
+        """Only signs have digits, and theirs are those of a shape."""
+        return [*self._prefilter.words_in(block), *(sign for sign in self._signs if sign in shapes)]
 
     def learn(self, shapes: List[bytes]) -> List[bytes]:
         """Those that are new here and tell nothing; they are not remembered yet."""
@@ -44,7 +47,7 @@ class Dull:
         if len(new) * 10 > len(shapes) * 9:
             self._direct = DIRECT
         block, dull = b"\n".join(new), new
-        for word in self._words_in(block):
+        for word in self._words_in(block, block):
             dull = [shape for shape in dull if word not in shape]
         if len(dull) < len(new):
             _add(self._telling, set(new).difference(dull))

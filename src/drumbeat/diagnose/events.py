@@ -27,7 +27,6 @@ _REPORTED = re.compile(
     r"|process rank (?P<process>\d+) with PID \S+ on node (?P<node>\S+)"
     r"|\brank (?P<rank>\d+) (?:died from|exited with|exited on)"
     r"|\(exitcode: -?\d+\) local_rank: (?P<local>\d+)"
-    r"|CalledProcessError: Command .{0,900}'--local[-_]rank=(?P<started>\d+)'"
     r"|-- Process (?P<spawned>\d+) terminated with|\bprocess (?P<exited>\d+) terminated with (?:signal|exit code)"
 )
 
@@ -223,8 +222,6 @@ def _reported(text: str) -> Tuple[Optional[int], str, bool]:
     if not found:
         return None, "", False
     rank = next(
-        (found[name] for name in ("task", "process", "rank", "local", "started", "spawned", "exited") if found[name]),
-        None,
+        (found[name] for name in ("task", "process", "rank", "local", "spawned", "exited") if found[name]), None
     )
-    local = found["local"] or found["started"]
-    return (int(rank) if rank else None), found["host"] or found["node"] or "", local is not None
+    return (int(rank) if rank else None), found["host"] or found["node"] or "", found["local"] is not None

@@ -20,9 +20,8 @@ from drumbeat.finding import Finding
 
 BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
-WAITED = frozenset(
-    {"collective-timeout"}
-)  # all who say so waited equally long: who says it first was not first at fault
+# All who say so waited equally long: who says it first was not first at fault.
+WAITED = frozenset({"collective-timeout"})
 MAX_NAMED = 8  # ranks in a title
 
 

@@ -23,9 +23,7 @@ class NcclLines:
         self.communicators = Communicators()
         self._collectives = 0
         self._channels: Set[bytes] = set()
-        self._again: Set[bytes] = (
-            set()
-        )  # whole lines, of which even their second time told nothing but that they are there
+        self._again: Set[bytes] = set()  # whole lines of connections that were read before
         self.warned: Optional[Tuple[str, int, bytes]] = None  # the last WARN, if the next line may go on with it
 
     def feed(self, file: str, number: int, raw: bytes) -> bool:
