@@ -92,7 +92,12 @@ def test_torchruns_table_alone_says_who_and_not_why():
 
 
 def test_the_last_block_of_torchruns_table_alone_says_who_if_it_is_whole():
-    block = ["  rank      : 3 (local_rank: 3)", "  exitcode  : 1 (pid: 9)", "  error_file: <N/A>", "  traceback : To enable"]
+    block = [
+        "  rank      : 3 (local_rank: 3)",
+        "  exitcode  : 1 (pid: 9)",
+        "  error_file: <N/A>",
+        "  traceback : To enable",
+    ]
     assert read("\n".join(block)).failure.finding.rank == 3
     assert read("\n".join(block[:3])).failure.finding is None
     assert read("\n".join([*block, "[1]:", "  time      : 2026-01-02_03:04:05"])).failure.finding is None
