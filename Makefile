@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train versions workloads cluster clean
+.PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
 $(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -100,6 +100,11 @@ faults: $(VENV)/.dev
 	$(BIN)/python -m tests.comeback.measure || failed=1; \
 	DRUMBEAT_KNOCKS=100000 $(BIN)/python -m pytest -q -s --timeout 1800 tests/faults/test_flood.py || failed=1; \
 	exit $$failed
+
+# Longer proofs: more cases of what a quicker test of `make test` shows already (layouts, precisions, trials, lost pods).
+proofs: $(VENV)/.dev
+	@sh tests/system-packages.sh
+	DRUMBEAT_PROOFS=1 $(BIN)/python -m pytest -q -m proof --timeout 1800 tests
 
 # One job file on this machine, Slurm, Kubernetes, ssh hosts and mpirun: the same loss. Needs root; some minutes of two idle
 # cores. Kubernetes is left out, with the reason, where `make cluster` has not built it and KUBE_BIN=FOLDER names no programs.

@@ -16,13 +16,13 @@ if [ -z "$python" ]; then
   exit 0
 fi
 venv=.venv/oldest
-if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, xdist, hypothesis, yaml' 2>/dev/null; then
+if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, hypothesis, yaml' 2>/dev/null; then
   "$python" -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout pytest-xdist hypothesis
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
-# many bytes, draws input at random or reads our source says nothing about a Python.
-DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadgroup \
+# many bytes, draws input at random (tests/conftest.py leaves it out) or reads our source says nothing about a Python.
+DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
   tests/agent tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
   tests/contracts/test_golden.py tests/contracts/test_seen.py \
   --ignore tests/agent/test_gathering.py --ignore tests/agent/test_large.py --ignore tests/diagnose/test_corpus.py \

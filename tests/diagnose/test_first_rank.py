@@ -91,6 +91,18 @@ def test_torchruns_table_alone_says_who_and_not_why():
     assert (failure.answer, failure.confidence, failure.finding.rank) == ("unknown", "unknown", 3)
 
 
+def test_the_last_block_of_torchruns_table_alone_says_who_if_it_is_whole():
+    block = [
+        "  rank      : 3 (local_rank: 3)",
+        "  exitcode  : 1 (pid: 9)",
+        "  error_file: <N/A>",
+        "  traceback : To enable",
+    ]
+    assert read("\n".join(block)).failure.finding.rank == 3
+    assert read("\n".join(block[:3])).failure.finding is None
+    assert read("\n".join([*block, "[1]:", "  time      : 2026-01-02_03:04:05"])).failure.finding is None
+
+
 def test_who_waits_is_not_who_failed():
     waiter = "[rank12]:[E906 03:02:35.1 P.cpp:683] [Rank 12] Watchdog caught collective operation timeout: Work"
     finding = read(f"checkpoint write: [Errno 28] No space left on device\n{waiter}").failure.finding

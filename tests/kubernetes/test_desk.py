@@ -97,7 +97,7 @@ def test_submit_follow_and_nothing_left(desk):
     assert "rank 1 of 2" in desk("logs", "--rank", 1).stdout, "and the logs are here"
 
 
-@pytest.mark.parametrize("lost", ["the pod", "its first process"])
+@pytest.mark.parametrize("lost", ["the pod", pytest.param("its first process", marks=pytest.mark.proof)])
 def test_a_lost_pod_is_replaced_and_the_run_goes_on(desk, monkeypatch, lost):
     """Where the processes of a pod are killed one after the other, the first one's death is no request to stop the run."""
     kept = desk.base / "kept"
@@ -184,6 +184,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.proof
 def test_a_function_is_called_in_pods_and_what_it_returns_comes_back(desk):
     (desk.home / "calls.py").write_text(CALLS)
     argv = [

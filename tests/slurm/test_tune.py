@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from tests.bench.cluster import HEAD
 from tests.conftest import wait_for
 from tests.slurm.conftest import ROOT, said
@@ -33,6 +35,7 @@ def tried(folder):
     return [(trial["point"]["batch"], trial["outcome"]) for trial in answer["trials"]], answer
 
 
+@pytest.mark.proof
 def test_in_an_salloc_shell(oar):
     words = [sys.executable, oar.pyz, "tune", "batch", job(oar, "shell"), "--global-batch", 16, "--steps", 3]
     done = oar.cluster.run(HEAD, list(map(str, ["salloc", "-woar[9-10]", "-N2", *words])), timeout=150)

@@ -23,6 +23,6 @@ def frozen_libraries() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[GlooWorld]:
-    made = GlooWorld(8 if os.environ.get("DRUMBEAT_ALL_LAYOUTS") else 4)
+    made = GlooWorld(8 if "DRUMBEAT_PROOFS" in os.environ else 4)
     yield made
     made.close()

@@ -23,21 +23,23 @@ ONE: List[Case] = [
     ("llama", [*TEXT, "precision=fp16"]),
 ]
 TWO: List[Case] = [
-    ("llama", [*TEXT, "layout=ddp", "precision=bf16-master", "accumulate=2"]),
-    ("llama", [*TEXT, "layout=ddp", "precision=fp16"]),
     ("llama", [*TEXT, "layout=ddp", "precision=fp32", "hook=powersgd:1:0"]),  # what ranks have not sent yet
     ("llama", [*TEXT, "layout=fsdp", "precision=fp8"]),
-    ("llama", [*TEXT, "layout=fsdp", "precision=fp32", "offload=yes"]),
-    ("llama", [*TEXT, "layout=tp", "precision=bf16-master"]),
-    ("llama", [*TEXT, "layout=cp", "precision=bf16"]),
     ("llama", [*TEXT, "layout=pp", "precision=bf16-master", "accumulate=2", "untie=yes"]),
     ("bert", [*BERT, "layout=ddp", "precision=bf16"]),  # dropout draws from each rank's own generator
     ("wide_resnet", [*IMAGES, "layout=ddp"]),  # running means differ between the ranks
+]
+MORE_TWO: List[Case] = [
+    ("llama", [*TEXT, "layout=ddp", "precision=bf16-master", "accumulate=2"]),
+    ("llama", [*TEXT, "layout=ddp", "precision=fp16"]),
+    ("llama", [*TEXT, "layout=fsdp", "precision=fp32", "offload=yes"]),
+    ("llama", [*TEXT, "layout=tp", "precision=bf16-master"]),
+    ("llama", [*TEXT, "layout=cp", "precision=bf16"]),
     ("wide_resnet", [*IMAGES, "layout=fsdp", "recompute=full"]),
 ]
-FOUR: List[Case] = [
+FOUR: List[Case] = [("llama", [*TEXT, "layout=tp=2,dp_shard=2", "precision=bf16"])]
+MORE_FOUR: List[Case] = [
     ("llama", [*TEXT, "layout=hsdp", "precision=bf16"]),
-    ("llama", [*TEXT, "layout=tp=2,dp_shard=2", "precision=bf16"]),
     ("llama", [*TEXT, "layout=pp=2,dp_shard=2", "precision=fp32", "accumulate=2", "schedule=zbv", "model=four"]),
 ]
 
@@ -63,7 +65,16 @@ def verified(cases: List[Case], folder: str) -> List[Tuple[str, bool]]:
         float8.supported = refusing
 
 
-@pytest.mark.parametrize(("cases", "ranks"), [(ONE, 1), (TWO, 2), (FOUR, 4)], ids=["one", "two", "four"])
+@pytest.mark.parametrize(
+    ("cases", "ranks"),
+    [
+        pytest.param(ONE, 1, id="one"),
+        pytest.param(TWO, 2, id="two"),
+        pytest.param(FOUR, 4, id="four"),
+        pytest.param(MORE_TWO, 2, id="more-two", marks=pytest.mark.proof),
+        pytest.param(MORE_FOUR, 4, id="more-four", marks=pytest.mark.proof),
+    ],
+)
 def test_resume_is_exact(world: GlooWorld, tmp_path: Path, cases: List[Case], ranks: int) -> None:
     for answers in world.run(verified, cases, str(tmp_path), size=ranks, seconds=850):
         assert [case for case, exact in answers if not exact] == []

@@ -20,6 +20,7 @@ def tune(drumbeat, what, *words, recipe="llama", sets=(), ranks=2):
     return json.loads(done.stdout)
 
 
+@pytest.mark.proof
 def test_batch(drumbeat):
     """2 samples per step: micro-batch 1 in two pieces, then 2 in one. One rank is enough: each takes seconds to import torch."""
     answer = tune(drumbeat, "batch", sets=("data=synthetic", "batch=2", "accumulate=2"), ranks=1)
@@ -29,6 +30,7 @@ def test_batch(drumbeat):
     assert answer["words"] in ("--set batch=2 accumulate=1", "--set batch=2 accumulate=2")
 
 
+@pytest.mark.proof
 def test_what_a_recipe_refuses_is_told_in_its_words(drumbeat):
     """FSDP takes no hook but its own."""
     answer = tune(drumbeat, "hooks", "--hooks", "all-reduce,bf16", sets=("data=synthetic", "batch=4", "layout=fsdp"))

@@ -77,8 +77,8 @@ class ElasticSummary:
             self._close()
 
     def finish(self) -> None:
-        """The log ends within the table: what it holds so far counts."""
-        if self.open and not self._headless:
+        """The log ends within the table: what it holds so far counts; without the table's beginning, only a whole block."""
+        if self.open and (not self._headless or "traceback" in self._fields):
             self._close()
 
     def _inline(self, text: str) -> None:
