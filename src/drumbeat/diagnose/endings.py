@@ -21,6 +21,7 @@ GOOD_ENDS = (
     "Done training",
     "Training done",
     "Successfully completed",
+    "worker group finished (SUCCEEDED)",
 )
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"
@@ -29,6 +30,7 @@ _PATTERN = re.compile(
     r"|\*{5} (?:train|eval|predict|test) metrics \*{5}"
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)="
     r"|^Successfully completed\.$"
+    r"|\bworker group finished \(SUCCEEDED\)"
     r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)|(?:[Ff]inished|Done) training)\b(?! (?:step|epoch|iter))"
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")

@@ -23,9 +23,11 @@ from drumbeat.diagnose.named_rank import NamedRank
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM
 from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
 from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
 # They end a process whatever happened before, so any other symptom says more.
+ABOVE_CUT = 40  # lines: a warning no further above the end of a traceback that is cut off may say why it was raised
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 
 
@@ -194,6 +196,9 @@ class _Judge:
         """Only reports, consequences, or words that no rule knows: what warnings say about it is then worth something."""
         exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
+        if exceptions and all(CUT_OFF in event.exception for event in exceptions):
+            above = [event for event in warned if self._stands_above(event, exceptions)]
+            exceptions = exceptions if not above else []
         for events, why in (
             (exceptions, "an exception without its traceback; nothing else names a cause"),
             (warned, "only a warning speaks of it, but something failed and nothing else says why"),
@@ -224,6 +229,13 @@ class _Judge:
             others=rest.others[1:],
             notes=rest.notes + tuple(item for item in shown[1:] if item not in rest.others + rest.consequences),
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
+        )
+
+    def _stands_above(self, warning: Event, exceptions: List[Event]) -> bool:
+        """Was it said right before one of these tracebacks, whose end nobody saw?"""
+        return any(
+            warning.evidence.file == cut.evidence.file and 0 < cut.number - warning.number <= ABOVE_CUT
+            for cut in exceptions
         )
 
     def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:

@@ -68,7 +68,10 @@ _QUOTE = _patterns(
     r"[>\u2502]$",
     r"# (?=\s*(?:\[|Traceback|File \"))",  # a log kept as comments
 )
-_COMPOSE = _patterns(r"[\w.-]{1,60} +\| ")  # docker compose
+_COMPOSE = _patterns(
+    r"(?P<redirected>std(?:out|err)) \| ",  # FastChat: its logger calls all that is printed there an error
+    r"[\w.-]{1,60} +\| ",  # docker compose
+)
 _HOST = _patterns(
     r"(?P<host>[a-z][a-z-]*\d[a-z0-9.-]{0,60}|localhost): ",  # pdsh, clush, ssh loops, DeepSpeed
     r"(?!error|warning|python|bash)(?P<host>[a-z][a-z0-9.-]{1,60}): " + _OWN_START,
@@ -114,10 +117,14 @@ _SAID_LEVEL = re.compile(
     r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
     r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]
     r"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|DEBUG|WARN|ERROR|FATAL) "  # Spark
+    r"|(WARNING|ERROR|CRITICAL) \[\d\d/\d\d \d\d:\d\d:\d\d \S{1,80}: "  # detectron2
 )
 # level=info msg=text; "level": "info"
 # What programs without a logger put before their last words: `Error: no shard is left`, `train: fatal: ...`
-_LAST_WORDS = re.compile(r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])")
+_LAST_WORDS = re.compile(
+    r"(?:[\w./-]{1,60}: )?(?:Error|error|Fatal|fatal)(?: error)?: (?!not a git)(?=[A-Za-z_'\"(])"
+    r"|Exception has occurred: (?=[A-Za-z])"  # an editor's debugger
+)
 _ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
@@ -183,7 +190,7 @@ def clean(raw: str) -> Line:
         task = int(found["task"]) if found.get("task") and task is None else task
         host = found.get("host") or host
         when = _seconds(found["time"]) if found.get("time") and when is None else when
-        level = level or _LEVEL_LETTER.get(found.get("level") or "", "")
+        level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
     rank = task if rank is None else rank
     if when is None:

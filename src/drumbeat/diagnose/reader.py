@@ -23,6 +23,7 @@ from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import Losses
+from drumbeat.diagnose.plain_words import OF_A_RUN, Tails
 from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
@@ -42,7 +43,7 @@ _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
-    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up",
+    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred",
 )  # fmt: skip
 _OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
@@ -51,12 +52,6 @@ _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.16500
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
 _SIGNS = (*BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
-# Words of runs on lines that no rule knows: a log without any error holds some of them, a shopping list none.
-_OF_A_RUN = re.compile(
-    rb"(?i)\b(?:step|iter(?:ation)?s?|epoch|loss|lr|rank|nodes?|train\w*|python[\d.]*|s?batch|srun|slurm\w*|torch\w*|cuda|gpus?|nccl|rccl"
-    rb"|gloo|mpi\w*|checkpoint\w*|tokens?|throughput|accuracy|job|tensorflow|jax|xla|ray|rollouts?|rewards?|workers?|lib(?:cu|nccl|rccl)\w*"
-    rb"|models?|optimi[sz]ers?|datasets?|dataloaders?|tokeni[sz]er|nemo|megatron|deepspeed|lightning|transformers|vllm|\w+\.whl|conda|pip|pods?|kubectl|ray\w+)\b"
-)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
@@ -87,6 +82,7 @@ class Reader:
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
         self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
+        self._tails = Tails()
         self._bare = 0
         self._dull = Dull(self._prefilter, _SIGNS)
 
@@ -125,7 +121,7 @@ class Reader:
                     set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
                 )
             elif not self.of_a_run:
-                self.of_a_run = any(map(_OF_A_RUN.search, chunk))
+                self.of_a_run = any(map(OF_A_RUN.search, chunk))
             if not waiting and not telling:
                 continue
             for place, raw in enumerate(chunk):
@@ -140,6 +136,7 @@ class Reader:
         self.lines = before + first + len(lines)
         if lines:
             self._end(file, first + len(lines) - 1)
+            self._tails.add(file, first, lines)
 
     def _waits(self, file: str) -> bool:
         """Has something begun that the next line of this file, however boring, may go on with?"""
@@ -155,6 +152,7 @@ class Reader:
         """One line, with or without its newline. `number` counts from 1 within `file`."""
         self.lines += 1
         self._end(file, number)
+        self._tails.add(file, number, (raw,))
         for part in split_carriage_returns(raw):
             self._feed(file, number, part[:MAX_LINE])
 
@@ -174,6 +172,8 @@ class Reader:
         self.elastic.finish()
         self._finish_tracebacks()
         begins = self._last_runs() if self.recorded is None else {}
+        if self.recorded is None:
+            self._last_errors.update(self._tails.failures())
         extra = tuple(compare(self.dumps))
         return make_report(
             self.rules,
@@ -240,7 +240,7 @@ class Reader:
 
     def _remember(self, shapes: List[bytes]) -> None:
         """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
-        self.of_a_run = self.of_a_run or any(map(_OF_A_RUN.search, shapes))
+        self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, shapes))
         self._dull.remember(shapes)
 
     def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:

@@ -169,6 +169,20 @@ class Tiers:
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
         return rest if rest or self.tiers[SYMPTOM] else causes
 
+    def _forget_what_was_lived_through(self) -> None:
+        """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
+        was started again, or one that went on."""
+        failing = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
+        last: Dict[str, Event] = {}
+        for event in sorted((each for tier in failing for each in self.tiers[tier]), key=lambda each: each.number):
+            last[event.evidence.file or ""] = event
+        if self.extra or self.first or not last:
+            return
+        if all(self.log.after(event) > CAUGHT_LINES and self._good_end_after(event) for event in last.values()):
+            for tier in failing:
+                self.tiers[NOTE] += [event for event in self.tiers[tier] if event.match]
+                self.tiers[tier] = []
+
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
         tiers = self.tiers
@@ -189,6 +203,7 @@ class Tiers:
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
             tiers[CONSEQUENCE] = []
+        self._forget_what_was_lived_through()
         if self.nobody_else():
             handled = [
                 event for event in tiers[CAUSE] if event.match and (self._good_end_after(event) or self._handled(event))

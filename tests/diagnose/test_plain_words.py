@@ -1,0 +1,112 @@
+"""Lines that no rule knows and no logger marks: is it a log at all, and does it end with a failure? All written here."""
+
+import pytest
+
+from drumbeat.diagnose.lines import clean
+from drumbeat.diagnose.plain_words import KEPT, MAX_FILES, Tails, speaks_of_failure
+from tests.diagnose.reading import read, read_files
+
+HEALTHY = {
+    "a benchmark": "========\nMean time to the first word (ms):   53.9\n========",
+    "rows of nccl-tests": "   134217728      33554432     float     sum      -1    631.9  212.41    0.00      0",
+    "an installation": "Unpacking libfoo2 (2.40-1) ...\nSetting up libfoo2 (2.40-1) ...",
+    "a table of times": "TOTAL                              124.02                 361.88         83.67",
+    "passed tests": "....\nRan 15 in 13.099s\n\nOK",
+    "a tracker's own log": '{"time":"2026-01-02T03:04:05.6Z","level":"INFO","msg":"stream: closed"}',
+    "a redirected stream": "2026-01-02 03:04:05 | ERROR | stderr | INFO:     Application is up",
+    "another redirected stream": "2026-01-02 03:04:05 | ERROR | stderr | Loading shards: 3 of 3",
+    "a tracker's thread": (
+        "2026-01-02 03:04:05,678 WARNING MsgRouterThr:7 [router.py:message_loop():77] message_loop has been closed\n"
+        'Traceback (most recent call last):\n  File "/opt/wandb/sdk/interface/router.py", line 70, in message_loop\n'
+        "    msg = self._read_message()\nwandb.sdk.interface.router.MessageRouterClosedError\n"
+        "2026-01-02 03:04:05,678 INFO    MsgRouterThr:7 [mailbox.py:close():115] Closing mailbox"
+    ),
+    "a measured error": "step 9 loss 2.1\nfinal validation error 4.64",
+    "no errors": "step 9 loss 2.1\nfinished with 0 errors",
+    "a column": "step 9 loss 2.1\n   size     time   algbw   busbw  error     time",
+    "words of a fallback": "step 9 loss 2.1\nfused kernels could not be loaded, falling back to plain ones",
+    "a failure further up": "the first try failed\nstep 1 loss 2.3\nstep 2 loss 2.2\nstep 3 loss 2.1",
+    "torchrun's good end": (
+        "INFO:torch.distributed.elastic.agent.server.api:Local worker group finished (SUCCEEDED). Waiting 300 seconds"
+    ),
+}
+FAILED = {
+    "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",
+    "giving up": "step 9 loss 2.1\naborting due to what init_thread said",
+    "not able to": "Loading the model\nUnable to open the plugin of the network",
+    "hydra": "step 9 loss 2.1\nError executing job with overrides: ['data=c4']",
+    "torchrun's record": (
+        "step 9 loss 2.1\nINFO:torch.distributed.elastic.agent.server.api:Local worker group finished (FAILED). Waiting 300 s"
+    ),
+    "docker": "docker: Error response from daemon: failed to create task for container: exit status 1",
+    "a debugger": "step 9 loss 2.1\nException has occurred: StoreError\nthe shard is gone",
+    "detectron2": "ERROR [01/02 03:04:05 d2.engine.train_loop]: Exception during training:\nTraceback (most rec",
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_output(name):
+    assert read(HEALTHY[name]).failure.answer == "none"
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_last_words_of_a_failure(name):
+    failure = read(FAILED[name]).failure
+    assert (failure.answer, failure.confidence) == ("unknown", "unknown") and failure.finding is not None
+
+
+def test_a_shopping_list_is_still_no_log():
+    assert read("bread\nmilk and honey\n").failure.why_first == "nothing here is about a run"
+
+
+def test_a_warning_right_above_a_cut_traceback_says_why():
+    frames = 'Traceback (most recent call last):\n  File "/opt/jax/bridge.py", line 879, in backends\n    backend = init(name)'
+    warning = (
+        "W external/xla/xla/platform_util.cc:199] no StreamExecutor for CUDA:1: CUDA_ERROR_X: invalid device ordinal"
+    )
+    failure = read(f"{warning}\n{frames}").failure
+    assert (failure.answer, failure.confidence) == ("invalid-device-ordinal", "likely")
+    between = "\n".join(f"step {n} loss 2.1" for n in range(60))
+    assert read(f"{warning}\n{between}\n{frames}").failure.answer == "exception"
+
+
+def test_a_run_that_was_started_again_and_did_its_work():
+    first = (
+        'step 7 loss 2.1\nTraceback (most recent call last):\n  File "/home/u/train.py", line 7, in <module>\n'
+        "RuntimeError: DataLoader worker (pid(s) 812) exited unexpectedly\n"
+        "srun: error: n1: task 0: Exited with exit code 1\n"
+    )
+    again = "\n".join(f"step {n} loss 2.1" for n in range(8, 400))
+    assert read(f"{first}{again}\nTraining complete. Last checkpoint: 399").failure.answer == "none"
+    assert read(f"{first}{again[:400]}\nTraining complete. Last checkpoint: 399").failure.answer != "none"
+    assert read(first).failure.answer == "dataloader-stuck"
+
+
+def test_nvlink_is_no_memory_error():
+    failure = read(
+        "[rank5]: RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution"
+    ).failure
+    assert (failure.answer, failure.finding.rank) == ("nvlink-down", 5)
+
+
+def test_what_a_logger_says_of_a_redirected_stream_is_no_level():
+    assert clean("2026-01-02 03:04:05 | ERROR | stderr | Loading").level == ""
+    assert clean("2026-01-02 03:04:05 | ERROR | train | Loading").level == "E"
+
+
+def test_tails_are_bounded_and_know_the_number_of_a_line():
+    tails = Tails()
+    for number in range(MAX_FILES + 3):
+        tails.add(f"f{number}", 1, [b"setup failed again"])
+    assert len(tails.failures()) == MAX_FILES
+    tails = Tails()
+    tails.add("f", 1, [b"x"] * 99 + [b"setup of it failed", b""])
+    assert tails.failures()["f"].line == 100
+    tails.add("f", 102, [b"y"] * KEPT)
+    assert tails.failures() == {}
+
+
+def test_every_file_is_asked():
+    files = {"rank0": "step 9 loss 2.1\nthe end", "rank1": "step 9 loss 2.1\nsetup of the transport failed"}
+    assert read_files(files).failure.finding.evidence[0].file == "rank1"
+    assert not speaks_of_failure("x" * 500 + " failed")
