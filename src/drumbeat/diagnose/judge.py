@@ -206,6 +206,9 @@ class _Judge:
         ):
             if events:
                 return self._likely(rest, events, why)
+        first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
+        if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
+            return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
         if lost:
             event, _, _ = earliest(lost, self.first, self.ranks)
             return replace(

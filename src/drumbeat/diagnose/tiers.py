@@ -27,6 +27,7 @@ NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"}
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
+_ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
 _RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 
 
@@ -42,6 +43,7 @@ class Tiers:
         for event in live:
             if event.code in ("step-cancelled", "terminated-by-launcher") and _STEP_ENDS.search(event.evidence.text):
                 self._step_ends.setdefault(event.evidence.file, event.number)
+        self._restarted = self._restarts(live)
         self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
@@ -50,7 +52,18 @@ class Tiers:
     def __getitem__(self, tier: str) -> List[Event]:
         return self.tiers[tier]
 
+    def _restarts(self, live: List[Event]) -> Dict[Optional[str], int]:
+        """File -> the last line on which torchrun says that a rank failed, where training goes on behind it and no table
+        follows: it has started the ranks again. What stands before belongs to an attempt that is over."""
+        found: Dict[Optional[str], int] = {}
+        for event in live if self.first is None else ():
+            if _ELASTIC_FAILED.search(event.evidence.text) and self.log.trains_on(event):
+                found[event.evidence.file] = max(event.number, found.get(event.evidence.file, 0))
+        return found
+
     def _tier(self, event: Event) -> str:
+        if event.number <= self._restarted.get(event.evidence.file, 0):
+            return NOTE if event.match and event.match.rule.role in (CAUSE, SYMPTOM, NOTE) else NOISE
         if event.match is None:
             return UNEXPLAINED if event.bare else CAUSE
         rule = event.match.rule
@@ -201,7 +214,8 @@ class Tiers:
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
         tiers[CAUSE] = self._without_helpers(_without_reraised(tiers[CAUSE]))
-        absorbed = {(event.evidence.file, code) for event in known if event.match for code in event.match.rule.absorbs}
+        better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
+        absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]

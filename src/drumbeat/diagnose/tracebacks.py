@@ -25,7 +25,10 @@ _NAMED = re.compile(
 )
 _WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names its place
 # A frame as Python prints it, or as rich does inside its box, or as IPython does; and what lines within a traceback begin with.
-_FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+)|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in ')
+# (faulthandler writes `line 7 in f`, without a comma: where a thread stood, and no exception.)
+_FRAME = re.compile(
+    r'\s*File "([^"]{1,300})", line (\d+)(?! in )|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in '
+)
 _INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
 ARROW = "\u2771 "  # rich's mark before the line that a frame stands at
 _ARROW = re.compile(r"[\s\u2502]*\u2771 +\d+ \u2502")
