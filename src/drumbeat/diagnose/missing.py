@@ -16,8 +16,8 @@ MAX_FINDINGS = 8
 def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
     """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
 
-    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
-    log shows that was cut there.
+    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank, or of all the
+    ranks of one host, is what any log shows that was cut there.
     """
     hanging: List[Finding] = []
     maybe: List[Finding] = []
@@ -27,7 +27,9 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
         if not waiting or alone or len(hanging) + len(maybe) >= MAX_FINDINGS:
             continue
         through = any(member.completed for member in members)
-        most = len(waiting) > 1 and 2 * len(waiting) >= max(member.nranks for member in members)
+        nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
+        all_here = len(hosts) == 1 and len({member.rank for member in waiting}) == nranks
+        most = len(waiting) > 1 and 2 * len(waiting) >= nranks and not all_here
         (hanging if through or most else maybe).append(_finding(members, waiting))
     return hanging, maybe
 
