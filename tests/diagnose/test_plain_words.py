@@ -45,6 +45,10 @@ FAILED = {
     "about to abort": "step 9 loss 2.1\n*** the job will now abort.",
     "a call before MPI began": "*** The MPI_Comm_size() function was called before MPI_INIT was invoked.\n*** This is disallowed",
     "LSF": "step 9 loss 2.1\nExited with exit code 7.\n\nResource usage summary:\n    CPU time :     7.1 sec.",
+    "slurmd's own log": (
+        "[2026-01-02T03:04:05.678] [51.0] error: pyxis: couldn't start container\n"
+        "[2026-01-02T03:04:05.679] [51.0] pyxis: removing container filesystem: pyxis_51.0"
+    ),
     "SkyPilot": "(task, pid=7) step 9 loss 2.1\n✓ Job finished (status: FAILED_DRIVER).",
     "hydra": "step 9 loss 2.1\nError executing job with overrides: ['data=c4']",
     "torchrun's record": (
@@ -145,3 +149,16 @@ def test_every_file_is_asked():
     files = {"rank0": "step 9 loss 2.1\nthe end", "rank1": "step 9 loss 2.1\nsetup of the transport failed"}
     assert read_files(files).failure.finding.evidence[0].file == "rank1"
     assert not speaks_of_failure("x" * 500 + " failed")
+
+
+def test_a_log_that_is_cut_while_its_ranks_begin_misses_nobody():
+    def start(host, pid, rank, nranks=4):
+        words = f"ncclCommInitRank comm 0x{pid} rank {rank} nranks {nranks} cudaDev {rank} commId 0xab - Init START"
+        return f"{host}:{pid}:{pid + 1} [{rank}] NCCL INFO {words}"
+
+    chosen = [f"n{number // 2}:{70 + number}:{71 + number} [0] NCCL INFO Using network IB" for number in range(4)]
+    some = [start("n0", 70, 0), start("n0", 71, 1)]
+    assert read("\n".join([*chosen, *some])).failure.answer == "none"
+    assert read("\n".join([*chosen[:2], *some])).failure.answer == "ranks-missing"
+    threads = [f"n0:70:{71 + rank} [{rank}] NCCL INFO Using network Socket" for rank in range(3)]
+    assert read("\n".join([*threads, start("n0", 70, 0, 3), start("n0", 70, 1, 3)])).failure.answer == "none"
