@@ -16,9 +16,11 @@ MAX_FINDINGS = 8
 def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
     """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
 
-    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank, or of all the
-    ranks of one host, is what any log shows that was cut there.
+    Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
+    log shows that was cut there; so are those of some, where as many processes as ranks have spoken, and those of all the
+    ranks of one host.
     """
+    spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
     hanging: List[Finding] = []
     maybe: List[Finding] = []
     for members in group(list(state.processes.values())):
@@ -28,9 +30,11 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
             continue
         through = any(member.completed for member in members)
         nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
-        all_here = len(hosts) == 1 and len({member.rank for member in waiting}) == nranks
-        most = len(waiting) > 1 and 2 * len(waiting) >= nranks and not all_here
-        (hanging if through or most else maybe).append(_finding(members, waiting))
+        most = len(waiting) > 1 and 2 * len(waiting) >= nranks
+        of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
+        all_came = len({member.rank for member in members}) == nranks
+        cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
+        (hanging if through or most and not cut else maybe).append(_finding(members, waiting))
     return hanging, maybe
 
 
