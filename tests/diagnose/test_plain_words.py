@@ -26,6 +26,14 @@ HEALTHY = {
     "a column": "step 9 loss 2.1\n   size     time   algbw   busbw  error     time",
     "words of a fallback": "step 9 loss 2.1\nfused kernels could not be loaded, falling back to plain ones",
     "a failure further up": "the first try failed\nstep 1 loss 2.3\nstep 2 loss 2.2\nstep 3 loss 2.1",
+    "settings": "use_cloud:True\nnode_rank:0\nnum_nodes: 2",
+    "what a driver's tool prints": "| HL-X Version:      hl-9 |\n| Driver Version:    9.1 |",
+    "capabilities": "#   Transport: ud\n#      latency: 630 nsec\n#   error handling: peer failure",
+    "help of a tool": "usage: train.py [options]\n  --color=mode     yes or no\n  --paste=mode   send failed|all output away",
+    "a tracker's service": (
+        "step 8 loss 2.2\nwandb: ERROR Error while calling W&B API: rate limit exceeded (<Response [429]>)\nstep 9 loss 2.1\n"
+        "wandb: ERROR Error while calling W&B API: rate limit exceeded (<Response [429]>)"
+    ),
     "torchrun's good end": (
         "INFO:torch.distributed.elastic.agent.server.api:Local worker group finished (SUCCEEDED). Waiting 300 seconds"
     ),
@@ -34,6 +42,14 @@ FAILED = {
     "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",
     "giving up": "step 9 loss 2.1\naborting due to what init_thread said",
     "not able to": "Loading the model\nUnable to open the plugin of the network",
+    "about to abort": "step 9 loss 2.1\n*** the job will now abort.",
+    "a call before MPI began": "*** The MPI_Comm_size() function was called before MPI_INIT was invoked.\n*** This is disallowed",
+    "LSF": "step 9 loss 2.1\nExited with exit code 7.\n\nResource usage summary:\n    CPU time :     7.1 sec.",
+    "slurmd's own log": (
+        "[2026-01-02T03:04:05.678] [51.0] error: pyxis: couldn't start container\n"
+        "[2026-01-02T03:04:05.679] [51.0] pyxis: removing container filesystem: pyxis_51.0"
+    ),
+    "SkyPilot": "(task, pid=7) step 9 loss 2.1\n✓ Job finished (status: FAILED_DRIVER).",
     "hydra": "step 9 loss 2.1\nError executing job with overrides: ['data=c4']",
     "torchrun's record": (
         "step 9 loss 2.1\nINFO:torch.distributed.elastic.agent.server.api:Local worker group finished (FAILED). Waiting 300 s"
@@ -68,6 +84,29 @@ def test_a_warning_right_above_a_cut_traceback_says_why():
     assert (failure.answer, failure.confidence) == ("invalid-device-ordinal", "likely")
     between = "\n".join(f"step {n} loss 2.1" for n in range(60))
     assert read(f"{warning}\n{between}\n{frames}").failure.answer == "exception"
+
+
+CUT = 'Traceback (most recent call last):\n  File "/opt/tool/run.py", line 7, in main\n    result = get(future)'
+
+
+def test_a_cut_traceback_of_whoever_reported_a_failure_is_no_cause():
+    report = "E0102 03:04:05.678000 7 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0"
+    report += " (pid: 7) of binary: /usr/bin/python"
+    assert read(f"{report}\n{CUT}").failure.answer == "unknown"
+    assert read(f"{CUT}\n{report}").failure.answer == "exception"
+    of_a_rank = "\n".join(f"[rank1]: {line}" for line in CUT.split("\n"))
+    assert read(f"{report}\n{of_a_rank}").failure.answer == "exception"
+
+
+def test_a_lost_peer_right_above_a_cut_traceback_says_why():
+    failure = read(f"RuntimeError: Broken pipe\n\nThe above exception was the direct cause of it\n{CUT}").failure
+    assert (failure.answer, failure.confidence) == ("peer-lost", "likely")
+
+
+def test_a_container_that_ran_out_of_memory_and_is_started_again_and_again():
+    state = "    State:          Waiting\n      Reason:       CrashLoopBackOff\n"
+    assert read(state).failure.answer == "pod-failed"
+    assert read(f"{state}    Last State:     Terminated\n      Reason:       OOMKilled").failure.answer == "oom-kill"
 
 
 def test_a_run_that_was_started_again_and_did_its_work():
@@ -110,3 +149,16 @@ def test_every_file_is_asked():
     files = {"rank0": "step 9 loss 2.1\nthe end", "rank1": "step 9 loss 2.1\nsetup of the transport failed"}
     assert read_files(files).failure.finding.evidence[0].file == "rank1"
     assert not speaks_of_failure("x" * 500 + " failed")
+
+
+def test_a_log_that_is_cut_while_its_ranks_begin_misses_nobody():
+    def start(host, pid, rank, nranks=4):
+        words = f"ncclCommInitRank comm 0x{pid} rank {rank} nranks {nranks} cudaDev {rank} commId 0xab - Init START"
+        return f"{host}:{pid}:{pid + 1} [{rank}] NCCL INFO {words}"
+
+    chosen = [f"n{number // 2}:{70 + number}:{71 + number} [0] NCCL INFO Using network IB" for number in range(4)]
+    some = [start("n0", 70, 0), start("n0", 71, 1)]
+    assert read("\n".join([*chosen, *some])).failure.answer == "none"
+    assert read("\n".join([*chosen[:2], *some])).failure.answer == "ranks-missing"
+    threads = [f"n0:70:{71 + rank} [{rank}] NCCL INFO Using network Socket" for rank in range(3)]
+    assert read("\n".join([*threads, start("n0", 70, 0, 3), start("n0", 70, 1, 3)])).failure.answer == "none"

@@ -27,7 +27,7 @@ from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
 # They end a process whatever happened before, so any other symptom says more.
-ABOVE_CUT = 40  # lines: a warning no further above the end of a traceback that is cut off may say why it was raised
+ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 
 
@@ -196,8 +196,9 @@ class _Judge:
         """Only reports, consequences, or words that no rule knows: what warnings say about it is then worth something."""
         exceptions = [event for event in self.tiers[UNEXPLAINED] if event.match is None]
         warned = [event for event in self.tiers[WARNED] if event.match and event.match.rule.role == CAUSE]
+        lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
         if exceptions and all(CUT_OFF in event.exception for event in exceptions):
-            above = [event for event in warned if self._stands_above(event, exceptions)]
+            above = [event for event in (*warned, *lost) if self._stands_above(event, exceptions)]
             exceptions = exceptions if not above else []
         for events, why in (
             (exceptions, "an exception without its traceback; nothing else names a cause"),
@@ -205,7 +206,6 @@ class _Judge:
         ):
             if events:
                 return self._likely(rest, events, why)
-        lost = [event for event in self.tiers[CONSEQUENCE] if event.code == "peer-lost"]
         first = self.first if self.first and self.first.exit_code and self.first.rank is not None else None
         if lost and first and all(self.ranks.rank(event) not in (None, first.rank) for event in lost):
             return self._reported_only(rest, first)  # who lost a peer is known, and so is who was lost
@@ -234,11 +234,10 @@ class _Judge:
             why_first="nothing here names a cause; the rank that failed first is not in these logs, or said nothing",
         )
 
-    def _stands_above(self, warning: Event, exceptions: List[Event]) -> bool:
+    def _stands_above(self, said: Event, exceptions: List[Event]) -> bool:
         """Was it said right before one of these tracebacks, whose end nobody saw?"""
         return any(
-            warning.evidence.file == cut.evidence.file and 0 < cut.number - warning.number <= ABOVE_CUT
-            for cut in exceptions
+            said.evidence.file == cut.evidence.file and 0 < cut.number - said.number <= ABOVE_CUT for cut in exceptions
         )
 
     def _likely(self, rest: Failure, events: List[Event], why: str) -> Failure:

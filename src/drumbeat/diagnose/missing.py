@@ -17,8 +17,9 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
     """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
 
     Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
-    log shows that was cut there.
+    log shows that was cut there; so are those of some, where as many processes as ranks have spoken.
     """
+    spoke = sum(process.speaks_of_networks for process in state.processes.values())
     hanging: List[Finding] = []
     maybe: List[Finding] = []
     for members in group(list(state.processes.values())):
@@ -27,8 +28,11 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
         if not waiting or alone or len(hanging) + len(maybe) >= MAX_FINDINGS:
             continue
         through = any(member.completed for member in members)
-        most = len(waiting) > 1 and 2 * len(waiting) >= max(member.nranks for member in members)
-        (hanging if through or most else maybe).append(_finding(members, waiting))
+        nranks = max(member.nranks for member in members)
+        most = len(waiting) > 1 and 2 * len(waiting) >= nranks
+        of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
+        cut = len({member.rank for member in members}) < nranks and (spoke >= nranks or of_one_process)
+        (hanging if through or most and not cut else maybe).append(_finding(members, waiting))
     return hanging, maybe
 
 

@@ -173,7 +173,7 @@ class Reader:
         self._finish_tracebacks()
         begins = self._last_runs() if self.recorded is None else {}
         if self.recorded is None:
-            self._last_errors.update(self._tails.failures())
+            self._last_errors.update(self._tails.failures(self.rules.is_noise))
         extra = tuple(compare(self.dumps))
         return make_report(
             self.rules,

@@ -126,6 +126,10 @@ class Rulebook:
                         matches.append(match)
         return [match for match in matches if not match.rule.fallback] or matches
 
+    def is_noise(self, text: str) -> bool:
+        """Does a rule know this line as one that means nothing?"""
+        return any(match.rule.role == NOISE for match in self.match(text))
+
     def marks(self, text: str, found: Sequence[int]) -> List[str]:
         """The substrings that conditions of rules ask for and that stand in this line."""
         return [

@@ -15,6 +15,7 @@ from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
+from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
@@ -177,6 +178,15 @@ class Tiers:
         self.tiers[NOTE] += [event for event in passed if event.match]
         return [event for event in causes if event not in passed]
 
+    def _of_reporter(self, event: Event) -> bool:
+        """An exception of a launcher; or a traceback of nobody, cut off, that begins behind the report of a failure: whoever
+        reported it was about to raise it again."""
+        begin = event.number - event.lines + 1
+        nobodys = event.rank is None and CUT_OFF in event.exception
+        reports = [each.evidence for each in (*self.tiers[REPORT], self.first) if each is not None]
+        above = [each for each in reports if each.file == event.evidence.file and (each.line or 0) <= begin]
+        return event.of_launcher or nobodys and bool(above)
+
     def _without_helpers(self, causes: List[Event]) -> List[Event]:
         """A thread or worker that loses its connection shows that a process had ended: anything else that is known says more."""
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
@@ -211,8 +221,8 @@ class Tiers:
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
         tiers[CAUSE] = self._without_trained_on(_without_survived(tiers[CAUSE]))
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
-        if any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
-            tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not event.of_launcher]
+        if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
+            tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
         loud = [event for event in tiers[CONSEQUENCE] if not (event.match and event.match.rule.quiet)]
         if not (loud or self.extra or self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, UNEXPLAINED))):
             tiers[NOISE] += tiers[CONSEQUENCE]
