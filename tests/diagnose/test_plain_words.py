@@ -26,6 +26,8 @@ HEALTHY = {
     "a column": "step 9 loss 2.1\n   size     time   algbw   busbw  error     time",
     "words of a fallback": "step 9 loss 2.1\nfused kernels could not be loaded, falling back to plain ones",
     "a failure further up": "the first try failed\nstep 1 loss 2.3\nstep 2 loss 2.2\nstep 3 loss 2.1",
+    "an environment's report": "OS                 : Ubuntu\nClang version      : Could not collect",
+    "rows of numbers": "     38/89     5.62G   0.02079  0.008967  0.000934\n     39/89     5.62G   0.02104  0.008995  0.000651",
     "settings": "use_cloud:True\nnode_rank:0\nnum_nodes: 2",
     "what a driver's tool prints": "| HL-X Version:      hl-9 |\n| Driver Version:    9.1 |",
     "capabilities": "#   Transport: ud\n#      latency: 630 nsec\n#   error handling: peer failure",
@@ -45,6 +47,9 @@ FAILED = {
     "about to abort": "step 9 loss 2.1\n*** the job will now abort.",
     "a call before MPI began": "*** The MPI_Comm_size() function was called before MPI_INIT was invoked.\n*** This is disallowed",
     "LSF": "step 9 loss 2.1\nExited with exit code 7.\n\nResource usage summary:\n    CPU time :     7.1 sec.",
+    "a check of glog": "F0102 03:04:05.678 77 ring.cc:11] Check failed: a == b (1 vs. 2)",
+    "a check of XLA": "2026-01-02 03:04:05.678: E    77 xla/log.cc:11] Check failed: run() == OK\n*** Begin stack ***\n  f()",
+    "SGLang": "step 9 loss 2.1\nMessage: 'Received sigquit from a child proces. It usually means the child failed.'",
     "slurmd's own log": (
         "[2026-01-02T03:04:05.678] [51.0] error: pyxis: couldn't start container\n"
         "[2026-01-02T03:04:05.679] [51.0] pyxis: removing container filesystem: pyxis_51.0"
@@ -101,6 +106,49 @@ def test_a_cut_traceback_of_whoever_reported_a_failure_is_no_cause():
 def test_a_lost_peer_right_above_a_cut_traceback_says_why():
     failure = read(f"RuntimeError: Broken pipe\n\nThe above exception was the direct cause of it\n{CUT}").failure
     assert (failure.answer, failure.confidence) == ("peer-lost", "likely")
+
+
+TABLE = """tools/train.py FAILED
+=======================================
+Root Cause:
+[0]:
+  time: 2026-01-02_03:04:05
+  rank: 1 (local_rank: 1)
+  exitcode: 1 (pid: 7)
+  error_file: <N/A>
+  msg: "Process failed with exitcode 1"
+=======================================
+"""
+OTHER_CAUSES = {
+    "oom-kill": "(raylet) node_manager.cc:7: 2 Workers (tasks /\n actors) killed due to memory pressure (OOM), 0 Workers crashed",
+    "killed": '"terminated": {\n  "exitCode": 137,\n  "reason": "Error"\n}\nstep 9 loss 2.1',
+    "ssh-failed": "subprocess.CalledProcessError: Command 'ssh -o BatchMode=yes n2 hostname' returned non-zero exit status 255.",
+    "exception": 'E 01-02 03:04:05 sdk.py:7]   File "/opt/x.py", line 7, in f\nE 01-02 03:04:05 sdk.py:7]     g()',
+    "extension-build": f"ninja: build stopped: subcommand failed.\n{CUT}",
+}
+
+
+def test_the_table_of_the_first_torchrun():
+    failure = read(TABLE).failure
+    assert (failure.answer, failure.finding.code, failure.finding.rank) == ("unknown", "child-failed", 1)
+
+
+@pytest.mark.parametrize("code", OTHER_CAUSES)
+def test_causes_in_other_words(code):
+    assert read(OTHER_CAUSES[code]).failure.answer == code
+
+
+def test_a_download_that_was_reset_is_no_lost_peer():
+    assert read("Loading the model\n   1: Connection reset by peer (os error 54)").failure.answer != "peer-lost"
+
+
+def test_a_rank_that_no_host_has_room_for_is_not_local():
+    lines = [
+        "n7:70:71 [3] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:10.0.0.7<0>",
+        "n7:70:72 [3] NCCL INFO Ring 00 : {0}[3d000] -> {1}[b2000] via P2P/IPC",
+    ]
+    assert read("\n".join(lines).format(155, 157)).transport.path.answer == "rdma"
+    assert read("\n".join(lines).format(5, 7)).transport.path.answer == "local"
 
 
 def test_a_container_that_ran_out_of_memory_and_is_started_again_and_again():

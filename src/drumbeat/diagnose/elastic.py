@@ -9,7 +9,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.finding import Evidence
 
-_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)")
 # The same fields where copying has put several of them on one line.
 _INLINE = (
     ("time", re.compile(r"\btime\s*: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)")),

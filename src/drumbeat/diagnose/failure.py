@@ -69,7 +69,7 @@ class Log:
                 for file, error in self.last_errors.items()
                 if self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
                 and self.good_ends.get(file, 0) < (error.line or 0)
-                and len(_WORD.findall(error.text)) > 2
+                and (len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text)
             ),
             None,
         )

@@ -59,6 +59,7 @@ _KERNEL = _patterns(
 )
 _LOGGER = _patterns(
     _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
+    r"(?P<level>[IWE]) \d\d-\d\d \d\d:\d\d:\d\d [\w./-]{1,80}:\d+\] ?",  # SkyPilot
     _LEVELS + r"(?=:[\w.]{1,100}:)",  # Python's logging.basicConfig; the logger's name stays
 )
 _TIMESTAMPED = _patterns(  # mpirun --timestamp-output --tag-output
@@ -94,7 +95,7 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
         return _TIMESTAMPED
     if " | " in start:
         return _COMPOSE
-    if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL")):
+    if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL", "I ", "W ", "E ")):
         return _LOGGER
     if ": " in start:
         return _KERNEL if " kernel: " in start or start.startswith("kern ") else _HOST
@@ -108,7 +109,7 @@ _SUFFIX = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 _GLOG = re.compile(r"(?:^|\[)[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)\b")
 # The same, or without a time: [W socket.cpp:426]; W external/xla/file.cc:291]
 _GLOG_LEVEL = re.compile(
-    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*(?: +\d+)?)? \S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
+    r"(?:^|\[)([IWEF])(?:\d{3,4} \d\d:\d\d:\d\d\S*)?(?: {1,9}\d{1,9})? {1,9}\S{1,200}?\.(?:cpp|cc|cu|h|hpp|py|go):\d+\]"
 )
 _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 # INFO: text; INFO     text; root - INFO - text

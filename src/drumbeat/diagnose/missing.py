@@ -19,7 +19,7 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
     Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
     log shows that was cut there; so are those of some, where as many processes as ranks have spoken.
     """
-    spoke = sum(process.speaks_of_networks for process in state.processes.values())
+    spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
     hanging: List[Finding] = []
     maybe: List[Finding] = []
     for members in group(list(state.processes.values())):

@@ -24,7 +24,7 @@ OF_A_RUN = re.compile(
     rb"|finished|completed?|successful(?:ly)?|succeeded|passed|ran|tests?|servers?|docker|containers?|kernel|host(?:name)?s?"
     rb"|devices?|memory|process(?:es)?|threads?|configur\w+|build(?:ing)?|info|debug|warn(?:ing)?s?|float|half|bfloat\d+|drivers?|versions?)(?![a-z])"
     rb"|\d\d:\d\d:\d\d|\d ?(?:[mnu]?s|secs?|seconds?|[KMGT]i?B(?:/s)?|[KMGT]bps|it/s|%)(?![\w%])"
-    rb"|[:=]\s{0,3}[-+]?\d+\.\d|[A-Za-z_]{3}\s{1,40}\d+\.\d"
+    rb"|[:=]\s{0,3}[-+]?\d+\.\d|[A-Za-z_]{3}\s{1,40}\d+\.\d|(?:\s{1,12}[-+]?\d{1,9}\.\d{1,12}){3}"
 )
 LAST_LINES = 2  # with words
 KEPT = 6  # lines of each file, empty ones too
@@ -38,7 +38,8 @@ _FAILS = re.compile(
 _TAKEN_BACK = re.compile(
     r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
     r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
-    r"|^#\s|^\s*--?\w|\berror (?:handling|correction)|errors?['\"]?\s*[=:|]|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
+    r"|^#\s|^\s*--?\w|\berror (?:handling|correction)|could not collect|\S {2,}: "
+    r"|errors?['\"]?\s*[=:|]|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
 )
 
 

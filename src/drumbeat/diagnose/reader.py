@@ -43,7 +43,7 @@ _TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
-    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred",
+    "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
 _OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output

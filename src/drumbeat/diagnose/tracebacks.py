@@ -43,7 +43,9 @@ _TOP = re.compile(
     r"|multiprocessing|threading\.py|runpy|/launch|ray|line \d+$|\u2502"
 )
 # A launcher's own traceback says that a rank failed, not why.
-_LAUNCHER = re.compile(r"/bin/(?:torchrun|accelerate|deepspeed)$|/torch/distributed/(?:run|launch|launcher/api)\.py$")
+_LAUNCHER = re.compile(
+    r"/bin/(?:torchrun|accelerate|deepspeed)$|/torch/distributed/(?:run|launch|launcher/api)\.py$|/torchelastic/"
+)
 # Words before a traceback that did not end the process.
 IGNORED = (
     "Exception ignored in",

@@ -12,6 +12,7 @@ from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.diagnose.used_nics import UsedNics, used_nics
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 
+MOST_GPUS = 64  # of one host
 MANY = 4  # ranks of one host: in a group of several hosts one of them would have a connection to another host
 
 
@@ -159,8 +160,8 @@ def _all_local(members: List[Member], nranks: int, alone: bool) -> bool:
     here = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
     here |= {member.rank for member in members if member.rank >= 0}
     size = _ring(members, nranks)
-    if size:
-        return len(here) >= size
+    if size or max(here, default=0) >= MOST_GPUS:
+        return len(here) >= (size or MOST_GPUS)
     # How many there are is nowhere said. Where NCCL wrote about networks at all, or that all is connected, it would have shown a
     # connection over one.
     formed = len(here) >= MANY and any(member.process.formed for member in members)
