@@ -108,7 +108,6 @@ def program(shim: List[str], words: List[str]) -> str:
 
 
 def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: List[str]) -> int:
-    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -118,7 +117,7 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
         signalled.update(map(int, re.findall(r"process (\d+) closing signal", record.getMessage())))
         return True
 
-    logging.getLogger(api.__name__).addFilter(note)
+    logging.getLogger(SignalException.__module__).addFilter(note)
     try:
         launch()
     except SignalException as error:
