@@ -22,6 +22,7 @@ GOOD_ENDS = (
     "Training done",
     "Successfully completed",
     "worker group finished (SUCCEEDED)",
+    "tests passed",
 )
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"
@@ -31,6 +32,7 @@ _PATTERN = re.compile(
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)="
     r"|^Successfully completed\.$"
     r"|\bworker group finished \(SUCCEEDED\)"
+    r"|\b[Aa]ll (?:\d+ )?tests passed\b"
     r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)|(?:[Ff]inished|Done) training)\b(?! (?:step|epoch|iter))"
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
