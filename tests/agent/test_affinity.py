@@ -9,6 +9,7 @@ import pytest
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.gpu_users import GpuUsers
 from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.facts.model import Cpus, Facts, Gpu
 from drumbeat.finding import CERTAIN
@@ -172,10 +173,82 @@ def test_what_proc_shows_of_a_process_with_a_gpu_open(tmp_path):
 
 
 def test_the_drivers_list_tells_which_of_several_open_gpus(tmp_path):
-    facts = replace(TWO, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in TWO.gpus))
-    looks = RankLooks("r", 0, facts, str(tmp_path), lambda: True)
+    gpus = [replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in TWO.gpus]
+    users = GpuUsers(gpus, str(tmp_path))
+    assert users.read(0.0) is None, "nobody was asked"
     (tmp_path / "gpu-users.csv").write_text("GPU-1, 77\nGPU-9, 78\nwarning: something\n")
-    assert looks._users() == {77: (1,)}
+    assert users.read(0.0) == {77: (1,)}
+
+
+def test_a_helper_that_has_the_gpu_open_from_its_parent_is_no_rank(tmp_path):
+    """A library's daemon, an orted of MPI say, keeps what the program had open when it was started."""
+    device = tmp_path / "nvidia0"
+    device.write_text("")
+    program = (
+        "import subprocess, sys, time\nf = open(sys.argv[1])\n"
+        "helper = subprocess.Popen(['sleep', '60'], pass_fds=[f.fileno()])\nprint(helper.pid, flush=True)\ntime.sleep(60)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "RANK"}
+    env.update(DRUMBEAT_RUN="here-2", NODE_RANK="0")
+    main = subprocess.Popen(
+        [sys.executable, "-c", program, str(device)], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        helper = int(main.stdout.readline())
+        gpus = [Gpu(0, "nvidia", device=str(device))]
+
+        def look(users):
+            return [(seen.pid, seen.gpus) for seen, _ in look_at_ranks("here-2", 0, gpus, users)]
+
+        assert look(None) == [(main.pid, None)], "the driver has not answered yet"
+        assert look({}) == [(main.pid, (0,))], "it names no process of ours"
+        assert look({main.pid: (0,), 7: (0,)}) == [(main.pid, (0,))]
+        assert look({helper: (0,)}) == [(helper, (0,))], "a worker of a program that only looked at the GPU"
+    finally:
+        os.killpg(main.pid, 9)
+        main.wait()
+
+
+def test_what_only_the_driver_can_tell_is_told_once_it_has_answered(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("drumbeat.agent.watchers.gpu_users.start", lambda *_: asked.append(1))
+    gpu = Gpu(0, "nvidia", device="/dev/nvidia0")
+    looks = RankLooks("r", 0, replace(TWO, gpus=(gpu,)), str(tmp_path), lambda: True)
+
+    def look(run_id, node, gpus, users):
+        return [(RankSeen(None, 10, (0, 1), None if users is None else (0,), (0,)), {})]
+
+    monkeypatch.setattr("drumbeat.agent.watchers.affinity.look_at_ranks", look)
+    told = [(now, looks.poll(float(now))) for now in range(6)]
+    first = next(now for now, saw in told if saw)
+    assert asked and first >= 3, "nvidia-smi has two seconds"
+    assert told[first][1][0].data["seen"][0][0].gpus == (0,)
+
+
+def unnumbered(pid=10):
+    return Saw("ranks", {"seen": [(RankSeen(None, pid, (0, 1), (0,), (0,)), {})]})
+
+
+def test_a_launcher_that_has_looked_at_the_gpus_is_no_rank():
+    """torchrun asks the driver how many there are, before its ranks start and after they have ended."""
+    watch = watcher()
+    assert watch.on(unnumbered(), 1) + watch.on(unnumbered(), 3) == []
+    watch.on(Saw("exited", {"rank": 0, "exit_code": -11}), 4)
+    watch.on(unnumbered(), 5)
+    (said,) = watch.on(Saw("ended"), 6)
+    assert [row.rank for row in said.data["rows"]] == [0, 1]
+    assert said.data["verdict"].summary.startswith("0/2 ranks")
+
+
+def test_the_only_rank_of_a_launcher_that_numbers_none_is_that_rank():
+    one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
+    watch = Placement(TWO, one, one, (EnvVar("MASTER_PORT", "61000", "why", "detected"),), 0, "warn", 0, 1)
+    assert watch.on(unnumbered(), 1) + watch.on(unnumbered(), 3) == [], "it may be the launcher"
+    watch.on(Saw("metric", {"step": 1}), 4)
+    watch.on(unnumbered(), 5)
+    (said,) = watch.on(unnumbered(), 7)
+    assert [(row.rank, row.gpus) for row in said.data["rows"]] == [(0, (0,))]
+    assert said.data["verdict"].answer == "as planned"
 
 
 def test_a_variable_that_a_script_has_changed_is_named():
@@ -210,3 +283,33 @@ def test_which_instance_of_a_divided_gpu(tmp_path, opened, variables, names):
         (tmp_path / "7" / "fd" / str(number)).symlink_to(target)
     assert mig_instances(7, variables, str(tmp_path), str(tmp_path / "minors")) == names
     assert mig_instances(8, {}, str(tmp_path), str(tmp_path / "no")) == ()
+
+
+def test_a_process_that_the_command_started_and_did_not_number_is_one_row_of_the_table():
+    """Lightning on one GPU: there is no second rank that was not found."""
+    one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
+    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    assert watch.on(unnumbered(), 1) + watch.on(unnumbered(), 3) == [], "it may be about to start the ranks"
+    watch.on(Saw("metric", {"step": 1}), 4)
+    (said,) = watch.on(unnumbered(), 5)
+    assert [(row.rank, row.pid, row.gpus) for row in said.data["rows"]] == [(None, 10, (0,))]
+    assert said.data["verdict"].summary == "1/1 ranks beside their GPU"
+
+
+def test_workers_that_a_program_starts_after_it_has_looked_at_the_gpu_itself():
+    one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
+    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    workers = [(RankSeen(None, pid, (0, 1), (0,), (0,)), {}) for pid in (11, 12)]
+    watch.on(unnumbered(), 1)
+    watch.on(unnumbered(), 5)
+    watch.on(Saw("ranks", {"seen": workers}), 6)
+    watch.on(Saw("metric", {"step": 1}), 7)
+    said = watch.on(Saw("ranks", {"seen": workers}), 8)
+    assert answers(said) == ["mismatch"] and said[1].finding.code == "gpu-shared"
+
+
+def test_a_program_without_steps_is_judged_after_a_minute():
+    one = Binding((Slot(0, 0, (0, 1), gpus=(0,)),), 2, "")
+    watch = Placement(TWO, one, one, (), 0, "warn", 0, 0)
+    assert [watch.on(unnumbered(), now) for now in (1, 20, 50)] == [[]] * 3
+    assert answers(watch.on(unnumbered(), 62)) == ["as planned"]

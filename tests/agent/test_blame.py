@@ -68,5 +68,16 @@ def test_what_a_watcher_saw_comes_first():
 def test_who_lost_a_peer_is_not_only_ended_by_drumbeat():
     assert end(0, by_us=True, number=15).what == "peer-lost, then ended by drumbeat"
     assert end(0, by_us=True).what == "peer-lost"
-    assert end(0, finding="stopped", by_us=True, number=15).what == "ended by drumbeat"
+    for title in ("ended by drumbeat", "ended by its launcher"):
+        stopped = Finding("stopped", ERROR, title)
+        assert replace(end(0, by_us=True, number=15), finding=stopped).what == title
     assert end(0, finding="exception", by_us=True, number=9).what == "ended by drumbeat"
+
+
+def test_a_hang_in_which_nobody_stood_out_says_less_than_who_did_not_come():
+    idle = Finding("hang-all-idle", WARNING, "no rank is working")
+    asleep = Finding("hang-asleep", WARNING, "rank 1 is asleep", rank=1)
+    ends = end(0, finding="gloo-timeout"), end(1, finding="stopped", by_us=True, number=15)
+    assert blame(ends, idle, str).code == "rank-absent"
+    assert blame(ends, asleep, str) is asleep
+    assert blame((end(0, finding="gloo-timeout"),), idle, str) is idle

@@ -82,6 +82,13 @@ def test_all_busy_alike_is_no_hang_and_all_idle_is_one():
     assert (found.code, found.rank) == ("hang-asleep", 2)
 
 
+def test_where_nobody_stands_out_it_is_said_what_each_does():
+    """Of two ranks without a stack either may wait for the other."""
+    found = judge([look(0, call="futex"), look(1, call="clock_nanosleep")], Silence(8.0))
+    assert (found.code, found.rank) == ("hang-all-idle", None)
+    assert found.title == "no step for 8 s: no rank is working; rank 0 is waiting in futex; rank 1 is asleep"
+
+
 def test_flight_recorders_tell_who_is_behind_and_who_calls_something_else():
     bare = [look(rank, call="futex", collectives=(Collective("0", 9, "all_reduce", False),)) for rank in (0, 1, 2)]
     behind = look(3, call="futex", collectives=(Collective("0", 8, "all_reduce", True),))

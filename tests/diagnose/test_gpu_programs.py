@@ -141,3 +141,31 @@ def test_titles_hold_what_the_line_names():
     assert read(gloo).failure.finding.title.endswith("named ib9")
     capture = "torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing"
     assert "failed: operation not permitted" in read(capture).failure.finding.title
+
+
+def test_what_bash_says_of_a_process_that_a_signal_ended():
+    report = "train.sh: line 4:   812 {}python train.py"
+    for words, code in (
+        ("Aborted                 ", "aborted"),
+        ("Floating point exception", "illegal-instruction"),
+        ("Bus error               ", "bus-error"),
+        ("Segmentation fault      ", "segfault"),
+    ):
+        assert read(f"step 1 loss 2.0\n{report.format(words)}\nrc=1").failure.answer == code
+
+
+FREE = (
+    "GPU 0 has a total capacity of 79.15 GiB of which 78.60 GiB is free. "
+    "Of the allocated memory 0 bytes is allocated by PyTorch"
+)
+
+
+def test_a_request_larger_than_the_gpu_is_nobody_elses_memory():
+    failure = read(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 900.00 GiB. {FREE}").failure
+    assert failure.answer == "gpu-out-of-memory"
+
+
+def test_an_error_that_a_program_only_quotes_is_not_certain():
+    quoted = f"expected: CUDA out of memory. Tried to allocate 900.00 GiB. {FREE}"
+    assert read(f"step 1 loss 2.0\n{quoted}").failure.confidence != "certain"
+    assert read(f"{quoted}\nRESULT: all 3 tests passed, 0 failed").failure.answer == NO_FAILURE

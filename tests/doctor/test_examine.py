@@ -267,3 +267,20 @@ def test_what_was_looked_at_is_said_where_there_is_little():
     assert "unknown" in finding.seen[4] and finding.severity == "ok"
     whole = looked(facts_of("dgx-h100", 1)[0])
     assert whole.seen[0] == "GPUs: 8" and whole.seen[1] == "RDMA devices: 12"
+
+
+def test_faults_of_programs_are_no_errors_of_the_gpu():
+    gpu = Gpu(0, "nvidia", pci="0000:c1:00.0", memory_bytes=80 * GIB)
+    fault, error = "Xid 13 on 0000:c1:00: pid=7, Graphics SM Warp Exception", "Xid 79 on 0000:c1:00: off the bus"
+
+    def found(*events):
+        facts = Facts("n", gpus=(gpu,), gpu_events=events)
+        return {
+            (each.code, each.severity)
+            for each in examine(facts)
+            if each.code.startswith("gpu-") and each.severity != "ok"
+        }
+
+    assert found(fault) == {("gpu-program-faults", "info")}
+    assert found(error) == {("gpu-events", "warning")}
+    assert found(fault, error) == {("gpu-program-faults", "info"), ("gpu-events", "warning")}

@@ -12,7 +12,7 @@ from drumbeat.facts.container import read as read_container
 from drumbeat.facts.gather import gather
 from drumbeat.facts.gpus_amd import rocm_version
 from drumbeat.facts.gpus_nvidia import cuda_version, driver_cuda
-from drumbeat.facts.model import Gpu
+from drumbeat.facts.model import Gpu, of_program
 from drumbeat.facts.replay import FolderHost
 from drumbeat.facts.table import table
 from tests.trees.archetypes import BUILDERS
@@ -75,13 +75,26 @@ def test_driver_events_only_where_the_kernels_log_may_be_read(put):
         "[1.0] NVRM: Xid (PCI:0000:c1:00): 79, pid=1, GPU has fallen off the bus.\n[2.0] usb 1-1: new device\n"
         "[3.0] amdgpu 0000:c6:00.0: amdgpu: ring comp_1.0.0 timeout, signaled seq=3\n"
     )
-    host = put("/proc/sys/kernel/dmesg_restrict", "1\n", commands={("dmesg",): log})
-    assert gpu_health.events(host) is None
-    host = put("/proc/sys/kernel/dmesg_restrict", "0\n")
-    assert gpu_health.events(host) == (
+    found = (
         "Xid 79 on 0000:c1:00: pid=1, GPU has fallen off the bus.",
         "amdgpu 0000:c6:00.0: ring comp_1.0.0 timeout, signaled seq=3",
     )
+    assert gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", "1\n")) is None, "dmesg fails"
+    for restricted in ("1\n", "0\n"):  # root may read it in both cases
+        assert (
+            gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", restricted, commands={("dmesg",): log})) == found
+        )
+
+
+def test_a_kernel_that_is_none_has_no_log(put):
+    assert gpu_health.events(put(commands={("dmesg",): "[0.0] Starting gVisor...\n"})) is None
+
+
+def test_faults_of_programs_do_not_push_out_errors_of_the_gpu(put):
+    fault = "[2.0] NVRM: Xid (PCI:0000:c1:00): 13, pid=7, Graphics SM Warp Exception\n"
+    log = "[1.0] NVRM: Xid (PCI:0000:c1:00): 48, pid=1, DBE\n" + 40 * fault
+    found = gpu_health.events(put("/proc/sys/kernel/dmesg_restrict", "0\n", commands={("dmesg",): log}))
+    assert [of_program(event) for event in found] == [False] + [True] * 4
 
 
 def test_cuda_from_all_its_places(put):

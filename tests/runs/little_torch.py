@@ -14,6 +14,10 @@ def parse_args(words):
     parser.add_argument("worker", nargs=argparse.REMAINDER)
     return parser.parse_args(words)
 
+def those_that_failed(ranks, local):
+    failed = {rank: each for rank, each in ranks.items() if each.poll()}
+    return {rank: Failure(rank % local, each.pid, each.poll(), time.time()) for rank, each in failed.items()}
+
 def run(args):
     local, node = int(args.nproc_per_node), int(args.node_rank)
     world = local * int(args.nnodes)
@@ -26,11 +30,11 @@ def run(args):
     while any(each.poll() is None for each in ranks.values()):
         if any(each.poll() for each in ranks.values()):
             time.sleep(0.2)
-            failed = {rank: Failure(rank % local, each.poll(), time.time()) for rank, each in ranks.items() if each.poll()}
+            failed = those_that_failed(ranks, local)
             [each.kill() for each in ranks.values()]
             raise ChildFailedError(failed)
         time.sleep(0.05)
-    failed = {rank: Failure(rank % local, each.poll(), time.time()) for rank, each in ranks.items() if each.poll()}
+    failed = those_that_failed(ranks, local)
     if failed:
         raise ChildFailedError(failed)
 
@@ -39,7 +43,7 @@ if __name__ == "__main__":
 """
 ERRORS = """
 from collections import namedtuple
-Failure = namedtuple("Failure", "local_rank exitcode timestamp")
+Failure = namedtuple("Failure", "local_rank pid exitcode timestamp")
 
 class ChildFailedError(Exception):
     def __init__(self, failures):

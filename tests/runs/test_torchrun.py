@@ -54,6 +54,22 @@ def test_a_segfault_is_reported_as_one(drumbeat):
     assert failure["code"] == "segfault" and failure["rank"] == 1
 
 
+def test_a_rank_that_torchrun_ended_is_not_the_one_that_failed(drumbeat):
+    """Rank 0 gives up waiting for rank 1, and torchrun then ends rank 1: nobody outside did."""
+    (drumbeat.folder / "train.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n    open('up', 'w').close()\n    time.sleep(600)\n"
+        "while not os.path.exists('up'):\n    time.sleep(0.1)\n"
+        "sys.exit('RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation')\n"
+    )
+    flags = ("--launcher", "torchrun", "--ranks-per-node", 2)
+    done = drumbeat("run", *flags, "--", sys.executable, "train.py")
+    assert done.returncode == 1, done.stderr
+    failure = json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]
+    assert (failure["code"], failure["rank"]) == ("rank-absent", 1)
+    assert "SIGTERM" not in done.stderr.split("failed ")[-1]
+
+
 @pytest.mark.usefixtures("path_of_this_python")
 def test_without_torch_in_the_commands_interpreter(drumbeat, tmp_path):
     import venv

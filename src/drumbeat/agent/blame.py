@@ -13,6 +13,7 @@ from drumbeat.agent.causes import NAN, NETWORK, PROGRAM, UNCLEAR, cause_of
 from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence, named
 from drumbeat.finding import ERROR, LIKELY, Evidence, Finding
 
+_NOBODY = "hang-all-idle"  # the hang in which no rank stands out
 # Failures that look like a bug of the program, and that a broken GPU causes as well.
 _OF_GPU = ("gpu-app-fault", "illegal-memory-access", "device-assert", "nccl-abort", "nccl-warning")
 
@@ -22,7 +23,7 @@ def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callab
     failed = [end for end in ends if end.failed and not end.by_us]
     if not failed or not all(is_consequence(end) for end in failed):
         return None
-    if suspected is not None:
+    if suspected is not None and suspected.code != _NOBODY:
         return suspected
     first = min(failed, key=lambda end: end.at)
     early = sorted((end for end in ends if not end.failed and end.at <= first.at), key=lambda end: end.at)
@@ -32,7 +33,7 @@ def blame(ends: Sequence[RankEnd], suspected: Optional[Finding], host_of: Callab
     waited = [end for end in ends if end.by_us and end.rank not in failed_ranks and not is_consequence(end)]
     if waited and len(waited) < len(ends):
         return _absent(waited, failed, host_of)
-    return None
+    return suspected
 
 
 def hardware_behind(finding: Optional[Finding], exit_code: int, broken: Sequence[Finding]) -> Optional[Finding]:

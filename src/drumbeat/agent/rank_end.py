@@ -43,8 +43,10 @@ class RankEnd:
     def what(self) -> str:
         """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
         ended_by_us = self.by_us and bool(self.signal or self.code > 128)
-        if self.finding is None or self.finding.code == STOPPED:
+        if self.finding is None:
             return "ended by drumbeat" if self.by_us else f"ended with {self.code}"
+        if self.finding.code == STOPPED:
+            return self.finding.title if self.by_us else f"ended with {self.code}"
         if is_consequence(self):
             title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
             return f"{title}, then ended by drumbeat" if ended_by_us else title

@@ -98,7 +98,7 @@ def _print(args: Any, findings: List[Any]) -> None:
     from drumbeat.plan.text import finding_lines
 
     for name, found in findings:
-        looked = [line for finding in found if finding.code == "looked-at" for line in finding.seen]
+        about = [finding for finding in found if finding.code == "looked-at"]
         fine = [finding for finding in found if finding.severity == OK and finding.code != "looked-at"]
         rest = [finding for finding in found if finding.severity != OK]
         numbers = [
@@ -111,6 +111,8 @@ def _print(args: Any, findings: List[Any]) -> None:
         for finding in fine:
             evidence = f" ({finding.evidence[0].text})" if finding.evidence and finding.evidence[0].text else ""
             print(f"ok: {finding.title}{evidence}")
-        for line in looked:
+        for line in (line for finding in about for line in finding.seen):
             print(f"looked at {line}")
+        for line in (line for finding in about for line in finding.unseen):
+            print(f"not looked at {line}")
         print()

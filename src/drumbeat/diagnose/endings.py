@@ -26,6 +26,7 @@ GOOD_ENDS = (
     "fine-tuning",
     "Successfully completed",
     "worker group finished (SUCCEEDED)",
+    "tests passed",
 )
 _PATTERN = re.compile(
     r"Out of bounds values : 0 OK"
@@ -35,6 +36,7 @@ _PATTERN = re.compile(
     r"|`Trainer\.fit` stopped: `max_(?:epochs|steps)="
     r"|^Successfully completed\.$"
     r"|\bworker group finished \(SUCCEEDED\)"
+    r"|\b[Aa]ll (?:\d+ )?tests passed\b"
     r"|\b(?:[Tt]raining|[Ff]ine-?[Tt]uning) (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))"
     r"|\b(?:[Ff]inished|Done) training\b(?! (?:step|epoch|iter))"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List
 
 from drumbeat.doctor.case import Case, bad, ok
-from drumbeat.facts.model import Gpu
+from drumbeat.facts.model import Gpu, of_program
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 
 
@@ -171,9 +171,17 @@ def _part_of_a_node(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
 def _events(case: Case) -> Iterator[Finding]:
     mine = {(gpu.pci or "")[:-2].lower() for gpu in case.gpus if gpu.pci}  # Xid lines leave the function out
     ours = [text for text in case.facts.gpu_events or () if any(address and address in text for address in mine)]
+    faults = [text for text in ours if of_program(text)]
+    ours = [text for text in ours if text not in faults]
     if ours:
         yield bad(
             "gpu-events", WARNING, f"the driver reported {len(ours)} errors of these GPUs since the machine was started",
             "they may be old; the kernel's log does not say which job met them", "leave this node out if a rank dies here",
             *ours[-8:], support=f"{case.facts.host}: {ours[-1]}",
+        )  # fmt: skip
+    if faults:
+        yield bad(
+            "gpu-program-faults", INFO, "programs have made errors on these GPUs since the machine was started",
+            "an illegal access or a process that was killed: mostly the program's fault, and not the GPU's",
+            "a GPU is suspect if other programs meet the same on it", *faults[-4:],
         )  # fmt: skip

@@ -11,7 +11,7 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.host import Host
-from drumbeat.facts.model import Gpu, GpuHealth
+from drumbeat.facts.model import Gpu, GpuHealth, of_program
 from drumbeat.facts.parse import integer, line, number
 
 _PCI = "/sys/bus/pci/devices"
@@ -31,6 +31,7 @@ _THROTTLE = (
     (0x80, "power brake"),
 )
 _EVENTS_KEPT = 16
+_FAULTS_KEPT = 4  # of those that programs cause: one bug writes dozens of lines
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.{0,120})")
 _AMD = re.compile(
     r"amdgpu ([0-9a-f:.]+): .{0,40}?((?:GPU reset|ring \S+ timeout|uncorrectable|RAS|page fault|hardware errors).{0,100})"
@@ -106,9 +107,9 @@ def _amd(host: Host, pci: str) -> Optional[GpuHealth]:
 
 def events(host: Host) -> Optional[Tuple[str, ...]]:
     """What the drivers wrote into the kernel's log, the latest last; None where it may not be read."""
-    if line(host, "/proc/sys/kernel/dmesg_restrict") != "0":
-        return None
-    text = host.command(("dmesg",))
+    if line(host, "/proc/sys/kernel/dmesg_restrict") is None:
+        return None  # no kernel of its own (gVisor): its log would be made up
+    text = host.command(("dmesg",))  # where it is restricted, this fails but for root
     if text is None:
         return None
     found: List[str] = []
@@ -118,7 +119,9 @@ def events(host: Host) -> Optional[Tuple[str, ...]]:
             found.append(f"Xid {xid.group(2)} on {xid.group(1).lower()}: {xid.group(3)}".rstrip(": "))
         elif amd:
             found.append(f"amdgpu {amd.group(1)}: {amd.group(2)}")
-    return tuple(found[-_EVENTS_KEPT:])
+    faults = [number for number, entry in enumerate(found) if of_program(entry)]
+    others = [number for number, entry in enumerate(found) if not of_program(entry)]
+    return tuple(found[number] for number in sorted(others[-_EVENTS_KEPT:] + faults[-_FAULTS_KEPT:]))
 
 
 def _enabled(cell: str) -> Optional[bool]:

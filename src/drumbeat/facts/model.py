@@ -8,6 +8,9 @@ from typing import Dict, Optional, Tuple
 SCHEMA = "1.0"
 
 
+_OF_PROGRAMS = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
+
+
 @dataclass(frozen=True)
 class PciLink:
     """How a device is attached; an idle GPU may show a lower speed than it has, its width never changes."""
@@ -252,3 +255,8 @@ class Peers:
     @property
     def world_size(self) -> int:
         return sum(peer.ranks for peer in self.nodes)
+
+
+def of_program(event: str) -> bool:
+    """Whether one of `gpu_events` is mostly a program's own doing: an illegal access, a process that was killed."""
+    return event.startswith(_OF_PROGRAMS)

@@ -17,7 +17,7 @@ def table(facts: Facts) -> str:
         ("memory", _bytes(facts.memory_bytes)),
         *_cpus(facts),
         *_several("gpu", [_gpu(gpu, facts) for gpu in facts.gpus] or ["none found"]),
-        *_several("gpu event", list(facts.gpu_events or ())),
+        *_several("gpu event", _events(facts)),
         *_several("rdma", [_rdma(device) for device in facts.rdma]),
         *_several("cxi", [f"{d.name}  {_or(d.netdev)}  {_gbps(d.speed_gbps)}  {_place(d)}" for d in facts.cxi]),
         *_several("interface", [_interface(one) for one in facts.interfaces]),
@@ -43,6 +43,12 @@ def table(facts: Facts) -> str:
 
 def _several(name: str, texts: Sequence[str]) -> _Rows:
     return [(name, text) for text in texts]
+
+
+def _events(facts: Facts) -> List[str]:
+    if facts.gpus and facts.gpu_events is None:
+        return ["unknown: the kernel's log may not be read"]
+    return list(facts.gpu_events or ())
 
 
 def _or(value: Any) -> str:

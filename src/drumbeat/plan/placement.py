@@ -52,7 +52,10 @@ def rows(
     """One row per rank. `right` is the binding as the facts alone would have it; `bound` is the one in force; `ended`: ranks."""
     by_rank = {each.rank: each for each in seen if each.rank is not None}
     expected = [first_rank + slot.local_rank for slot in bound.slots]
-    if len(bound.slots) == 1 and len(seen) > 1:  # one process was started, which started the ranks itself
+    own = (
+        any(each.rank is None for each in seen) and not by_rank
+    )  # processes that the command started, and did not number
+    if own or (len(bound.slots) == 1 and len(seen) > 1):  # one process was started, which started the ranks itself
         expected = sorted(by_rank)
     found = [_row(facts, rank, _slot(bound, right, rank - first_rank), right, by_rank.get(rank)) for rank in expected]
     found = [
@@ -122,7 +125,7 @@ def _with_gpu(row: Row, slot: Optional[Slot], about: RankSeen) -> Row:
     if about.gpus == ():
         if about.stepped:
             return replace(row, verdict=NO_GPU, note="the job reports steps, and this rank has no GPU open")
-        return replace(row, note="it had no GPU open")
+        return replace(row, note="it had no GPU open when it was looked at")
     if slot is not None and slot.gpus and set(slot.gpus) <= set(about.open):
         return replace(row, gpus=slot.gpus, gpu_read=False)
     if about.open:

@@ -9,12 +9,14 @@ from typing import Callable, List, Optional, Tuple
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import Direct, End, plain_end
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
-from drumbeat.finding import Finding
+from drumbeat.finding import INFO, STOPPED, Finding
 from drumbeat.forked import Forked
 from drumbeat.plan.argv import Process
 from drumbeat.record import from_plain, to_plain
 
 READ_WITHIN = 10.0  # seconds
+_BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known
+ENDED_BY_LAUNCHER = Finding(STOPPED, INFO, "ended by its launcher", "another rank of the launcher had failed")
 
 
 @dataclass(frozen=True)
@@ -100,15 +102,17 @@ class Ends:
 def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[RankExit]:
     found = []
     for end in launcher.ends(attempt, ended.process, ended.status, ended.at):
-        finding = end.finding
+        finding, by_us = end.finding, ended.by_us
         if finding is None and end.exit_code != 0:
             finding = explainer.explain(end, ended.by_us)
+            if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
+                finding, by_us = ENDED_BY_LAUNCHER, True
         elif finding is None and not ended.by_us:
             look = explainer.doubt if launcher.may_hide_failures else explainer.caught
             finding = look(end, launcher.once)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
-        found.append(RankExit(replace(end, finding=finding), ended.seconds, ended.by_us))
+        found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))
     return found
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Set
 
 
 class Copier(threading.Thread):
@@ -110,13 +111,26 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    signalled: Set[int] = set()  # processes that torchrun ends because another one has failed: it logs each of them
+
+    def note(record: logging.LogRecord) -> bool:
+        signalled.update(map(int, re.findall(r"process (\d+) closing signal", record.getMessage())))
+        return True
+
+    logging.getLogger(SignalException.__module__).addFilter(note)
     try:
         launch()
     except SignalException as error:
         return 128 + int(error.sigval)
     except ChildFailedError as error:
         failures = [
-            {"rank": rank, "local_rank": failure.local_rank, "exit_code": failure.exitcode, "t": failure.timestamp}
+            {
+                "rank": rank,
+                "local_rank": failure.local_rank,
+                "exit_code": failure.exitcode,
+                "t": failure.timestamp,
+                "by_launcher": failure.pid in signalled,
+            }
             for rank, failure in error.failures.items()
         ]
         write(settings, failures)

@@ -46,6 +46,7 @@ class End:
     core_dumped: bool = False
     of_command: bool = False  # not a rank, but the command that starts this node's ranks; `rank` is the node's first
     finding: Optional[Finding] = None  # where the reason is known already
+    by_launcher: bool = False  # its launcher ended it, because another rank had failed
 
 
 class Direct:
@@ -245,8 +246,12 @@ def may_run_programs(folder: str) -> bool:
 
 
 def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
-    codes = [(failure["rank"], failure["exit_code"], clock.own(float(failure["t"]))) for failure in failures]
-    return [End(rank, None if code < 0 else code, -code if code < 0 else None, at) for rank, code, at in codes]
+    ends = []
+    for failure in failures:
+        code, at = failure["exit_code"], clock.own(float(failure["t"]))
+        code, number = (None, -code) if code < 0 else (code, None)
+        ends.append(End(failure["rank"], code, number, at, by_launcher=failure.get("by_launcher") is True))
+    return ends
 
 
 def _refused_end(process: Process, at: float, why: str) -> End:

@@ -21,7 +21,7 @@ _MOST = 1_000  # launchers of one script that are told apart: any program below 
 class Report:
     """What the driver around a launcher wrote when the launcher ended. None of these: all its ranks ended well."""
 
-    failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t
+    failures: Tuple[Dict[str, Any], ...] = ()  # rank, exit_code (negative: a signal), t, by_launcher
     refused: str = ""  # why no rank was started, and in the next line what to type
     exit_code: int = 0  # of a launcher that failed by itself, or was told to stop
 

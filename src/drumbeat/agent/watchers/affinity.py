@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.agent.ranks.start import start
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
+from drumbeat.agent.watchers.gpu_users import GpuUsers, Users, awaits_driver, computing
 from drumbeat.agent.watchers.mig import mig_instances
+from drumbeat.agent.watchers.rank_processes import read_parents
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.facts.parse import cpulist
 from drumbeat.finding import ERROR, WARNING
@@ -25,7 +25,7 @@ _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer
 _LONGEST = 15.0
 _APART = 0.9  # seconds between two looks that must agree
-_USERS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+_UNNUMBERED = 60.0  # seconds that the processes of a command without steps must look alike
 
 
 class RankLooks:
@@ -34,7 +34,7 @@ class RankLooks:
     def __init__(self, run_id: str, node: int, facts: Facts, local: str, wanted: Callable[[], bool]) -> None:
         self.run_id, self.node, self.wanted = run_id, node, wanted
         self.gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-        self._users_file = os.path.join(local, "gpu-users.csv")
+        self._users = GpuUsers(self.gpus, local)
         self._next: Optional[float] = None
         self._wait = _FIRST
         self._last: List[Tuple[Any, ...]] = []
@@ -50,37 +50,18 @@ class RankLooks:
             self._next = now + self._wait
         if now < self._next:
             return []
-        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users())
+        seen = look_at_ranks(self.run_id, self.node, self.gpus, self._users.read(now))
         shown = [(about.rank, about.pid, *_facts_of(about)) for about, _ in seen]
         self._wait = min(self._wait * _SLOWER, _LONGEST) if shown == self._last else _FIRST
         self._next, self._last = now + self._wait, shown
-        if any(len(each.open) > 1 and each.gpus is None for each, _ in seen):
-            self._ask_driver()
+        if any(each.open and (each.gpus is None or each.rank is None) for each, _ in seen):
+            self._users.ask(now)
+        seen = [each for each in seen if not awaits_driver(each[0])]
         return [Saw("ranks", {"seen": seen})] if seen else []
-
-    def _ask_driver(self) -> None:
-        """A process of its own: a driver that hangs must not hold the agent. Its answer is read at the next look."""
-        if any(gpu.vendor == "nvidia" for gpu in self.gpus):
-            env = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "HOME")}
-            start(_USERS, env, os.path.sep, self._users_file, os.devnull)
-
-    def _users(self) -> Dict[int, Tuple[int, ...]]:
-        """Process -> GPUs it computes on, as nvidia-smi last said; inside a container it may name no process of ours."""
-        index_of = {gpu.uuid: gpu.index for gpu in self.gpus if gpu.uuid}
-        found: Dict[int, Tuple[int, ...]] = {}
-        try:
-            with open(self._users_file, encoding="utf-8", errors="replace") as file:
-                for row in csv.reader(file, skipinitialspace=True):
-                    if len(row) == 2 and row[0] in index_of and row[1].strip().isdecimal():
-                        pid = int(row[1])
-                        found[pid] = tuple(sorted({*found.get(pid, ()), index_of[row[0]]}))
-        except OSError:
-            pass
-        return found
 
 
 def look_at_ranks(
-    run_id: str, node: int, gpus: Sequence[Gpu], users: Mapping[int, Tuple[int, ...]]
+    run_id: str, node: int, gpus: Sequence[Gpu], users: Optional[Users]
 ) -> List[Tuple[RankSeen, Mapping[str, str]]]:
     """Each rank's main process, with its environment. Read from outside, so it holds for any command and any launcher.
 
@@ -101,23 +82,22 @@ def look_at_ranks(
             rank,
             pid,
             _cpus(pid),
-            _used(pid, opened, users),
+            _used(pid, opened, users or {}),
             opened or (),
             mig_instances(pid, environ) if divided else (),
         )
         found.setdefault(rank, []).append((about, environ))
     chosen = []
     for rank, processes in found.items():
-        if rank is None:  # a child inherits open files: only a process that the driver counts is one of its own
+        if rank is None:
+            processes = computing(processes, users, read_parents()) if len(processes) > 1 else processes
             chosen += [each for each in processes if each[0].gpus] or processes[:1]
         else:
             chosen.append(next((each for each in processes if each[0].open), processes[0]))
     return [each for each in chosen if each[0].rank is not None] or chosen
 
 
-def _used(
-    pid: int, opened: Optional[Tuple[int, ...]], users: Mapping[int, Tuple[int, ...]]
-) -> Optional[Tuple[int, ...]]:
+def _used(pid: int, opened: Optional[Tuple[int, ...]], users: Users) -> Optional[Tuple[int, ...]]:
     if opened is None:
         return None
     if len(opened) <= 1:
@@ -242,7 +222,7 @@ class Placement:
             self.on_first_step(now)
         elif saw.kind == "ranks":
             self._note(saw.data["seen"], now)
-            if self._complete():
+            if self._complete(now):
                 return self._say()
         elif saw.kind == "exited" and isinstance(saw.data.get("rank"), int):
             self._ended.add(saw.data["rank"])
@@ -250,11 +230,20 @@ class Placement:
             return self._say()
         return []
 
-    def _note(self, seen: Sequence[Tuple[RankSeen, Mapping[str, str]]], now: float) -> None:
+    def _numbered(self, about: RankSeen, alone: bool) -> Optional[RankSeen]:
+        """Where a launcher must number its ranks, a process without a number is the launcher's own, or the only rank of one
+        that numbers none (accelerate's). Where the command starts the ranks itself, it is one of them."""
+        if not self.ranks or about.rank is not None:
+            return about
+        return replace(about, rank=self.first_rank) if alone and self.ranks == 1 and self.stepped else None
+
+    def _note(self, looks: Sequence[Tuple[RankSeen, Mapping[str, str]]], now: float) -> None:
+        known = [(self._numbered(about, len(looks) == 1), environ) for about, environ in looks]
+        seen = [(about, environ) for about, environ in known if about is not None]
         alive = {about.rank for about, _ in seen}
         fresh = {key: each for key, each in self._seen.items() if key[0] in self._ended and key[0] not in alive}
         kept = {rank: environ for rank, environ in self._environ.items() if rank in self._ended}
-        self._environ = {**kept, **{about.rank: environ for about, environ in seen if about.rank is not None}}
+        self._environ = {**kept, **{about.rank: environ for about, environ in looks if about.rank is not None}}
         for about, _ in seen:
             key = (about.rank, about.pid)
             before = self._seen.get(key)
@@ -265,11 +254,13 @@ class Placement:
             fresh[key] = replace(about, stepped=self.stepped, settled=settled)
         self._seen = fresh
 
-    def _complete(self) -> bool:
-        """Every rank that has not ended was seen twice alike, with a GPU open or after a step (where there are GPUs)."""
+    def _complete(self, now: float) -> bool:
+        """Every rank that has not ended was seen twice alike, with a GPU open or after a step (where there are GPUs). A process
+        without a number may be about to start the ranks: only a step, or time, shows that it is one."""
         ready = [
-            each for each in self._seen.values()
+            each for key, each in self._seen.items()
             if each.settled and each.cpus is not None and (not self.gpus or each.open or each.stepped)
+            and (each.rank is not None or each.stepped or now - self._since[key] >= _UNNUMBERED)
         ]  # fmt: skip
         going_on = [each for each in self._seen.values() if each.rank not in self._ended]
         enough = len(ready) + len(self._ended - {each.rank for each in ready}) >= max(1, self.ranks)

@@ -118,7 +118,7 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     elif odd:
         title = f"{waited}: {say_of(odd, doing(first))}{_rest(looks, odd)}"
     else:
-        title = f"{waited}: no rank is working{_rest(looks, odd)}"
+        title = f"{waited}: no rank is working{_rest(looks, odd, 3)}"
     one = len(odd) == 1 and not (first.command or first.unnumbered)
     return Finding(
         f"hang-{word}", WARNING, title, cause, fix,
@@ -127,14 +127,13 @@ def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silen
     )  # fmt: skip
 
 
-def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook]) -> str:
-    """What most of the others do."""
+def _rest(looks: Sequence[RankLook], odd: Sequence[RankLook], most: int = 1) -> str:
+    """What most of the others do, in up to `most` groups."""
     rest = [look for look in looks if look not in odd]
-    if not rest:
-        return ""
-    words = Counter(doing(look) for look in rest).most_common(1)[0][0]
-    same = [look for look in rest if doing(look) == words]
-    return f"; {say_of(same, words)}"
+    told = ""
+    for words, _ in Counter(doing(look) for look in rest).most_common(most):
+        told += f"; {say_of([look for look in rest if doing(look) == words], words)}"
+    return told
 
 
 def _evidence(odd: Sequence[RankLook], looks: Sequence[RankLook]) -> Tuple[Evidence, ...]:
