@@ -122,6 +122,9 @@ Root Cause:
 OTHER_CAUSES = {
     "oom-kill": "(raylet) node_manager.cc:7: 2 Workers (tasks /\n actors) killed due to memory pressure (OOM), 0 Workers crashed",
     "killed": '"terminated": {\n  "exitCode": 137,\n  "reason": "Error"\n}\nstep 9 loss 2.1',
+    "permission": "Jan  2 03:04:05 n1 slurmd[7]: mkdir: cannot create directory '/scratch/x': Permission denied",
+    "segfault": "[Fri Jan  2 03:04:05 2026] traps: python3[7] general protection fault ip:70f6 sp:70f6 error:0 in libx.so[7+3]",
+    "gpu-lost": "Jan  2 03:04:05.678901 n1 kernel: NVRM: GPU0 _issueRpcAndWait: rpcSendMessage failed with status 0x0000000f",
     "ssh-failed": "subprocess.CalledProcessError: Command 'ssh -o BatchMode=yes n2 hostname' returned non-zero exit status 255.",
     "exception": 'E 01-02 03:04:05 sdk.py:7]   File "/opt/x.py", line 7, in f\nE 01-02 03:04:05 sdk.py:7]     g()',
     "extension-build": f"ninja: build stopped: subcommand failed.\n{CUT}",
@@ -136,6 +139,13 @@ def test_the_table_of_the_first_torchrun():
 @pytest.mark.parametrize("code", OTHER_CAUSES)
 def test_causes_in_other_words(code):
     assert read(OTHER_CAUSES[code]).failure.answer == code
+
+
+def test_lines_of_the_system_s_own_log():
+    line = clean("Jan  2 03:04:05.678901 n1 vllm.service[77]: ERROR 01-02 03:04:05 [core.py:7] it broke")
+    assert (line.text, line.host, line.level) == ("it broke", "n1", "E") and line.time is not None
+    assert clean("2026-01-02T03:04:05.678+00:00 n1 kernel: x y").text == "x y"
+    assert clean("Jan  2 03:04:05 we began: at last").host is None
 
 
 def test_a_download_that_was_reset_is_no_lost_peer():

@@ -55,7 +55,9 @@ _DIGIT = _patterns(
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
-    r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ",  # syslog
+    r"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d{1,9})? (?P<host>[\w.-]{1,80}) "
+    r"(?:kernel|[\w./@-]{1,60}\[\d{1,9}\]): ",  # syslog, journalctl
+    r"(?P<host>[\w.-]{1,80}) kernel: ",  # the same, where its time was taken for a logger's
 )
 _LOGGER = _patterns(
     _LEVELS + r" \d\d-\d\d \d\d:\d\d:\d\d (?:\[?[\w./-]{1,80}:\d+\]\s?)?",  # vLLM
@@ -98,7 +100,8 @@ def _candidates(text: str) -> Tuple[re.Pattern[str], ...]:
     if text.startswith(("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL", "I ", "W ", "E ")):
         return _LOGGER
     if ": " in start:
-        return _KERNEL if " kernel: " in start or start.startswith("kern ") else _HOST
+        of_system = " kernel: " in start or start.startswith("kern ") or (start[3:4] == " " and start[9:10] == ":")
+        return _KERNEL if of_system else _HOST
     return ()
 
 
