@@ -62,6 +62,12 @@ CASES = {
         "collective-timeout",
         None,
     ),
+    "a box of rich, whose upper part is not here": (
+        "\u2502 \u2771 245 \u2502   \u2502   raise ChildFailedError(   \u2502\n\u2570\u2500\u2500\u256f\nChildFailedError:\n"
+        "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0",
+        "unknown",
+        0,
+    ),
     "hydra's table": (HYDRA + "=   PID 7 RUNNING AT n7\n=   EXIT CODE: 139", "segfault", None),
     "hydra's table, a plain code": (HYDRA + "=   EXIT CODE: 2", "unknown", None),
     "told of, not of this run": ("Loading the model\nNo optimizer state was asked for", "none", None),

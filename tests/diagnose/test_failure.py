@@ -250,6 +250,13 @@ def test_start_without_complete_when_all_came():
     assert (failure.answer, failure.finding.host) == ("init-incomplete", "n1")
 
 
+def test_start_without_complete_of_all_ranks_of_one_host_is_where_any_log_may_be_cut():
+    one = [start_up(rank, nodes=1, host="n0", complete=False) for rank in (0, 1)]
+    assert read("\n".join(one)).failure.answer == "none"
+    two = [start_up(0, complete=False), start_up(1, complete=False)]
+    assert read("\n".join(two)).failure.answer == "init-incomplete"
+
+
 def test_different_networks_on_different_nodes():
     text = "\n".join(
         [start_up(0, network="IB", more=[IB], complete=False), start_up(1, network="Socket", complete=False)]

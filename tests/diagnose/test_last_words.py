@@ -352,6 +352,18 @@ node06:1993:2015 [0] INFO Using internal Network IB"""
     path = read(log).transport.path
     assert (path.answer, path.link, path.confidence) == ("rdma", "IB", LIKELY)
     assert read("n1:7:9 [0] NCCL INFO Using internal Network Socket").transport.path.answer == "tcp"
+    ranks = [f"n1:{7 + rank}:{7 + rank} [{rank}] NCCL INFO comm 0x9{rank} rank {rank} nranks 2" for rank in (0, 1)]
+    one_host = read("\n".join(["n1:7:7 [0] NCCL INFO Using internal Network Socket", *ranks]))
+    assert (one_host.transport.path.answer, one_host.failure.answer) == ("local", "none")
+    ended = [f"{line} - COMPLETE" for line in ranks]
+    assert read("\n".join([*ranks, *ended])).transport.path.confidence == CERTAIN
+
+
+def test_an_error_in_name_only_before_the_work_was_done():
+    """Some programs call all that they want to be seen critical."""
+    said = ["CRITICAL:__main__:Beginning with the finetuning now", "INFO:__main__:Finetuning done!"]
+    assert failure("\n".join([*STEPS, *said])).answer == "none"
+    assert failure("\n".join([*STEPS, said[0], "INFO:__main__:Finetuning 3 layers"])).answer == "unknown"
 
 
 LOGGED = [

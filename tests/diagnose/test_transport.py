@@ -431,3 +431,18 @@ def test_ranks_of_one_host_that_are_all_connected_are_likely_alone():
     assert read("\n".join([*edges[:2], formed])).transport.path.answer == "unknown", "too few to tell"
     network = "n1:3:3 [3] NCCL INFO Channel 01 : 3[1d000] -> 9[1e000] [send] via NET/IB/0"
     assert read("\n".join([*edges, formed, network])).transport.path.answer == "rdma"
+
+
+INSIDE = "n1:7:8 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
+
+
+def test_connections_inside_a_host_say_local_where_no_ring_is_larger():
+    formed = [INSIDE, "n1:7:8 [0] NCCL INFO Connected all rings"]
+    found = path("\n".join([*formed, "n1:11:12 [0] NCCL INFO Channel 00/02 :    0   1"]))
+    assert (found.answer, found.confidence) == ("local", LIKELY)
+    assert path("\n".join([*formed, "n1:11:12 [0] NCCL INFO Channel 00/02 :    0   1   2   3"])).answer == "unknown"
+
+
+def test_connections_that_are_shown_are_not_denied():
+    found = path(INSIDE)
+    assert found.answer == "unknown" and found.words.startswith("unknown: connections inside a host are shown")

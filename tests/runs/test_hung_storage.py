@@ -1,6 +1,7 @@
 """A run folder whose storage hangs: the ranks go on, the agent lives, and it is said. The process that writes it is frozen, as a
 hung file system would freeze it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -23,8 +24,14 @@ open(f"done-{os.environ['RANK']}", "w").close()
 """
 
 
+def is_writer(pid):
+    with contextlib.suppress(OSError):  # it has ended since it was listed
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    return False
+
+
 def writer_of(agent):
-    (child,) = [pid for pid in children(agent) if Path(f"/proc/{pid}/comm").read_text().strip() == NAME]
+    (child,) = [pid for pid in children(agent) if is_writer(pid)]
     return child
 
 

@@ -20,6 +20,10 @@ GOOD_ENDS = (
     "finished training",
     "Done training",
     "Training done",
+    "Finetuning",
+    "finetuning",
+    "Fine-tuning",
+    "fine-tuning",
     "Successfully completed",
     "worker group finished (SUCCEEDED)",
     "tests passed",
@@ -33,7 +37,8 @@ _PATTERN = re.compile(
     r"|^Successfully completed\.$"
     r"|\bworker group finished \(SUCCEEDED\)"
     r"|\b[Aa]ll (?:\d+ )?tests passed\b"
-    r"|\b(?:[Tt]raining (?:is )?(?:completed?|finished|done)|(?:[Ff]inished|Done) training)\b(?! (?:step|epoch|iter))"
+    r"|\b(?:[Tt]raining|[Ff]ine-?[Tt]uning) (?:is )?(?:completed?|finished|done)\b(?! (?:step|epoch|iter))"
+    r"|\b(?:[Ff]inished|Done) training\b(?! (?:step|epoch|iter))"
 )
 _NOT_YET = re.compile(r"(?i)\b(?:until|when|before|after|once|if|not|never|epoch|step) (?:\w+ ){0,3}training|will ")
 

@@ -26,8 +26,8 @@ from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
 from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
-# They end a process whatever happened before, so any other symptom says more.
 ABOVE_CUT = 40  # lines: a warning or a lost peer no further above the end of a traceback that is cut off may say why
+# They end a process whatever happened before, so any other symptom says more.
 _BARE = ("aborted", "cancelled", "time-limit", "nccl-error", "terminated")
 
 

@@ -17,7 +17,8 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
     """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
 
     Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
-    log shows that was cut there; so are those of some, where as many processes as ranks have spoken.
+    log shows that was cut there; so are those of some, where as many processes as ranks have spoken, and those of all the
+    ranks of one host.
     """
     spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
     hanging: List[Finding] = []
@@ -28,10 +29,11 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
         if not waiting or alone or len(hanging) + len(maybe) >= MAX_FINDINGS:
             continue
         through = any(member.completed for member in members)
-        nranks = max(member.nranks for member in members)
+        nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
         most = len(waiting) > 1 and 2 * len(waiting) >= nranks
         of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
-        cut = len({member.rank for member in members}) < nranks and (spoke >= nranks or of_one_process)
+        all_came = len({member.rank for member in members}) == nranks
+        cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
         (hanging if through or most and not cut else maybe).append(_finding(members, waiting))
     return hanging, maybe
 

@@ -89,6 +89,7 @@ def records(text: str) -> Iterator[Record]:
         yield Record(host, int(head["pid"]), int(head["tid"]), head["level"], message, torn, device, file)
 
 
+_OLD_INIT = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+)( - COMPLETE)?\s*$")  # 2.3
 _INIT = re.compile(
     r"(?:comm (0x[0-9a-f]+|\(nil\))|ncclCommInit\w+ \S{1,40}) rank (\d+) n[rR]anks (\d+) .{0,300}?"
     r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
@@ -198,6 +199,9 @@ def _communicator(message: str) -> Optional[Observation]:
             match[4] or "",
             int(device[1]) if device else None,
         )
+    match = _OLD_INIT.search(message)
+    if match:
+        return Init(match[1], int(match[2]), int(match[3]), "complete" if match[4] else "start", "", None)
     match = _RCCL_SHAPE.search(message)
     if match:
         return Shape(match[1], -1, int(match[2]), int(match[3]))

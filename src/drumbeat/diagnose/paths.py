@@ -52,6 +52,8 @@ class Path:
             return "shm/p2p only; the network was not used"
         if self.answer == UNKNOWN and self.network:
             return f"unknown: a plug-in named {self.network}"
+        if self.answer == UNKNOWN and self.evidence:
+            return "unknown: connections inside a host are shown, and not whether there are others"
         return self.answer
 
 

@@ -60,7 +60,7 @@ def _dump(dump: Dump, lines: List[str], width: int) -> None:
 
 def _transport(transport: Transport, lines: List[str], width: int) -> None:
     path = transport.path
-    nothing = path.answer == UNKNOWN and not path.network
+    nothing = path.answer == UNKNOWN and not path.network and not path.evidence
     words = "unknown: no line shows a connection or a chosen network" if nothing else path.words
     sure = "" if path.answer == UNKNOWN else f" [{path.confidence}]"
     _put("transport", words + sure, lines, width)

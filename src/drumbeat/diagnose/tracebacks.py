@@ -30,6 +30,7 @@ _FRAME = re.compile(
     r'\s*File "([^"]{1,300})", line (\d+)(?! in )|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in '
 )
 _INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
+BOX = "\u2502"  # its side
 ARROW = "\u2771 "  # rich's mark before the line that a frame stands at
 _ARROW = re.compile(r"[\s\u2502]*\u2771 +\d+ \u2502")
 # IPython names the exception beside its header.
@@ -179,7 +180,7 @@ class Tracebacks:
             begun = self._begin(rank, number, len(text) - len(text.lstrip(" ")), self._ignored.pop(rank, False))
             prefix = "" if glued or named else prefix
             if begun is not None and "\u256d" in prefix:  # rich's box, whose first frame may be cut
-                begun.outermost = "\u2502"
+                begun.outermost = BOX
             if begun is not None and named:
                 begun.name, begun.outermost = named[1], "in <module>"
             if begun is not None and prefix.strip() and len(prefix) <= MAX_PREFIX:
@@ -209,7 +210,7 @@ class Tracebacks:
             if _ARROW.match(text):  # the box of a rich traceback, whose upper part is not here
                 boxed = self._begin(line.rank, number, 0, ignored)
                 if boxed is not None:
-                    boxed.outermost = "\u2502"
+                    boxed.outermost = BOX
                 return None
             if not frame:
                 bare = BARE.match(text.strip()) if ignored else None  # an ignored exception without a traceback
@@ -250,7 +251,8 @@ class Tracebacks:
             self._give_up(rank, state)
             return None
         match = EXCEPTION.match(bare)
-        if match and state.frame and (_NAMED if state.torn else _NAME).search(match["name"]):
+        boxed = state.outermost == BOX  # rich's box, of which no frame may be here
+        if match and (state.frame or boxed) and (_NAMED if state.torn else _NAME).search(match["name"]):
             del self._open[rank]
             (self._last_ignored.add if state.ignored else self._last_ignored.discard)(rank)
             of_main = state.headed and bool(state.own_frame and _MAIN.search(state.outermost))

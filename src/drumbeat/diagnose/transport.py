@@ -66,7 +66,8 @@ def judge(state: Communicators) -> Transport:
     processes = list(state.processes.values())
     groups = group(processes)
     alone = len({process.host for process in processes if process.host}) <= 1
-    communicators = [_communicator(members, alone) for members in groups]
+    rings = max((process.collective_ranks for process in processes), default=0)
+    communicators = [_communicator(members, alone, rings) for members in groups]
     if len(communicators) > 1:  # a torn line's leftover is not a communicator
         communicators = [one for one in communicators if one.nranks or one.path.answer != UNKNOWN] or communicators[:1]
     pairs = _pairs(groups)
@@ -128,8 +129,8 @@ def _size(members: List[Member]) -> Tuple[int, int]:
     return max((member.nranks for member in members), default=0), len(members)
 
 
-def _communicator(members: List[Member], alone: bool) -> Communicator:
-    """`alone`: the whole log comes from one host."""
+def _communicator(members: List[Member], alone: bool, rings: int) -> Communicator:
+    """`alone`: the whole log comes from one host. `rings`: the size of the largest ring that is printed in it."""
     nranks = max(member.nranks for member in members)
     hosts = sorted({member.process.host for member in members if member.process.host})
     edges = [(member, edge) for member in members for edge in member.edges.values()]
@@ -141,11 +142,13 @@ def _communicator(members: List[Member], alone: bool) -> Communicator:
         formed = edges or any(member.completed or member.nnodes for member in members)
         evidence, alone = _local_evidence(members, edges), nranks == 1 and not edges
         path = Path(LOCAL, confidence=CERTAIN if formed else LIKELY, evidence=evidence, alone=alone)
-    elif edges and len(hosts) <= 1 and _all_local(members, nranks, alone):
+    elif edges and len(hosts) <= 1 and _all_local(members, nranks, alone, rings):
         sure = bool(_ring(members, nranks))
         path = Path(LOCAL, confidence=CERTAIN if sure else LIKELY, evidence=_local_evidence(members, edges))
     else:
         path = of_choice(members[0].process, [member.process for member in members])
+        if path == Path(UNKNOWN, confidence=UNKNOWN):
+            path = replace(path, evidence=_local_evidence(members, edges) if edges else ())
     comm_id = next((member.comm_id for member in members if member.comm_id), "")
     return Communicator(nranks, seen, tuple(hosts[:MAX_LISTED]), path, comm_id)
 
@@ -155,7 +158,7 @@ def _ring(members: List[Member], nranks: int) -> int:
     return nranks or max((member.process.collective_ranks for member in members), default=0)
 
 
-def _all_local(members: List[Member], nranks: int, alone: bool) -> bool:
+def _all_local(members: List[Member], nranks: int, alone: bool, rings: int) -> bool:
     """Ranks that are connected inside this host, or speak from it, are all there are: none is left for a network."""
     here = {rank for member in members for sender, receiver, *_ in member.edges for rank in (sender, receiver)}
     here |= {member.rank for member in members if member.rank >= 0}
@@ -164,7 +167,7 @@ def _all_local(members: List[Member], nranks: int, alone: bool) -> bool:
         return len(here) >= (size or MOST_GPUS)
     # How many there are is nowhere said. Where NCCL wrote about networks at all, or that all is connected, it would have shown a
     # connection over one.
-    formed = len(here) >= MANY and any(member.process.formed for member in members)
+    formed = any(member.process.formed for member in members) and len(here) >= (rings or MANY)
     return alone and (formed or any(member.process.speaks_of_networks for member in members))
 
 
@@ -252,7 +255,9 @@ def _overall(communicators: List[Communicator], pairs: List[Pair], processes: Li
         return max(local, key=lambda path: (not path.alone, path.confidence == CERTAIN))
     if processes and not communicators:
         return of_choice(processes[0], processes)
-    return Path(UNKNOWN, confidence=UNKNOWN)
+    return max(
+        (c.path for c in communicators), key=lambda path: bool(path.evidence), default=Path(UNKNOWN, confidence=UNKNOWN)
+    )
 
 
 def _alike(communicators: List[Communicator]) -> Tuple[Communicator, ...]:
