@@ -169,3 +169,8 @@ def test_an_error_that_a_program_only_quotes_is_not_certain():
     quoted = f"expected: CUDA out of memory. Tried to allocate 900.00 GiB. {FREE}"
     assert read(f"step 1 loss 2.0\n{quoted}").failure.confidence != "certain"
     assert read(f"{quoted}\nRESULT: all 3 tests passed, 0 failed").failure.answer == NO_FAILURE
+
+
+def test_our_own_collective_test_says_why_it_refuses_two_ranks_on_one_gpu():
+    words = "verify: local rank 1 has no GPU of its own: torch sees 1; --backend gloo tests the CPUs and their network alone"
+    assert read(words).failure.answer == "invalid-device-ordinal"

@@ -47,6 +47,7 @@ FAILED = {
     "about to abort": "step 9 loss 2.1\n*** the job will now abort.",
     "a call before MPI began": "*** The MPI_Comm_size() function was called before MPI_INIT was invoked.\n*** This is disallowed",
     "LSF": "step 9 loss 2.1\nExited with exit code 7.\n\nResource usage summary:\n    CPU time :     7.1 sec.",
+    "a library of a network card": "step 9 loss 2.1\nmlx5: n1: got completion with error:",
     "a check of glog": "F0102 03:04:05.678 77 ring.cc:11] Check failed: a == b (1 vs. 2)",
     "a check of XLA": "2026-01-02 03:04:05.678: E    77 xla/log.cc:11] Check failed: run() == OK\n*** Begin stack ***\n  f()",
     "SGLang": "step 9 loss 2.1\nMessage: 'Received sigquit from a child proces. It usually means the child failed.'",
@@ -120,6 +121,8 @@ Root Cause:
 =======================================
 """
 OTHER_CAUSES = {
+    "store-key-timeout": "torch.distributed.DistStoreError: wait timeout after 600000ms",
+    "store-clients-missing": "torch.distributed.DistStoreError: Timed out after 6 seconds waiting for workers. 1/2 joined.",
     "oom-kill": "(raylet) node_manager.cc:7: 2 Workers (tasks /\n actors) killed due to memory pressure (OOM), 0 Workers crashed",
     "killed": '"terminated": {\n  "exitCode": 137,\n  "reason": "Error"\n}\nstep 9 loss 2.1',
     "permission": "Jan  2 03:04:05 n1 slurmd[7]: mkdir: cannot create directory '/scratch/x': Permission denied",

@@ -39,7 +39,7 @@ _TAKEN_BACK = re.compile(
     r"(?i)\b(?:no|0|zero|without|if|any|successful\w*|ignor\w+|skip\w*|retry\w*|fall\w* ?back|may|might|should|would|warn\w*"
     r"|deprecat\w*|until|expected|tolerance|rate|mean|max|min|relative|absolute|squared|train\w*|test|val\w*|dev)\b"
     r"|^#\s|^\s*--?\w|\berror (?:handling|correction)|could not collect|\S {2,}: "
-    r"|errors?['\"]?\s*[=:|]|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
+    r"|errors?['\"]?\s*[=:|]\s*\S|[=:]\s*[-+]?\d+\.\d|\d\.\d+\D*$|%\||\S {2,}\S+ {2,}\S"
 )
 
 
