@@ -58,6 +58,13 @@ def test_reports_about_several_ranks_do_not_say_which_was_first():
     assert failure(OOM, exited(1, 4), exited(2, 9)).finding.rank is None
 
 
+def test_a_task_beside_a_range_of_tasks_is_not_the_only_one_that_failed():
+    alone, others = (f"srun: error: n1: {which}: Exited with exit code 1" for which in ("task 14", "tasks 8-13,15"))
+    error = "RuntimeError: NCCL error in: NCCLUtils.hpp:82, invalid argument, NCCL version 2.4.8"
+    assert failure(error, alone).finding.rank == 14
+    assert failure(error, others, alone).finding.rank is None
+
+
 def test_the_command_in_old_torchs_error_is_that_of_the_last_rank_whoever_failed():
     missing = "FileNotFoundError: [Errno 2] No such file or directory: 'a.pt'"
     command = (

@@ -6,6 +6,7 @@ Where that is not one rank, none is named: the title says who waited, and the re
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import List, Optional, Sequence
 
@@ -23,11 +24,13 @@ OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  #
 # All who say so waited equally long: who says it first was not first at fault.
 WAITED = frozenset({"collective-timeout"})
 MAX_NAMED = 8  # ranks in a title
+_SEVERAL = re.compile(r"\btasks \d+[-,]")  # srun: error: n1: tasks 2-7: Exited with exit code 1
 
 
 class NamedRank:
     def __init__(self, live: List[Event], tiers: Tiers, ranks: RankOf, first: Optional[FirstFailure], log: Log) -> None:
         self._live, self._tiers, self._ranks, self._first, self._log = live, tiers, ranks, first, log
+        self._several = any(_SEVERAL.search(event.evidence.text) for event in tiers[REPORT])
 
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
         """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
@@ -51,7 +54,7 @@ class NamedRank:
             and other.rank not in waiting
         ]
         reported = {self._ranks.rank(each) for each in self._tiers[REPORT]} - {None}
-        for events in (alike, beside if len(reported) < 2 else []):
+        for events in (alike, beside if len(reported) < 2 and not self._several else []):
             found = {(self._ranks.rank(each), self._ranks.local(each)) for each in events}
             found -= {(None, False)}
             if found:
@@ -80,7 +83,7 @@ class NamedRank:
         """The rank of the launcher's reports, if all are about the same one."""
         reports = [event for event in self._tiers[REPORT] if self._ranks.rank(event) is not None]
         named = {(self._ranks.rank(event), self._ranks.local(event), event.host) for event in reports}
-        if finding.host is not None or len({rank for rank, *_ in named}) != 1:
+        if finding.host is not None or self._several or len({rank for rank, *_ in named}) != 1:
             return finding
         rank, local, host = min(named, key=str)
         return replace(finding, rank=rank, local=local, host=host)
