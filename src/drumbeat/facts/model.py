@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import Dict, Optional, Tuple
 
 SCHEMA = "1.0"
-
-
 _OF_PROGRAMS = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))
 
 

@@ -52,10 +52,9 @@ def rows(
     """One row per rank. `right` is the binding as the facts alone would have it; `bound` is the one in force; `ended`: ranks."""
     by_rank = {each.rank: each for each in seen if each.rank is not None}
     expected = [first_rank + slot.local_rank for slot in bound.slots]
-    own = (
-        any(each.rank is None for each in seen) and not by_rank
-    )  # processes that the command started, and did not number
-    if own or (len(bound.slots) == 1 and len(seen) > 1):  # one process was started, which started the ranks itself
+    unnumbered = not by_rank and any(each.rank is None for each in seen)
+    # One process was started, which started the ranks itself.
+    if unnumbered or (len(bound.slots) == 1 and len(seen) > 1):
         expected = sorted(by_rank)
     found = [_row(facts, rank, _slot(bound, right, rank - first_rank), right, by_rank.get(rank)) for rank in expected]
     found = [
