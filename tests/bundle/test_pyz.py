@@ -1,16 +1,21 @@
 """drumbeat.pyz: one file, any Python from 3.9, nothing installed; older ones get a line that helps."""
 
 import ast
+import dataclasses
 import glob
+import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from drumbeat.bundle.build import _BROUGHT, _LEFT_OUT, bundle_bytes
+from drumbeat.diagnose.rulebook import check
+from drumbeat.packaged import parse_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -47,6 +52,21 @@ def call(version, pyz, *words, **options):
 
 def test_same_sources_same_bytes(pyz):
     assert bundle_bytes() == pyz.read_bytes()
+
+
+def test_its_rules_are_those_of_the_source_without_their_examples(pyz):
+    """Pods get them in a config map, which has little room."""
+    with zipfile.ZipFile(pyz) as archive:
+        names = [
+            name
+            for name in archive.namelist()
+            if name.startswith("drumbeat/diagnose/rules/") and name.endswith(".json")
+        ]
+        made = {name[: -len("json")] + "yaml": check(json.loads(archive.read(name)), "") for name in names}
+    assert made
+    for name, rules in made.items():
+        whole = check(parse_yaml((ROOT / "src" / name).read_bytes()), "")
+        assert rules == [dataclasses.replace(rule, examples=(), near=()) for rule in whole]
 
 
 def test_a_python_3_9_is_tried():

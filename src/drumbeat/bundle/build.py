@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from typing import Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import drumbeat
 from drumbeat.bundle.kept import hold, remove_old
@@ -95,7 +95,15 @@ def _sources() -> Dict[str, bytes]:
 def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
     """Our YAML as JSON: see packaged.py."""
     yamls = [name for name in sources if name.endswith(".yaml")]
-    return {name[: -len("yaml")] + "json": json.dumps(parse_yaml(sources[name])).encode() for name in yamls}
+    return {name[: -len("yaml")] + "json": json.dumps(_used(name, sources[name])).encode() for name in yamls}
+
+
+def _used(name: str, data: bytes) -> Any:
+    """The examples of a rule are there for readers and tests, and take a third of its room."""
+    parsed = parse_yaml(data)
+    if not name.startswith("drumbeat/diagnose/rules/"):
+        return parsed
+    return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
 
 
 def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
