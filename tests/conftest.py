@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(items):
     groups = {}
     for item in items:
         if item.get_closest_marker("proof") and "DRUMBEAT_PROOFS" not in os.environ:
-            item.add_marker(pytest.mark.skip(reason="a longer proof: make proofs"))
+            item.add_marker(pytest.mark.skip(reason="a quicker test shows the same on fewer cases: make proofs"))
         place = item.path.relative_to(ROOT / "tests")
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
         groups[item] = "second slurm" if group == "slurm" and place.name in SECOND_SLURM else group

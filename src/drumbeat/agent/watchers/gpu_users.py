@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.start import start
+from drumbeat.agent.watchers.rank_processes import above
 from drumbeat.facts.model import Gpu
 from drumbeat.plan.placement import RankSeen
 
@@ -52,20 +53,12 @@ def computing(processes: Sequence[Seen], users: Optional[Users], parents: Mappin
     """Those of the processes without a rank's number that compute on a GPU. A process below another one may have its open
     devices from there (a helper that a library started): then the driver's word counts, and until it is known, no GPU."""
     pids = {about.pid for about, _ in processes}
-    tops = [each for each in processes if not _above(each[0].pid, parents) & pids]
+    tops = [each for each in processes if not above(each[0].pid, parents) & pids]
     if len(tops) == len(processes):
         return list(processes)
     if users is None:
         return [(replace(about, gpus=None), environ) for about, environ in tops]
     return [each for each in processes if each[0].pid in users] or tops
-
-
-def _above(pid: int, parents: Mapping[int, int]) -> set[int]:
-    found: set[int] = set()
-    while parents.get(pid, 0) > 1 and parents[pid] not in found:
-        pid = parents[pid]
-        found.add(pid)
-    return found
 
 
 def awaits_driver(about: RankSeen) -> bool:

@@ -79,20 +79,21 @@ def unnumbered(
     rows = []
     for pid in sorted(tree):
         inherited: Set[str] = set()
-        above = parents.get(pid, 0)
-        while above in held:
-            inherited |= set(held[above])
-            above = parents.get(above, 0)
+        parent = parents.get(pid, 0)
+        while parent in held:
+            inherited |= set(held[parent])
+            parent = parents.get(parent, 0)
         own = sorted(ports for inode, ports in held[pid].items() if inode not in inherited)
         joined, links = any(port in ports for ports in own), [ports for ports in own if ports[1]]
         if joined or links:
             place = f"port {port}" if joined else ""
             rows.append(Row(node, pid, None, None, place, alone=False, joined=joined, links=_told(joined, links)))
-    above_others = {parent for row in rows for parent in _above(row.pid, parents)}
+    above_others = {parent for row in rows for parent in above(row.pid, parents)}
     return [row for row in rows if row.joined or row.pid not in above_others]
 
 
-def _above(pid: int, parents: Mapping[int, int]) -> Set[int]:
+def above(pid: int, parents: Mapping[int, int]) -> Set[int]:
+    """The processes that this one was started below."""
     found: Set[int] = set()
     while parents.get(pid, 0) > 1 and parents[pid] not in found:
         pid = parents[pid]
@@ -110,11 +111,11 @@ def rows_of(
     """One row for the first process of each identity on a branch: its children with the same one are its helpers."""
     starts_others: Set[int] = set()
     for pid, identity in identities.items():
-        above = parents.get(pid, 0)
-        while identity is not None and identity.rank is not None and above in identities:
-            if identities[above] != identity:
-                starts_others.add(above)
-            above = parents.get(above, 0)
+        parent = parents.get(pid, 0)
+        while identity is not None and identity.rank is not None and parent in identities:
+            if identities[parent] != identity:
+                starts_others.add(parent)
+            parent = parents.get(parent, 0)
     rows = []
     for pid, identity in sorted(identities.items()):
         if identity is None or identity.rank is None:
