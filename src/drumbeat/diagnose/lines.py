@@ -34,6 +34,7 @@ _BRACKET = _patterns(
     r"\[(?P<time>" + _DATE + r")\] ?",
     r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
     r"\[(?P<time>" + _DATE + r") (?P<level>[IWEF]) \d{1,9} \d{1,9}\] ?",  # Ray's own processes
+    r"\[(?P<level>[IWEF]) (?P<time>" + _DATE + r")[^\]]{0,60}\] ?",  # Optuna, Jupyter
     r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
@@ -118,6 +119,7 @@ _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 # INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
+    r"|wandb: (WARNING) "
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
     r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
     r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]

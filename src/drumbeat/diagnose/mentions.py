@@ -9,11 +9,16 @@ _AFTER = 40  # characters behind an error's words that may take them back
 _TALK = re.compile(
     r"(?i)\b(?:avoid(?:s|ed|ing)?|prevent(?:s|ed|ing)?|so that|in case of|instead of|guards? against|protects? (?:from|against)"
     r"|(?:to|will|we|and) (?:handle|catch|detect|simulate|retry)|handles|handled|handling|recovers? from|would|might|may|could"
-    r"|should|unlikely|not an error)\b"
+    r"|should|unlikely|not an error|(?:enabled|registered|installed) (?:for|on)|handlers? (?:for|on))\b"
 )
 # An exception's name, or what programs put before their errors.
 _ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception)\b|(?i:\b(?:error|fatal|failed|failure)\b)|NCCL WARN")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
+
+# Behind an error, in the same line: what the program does now.
+_INSTEAD = re.compile(
+    r"(?i)(?:[,;.)]|--?) {1,2}(?:so |now |we are )?(?:using|trying|falling back|retrying|continuing|skipping|switching|defaulting)\b"
+)
 
 
 def is_exception(text: str) -> bool:
@@ -22,8 +27,10 @@ def is_exception(text: str) -> bool:
 
 
 def is_talk(text: str, start: int, end: int) -> bool:
-    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, not that it came?"""
+    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or what is done instead?"""
     around = text[:start], text[end : end + _AFTER]
+    if _INSTEAD.search(text, start) and not is_exception(text):
+        return True
     return any(map(_TALK.search, around)) and not _ERROR.search(text[:end])
 
 
