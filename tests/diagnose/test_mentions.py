@@ -3,6 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.exits import explain_exit
+from drumbeat.diagnose.reader import Reader
 from tests.diagnose.reading import read
 
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -35,7 +36,34 @@ ERRORS = {
     "a login shell": ("-bash: srun: command not found", "command-not-found"),
     "a name in quotes before it": ("can't write 'out/a.pt': No space left on device", "disk-full"),
     "an apostrophe": (f"rank 3's worker: torch.OutOfMemoryError: {OOM}", "gpu-out-of-memory"),
+    "another exit code": ("raylet died with exit code -11", "segfault"),
+    "the kernel's own line": ("Out of memory: Killed process 812 (python3) total-vm:8kB, anon-rss:1kB", "oom-kill"),
+    "a signal's name": ("  traceback : Signal 4 (SIGILL) received by PID 812", "illegal-instruction"),
+    "colours inside the words": (
+        "\x1b[31mCUDA out of \x1b[1mmem\x1b[0mory. Tried to allocate 2.00 GiB\x1b[0m",
+        "gpu-out-of-memory",
+    ),
+    "colours inside a name": (
+        "\x1b[1;31mModuleNotFound\x1b[0;31mError\x1b[0m: No module \x1b[1mnamed\x1b[0m 'apex'",
+        "import-error",
+    ),
     "NCCL": (f"n1:7:7 [0] init.cc:720 {DUPLICATE}", "duplicate-gpu"),
+}
+
+# Words of schedulers, kernels and signals, where they stand alone or beside another program's name.
+WEAK = {
+    "an exit code above 128": "srun: error: n2: task 5: Exited with exit code 139",
+    "MPICH's exit code": "=   EXIT CODE: 134",
+    "another program was killed": "kernel: Out of memory: Killed process 4242 (chrome) total-vm:1234kB, anon-rss:123kB",
+    "a row of sacct": "810|train|NODE_FAIL|0:0",
+    "a tool to look around with": "bash: nvidia-smi: command not found",
+}
+HANDLED = {
+    "another library": "flash-attn not available (ModuleNotFoundError: No module named 'flash_attn'), using SDPA",
+    "another port": "port 29500: Address already in use, trying 29501",
+    "another folder": "wandb: WARNING Path /x: [Errno 28] No space left on device, using /tmp instead",
+    "another trial": f"[I 2026-11-17 01:00:00,000] Trial 0 failed because of the following error: OutOfMemoryError('{OOM}').",
+    "handlers": "faulthandler enabled for SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL",
 }
 
 
@@ -53,6 +81,32 @@ def test_it_is_never_certain(line):
 def test_an_error_keeps_its_force(line, code):
     failure = read(f"step 1 loss 2.0\n{line}").failure
     assert (failure.answer, failure.confidence) == (code, "certain")
+
+
+@pytest.mark.parametrize("line", WEAK.values(), ids=WEAK)
+def test_a_word_that_may_mean_something_else_is_likely_at_most(line):
+    failure = read(f"step 1 loss 2.0\n{line}").failure
+    assert failure.finding is not None and failure.confidence == "likely"
+
+
+@pytest.mark.parametrize("line", HANDLED.values(), ids=HANDLED)
+def test_an_error_for_which_the_program_does_something_else_is_no_failure(line):
+    assert read(f"{line}\nstep 1 loss 2.0\nstep 2 loss 1.9").failure.answer == "none"
+
+
+def test_an_exception_that_gives_advice_is_still_one():
+    failure = read("ModuleNotFoundError: No module named 'apex'. Using the slow path needs --slow").failure
+    assert (failure.answer, failure.confidence) == ("import-error", "certain")
+
+
+def test_colours_are_taken_out_before_words_are_looked_for_among_many_lines():
+    coloured = b"\x1b[36m03:04:05\x1b[0m \x1b[32mINFO\x1b[0m st\x1b[1mep %d loss 2.0"
+    reader = Reader()
+    reader.feed_lines(
+        "log", 1, [*(coloured % step for step in range(600)), b"RuntimeError: CUDA error: out of \x1b[1mmem\x1b[0mory"]
+    )
+    failure = reader.report().failure
+    assert (failure.answer, failure.finding.evidence[0].line) == ("gpu-out-of-memory", 601)
 
 
 def test_an_error_in_the_middle_of_a_sentence_is_likely_at_most():

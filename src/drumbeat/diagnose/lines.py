@@ -12,7 +12,9 @@ from typing import Optional, Tuple
 
 MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
 _MAX_PREFIXES = 10
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+ESCAPE = b"\x1b"
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
 # What a program's own line begins with: before it, a word with a colon is a host.
@@ -164,6 +166,11 @@ class Line:
 
 def decode(raw: bytes) -> str:
     return raw[: MAX_LINE * 2].decode("utf-8", "replace")
+
+
+def without_escapes(raw: bytes) -> bytes:
+    """Without colours, which may stand in the middle of a word: before any word is looked for."""
+    return _ANSI_BYTES.sub(b"", raw) if ESCAPE in raw else raw
 
 
 def without_colour(text: str) -> str:

@@ -17,7 +17,8 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 
 # Behind an error, in the same line: what the program does now.
 _INSTEAD = re.compile(
-    r"(?i)(?:[,;.)]|--?) {1,2}(?:so |now |we are )?(?:using|trying|falling back|retrying|continuing|skipping|switching|defaulting)\b"
+    r"(?i)(?:[,;.)]|--?) {1,2}(?:so |now |we are )?"
+    r"(?:using|trying|falling back|retrying|continuing|skipping|switching|defaulting)\b"
 )
 
 
@@ -27,7 +28,7 @@ def is_exception(text: str) -> bool:
 
 
 def is_talk(text: str, start: int, end: int) -> bool:
-    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or what is done instead?"""
+    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or replaced?"""
     around = text[:start], text[end : end + _AFTER]
     if _INSTEAD.search(text, start) and not is_exception(text):
         return True
