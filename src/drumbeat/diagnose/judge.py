@@ -45,8 +45,9 @@ def judge(
     log = log or Log()
     live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    failure = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log).failure()
-    return replace(with_record(without_itself(failure), log), rules=rules)
+    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    failure = without_itself(judged.failure())
+    return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
 
 
 class _Judge:

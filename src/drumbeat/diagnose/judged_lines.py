@@ -25,11 +25,14 @@ def without_itself(failure: Failure) -> Failure:
     return replace(failure, others=others)
 
 
-def with_record(failure: Failure, log: Log) -> Failure:
-    """What the answer rests on; and a certainty without any of that is none."""
+def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none. `unheard`: ranks without a word about it."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
+    if unheard:
+        unseen.append(f"{_ranks(unheard)}: no line about this; a log may be missing")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
