@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Tuple
 
 from drumbeat.diagnose.failure import EARLIER_RUNS, NO_FAILURE, Failure, Log
-from drumbeat.diagnose.places import merged
+from drumbeat.diagnose.places import Places, merged
 from drumbeat.finding import CERTAIN, LIKELY
 
 
@@ -38,8 +38,13 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
     elif failure.finding is None:
         seen = ()
     else:
+        shown = Places()
+        for item in failure.finding.evidence:
+            if item.file and item.line:
+                shown.add(item.file, item.line)
         places = log.places.get(failure.finding.code)
-        seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
+        named = tuple(item.place for item in failure.finding.evidence if item.place)
+        seen = merged([places, shown]) if places else named
     unseen += [
         f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
         for file, first in list(log.begins.items())[:8]

@@ -37,7 +37,13 @@ class NamedRank:
         in_order = in_order and event.code not in WAITED
         if _blames(event) == OTHER and not in_order and len(waiting) > 1:
             return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
-        return self._beside(finding_of(event, self._ranks), event, alike)
+        return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
+
+    def _located(self, event: Event, alike: List[Event]) -> Event:
+        """A crash is told twice, by the process and by its launcher: only the process knows where in the program it was."""
+        own = [each for each in alike if None in (each.rank, event.rank) or each.rank == event.rank]
+        places = {each.raised_at for each in own} - {""}
+        return replace(event, raised_at=places.pop()) if not event.raised_at and len(places) == 1 else event
 
     def unheard(self, finding: Optional[Finding]) -> Tuple[int, ...]:
         """Ranks of the world without a word about a collective that others waited in. Where no line says how large the world is,
@@ -68,18 +74,25 @@ class NamedRank:
             found -= {(None, False)}
             if found:
                 rank, local = found.pop()
-                return finding if found else replace(finding, rank=rank, local=local)
+                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
         return finding
+
+    def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
+        """Where that rank ran, as these lines name it."""
+        hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
+        return hosts.pop() if len(hosts) == 1 else None
 
     def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
         """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
         if finding.code in NOBODYS_FAULT:
             return replace(finding, rank=None, host=None)
-        if finding.rank is not None or any(map(self._of_nobody, events)):
+        if any(map(self._of_nobody, events)):
             return finding
         first = self._first
         if first is None:
-            return self._reported(finding)
+            return finding if finding.rank is not None else self._reported(finding)
+        if finding.rank is not None and (finding.rank != first.rank or finding.local):
+            return finding
         if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)

@@ -116,6 +116,8 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
             _put("", finding.title + _who(finding), lines, width)
+            if finding.fix:
+                _put("fix", finding.fix, lines, width)
             _evidence(finding.evidence, lines, width)
     elif finding:
         _put("failure", f"{finding.title}{_who(finding)} [{failure.confidence}]", lines, width)
@@ -195,7 +197,7 @@ def render_rules(book: Rulebook) -> str:
         lines.append(f"{rule.id:<5}{rule.code}  [{', '.join(marks)}]  {rule.file}")
         lines.append(f"     {rule.title}")
         lines.append(f"     cause: {rule.cause}")
-        lines.append(f"     fix: {rule.fix}")
+        lines.append(f"     fix: {'; '.join(filter(None, (rule.locate, rule.fix)))}")
         lines.append(f"     source: {rule.source}")
         if rule.needs:
             lines.append(f"     not to be seen in a log: needs {rule.needs}")
