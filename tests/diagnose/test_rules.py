@@ -15,7 +15,9 @@ RULES = rulebook().rules
 CATALOGUE = {"A": 14, "B": 5, "C": 16, "D": 11, "E": 8, "F": 8, "G": 6, "H": 14}
 
 
-HANGING = re.compile(r"(?:[:(]|\(\)|\b(?:to|on|at|of|in|for|from|by|with|named|no|is|a|the|and|or|than|as))$|\[|\(\)|  ")
+HANGING = re.compile(
+    r"(?:[:(]|\(\)|\b(?:to|on|at|of|in|for|from|by|with|named|no|is|a|the|and|or|than|as))$|\[|\(\)|  "
+)
 
 
 def rules_in(text, book=None):
@@ -97,7 +99,8 @@ def test_no_words_are_left_hanging_where_a_group_holds_nothing():
 
 def test_a_part_in_brackets_is_left_out_where_its_group_holds_nothing():
     (rule,) = parse(
-        "- {id: X, code: x, title: 'no answer[ from {peer}]', cause: 'a[{0}]', fix: f, source: s, find: [abcd]}", "x.yaml"
+        "- {id: X, code: x, title: 'no answer[ from {peer}]', cause: 'a[{0}]', fix: f, source: s, find: [abcd]}",
+        "x.yaml",
     )
     assert (Match(rule, {}).title, Match(rule, {"peer": "n7"}).title) == ("no answer", "no answer from n7")
     assert Match(rule, {"peer": " "}).title == "no answer"

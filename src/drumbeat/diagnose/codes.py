@@ -102,7 +102,7 @@ def _meaning(rules: List[Rule]) -> str:
 def _general(words: str) -> str:
     """Without what only one log fills in."""
     whole = re.sub(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]", r"\1", words)
-    return re.sub(r" ?\{\w+\}", " ...", whole).strip()
+    return re.sub(r"(?<!=) ?\{\w+\}", " ...", re.sub(r"=\{\w+\}", "=...", whole)).strip()
 
 
 def _table(title: str, rows: List[Tuple[str, str]]) -> List[str]:

@@ -44,7 +44,7 @@ def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
 
 
 def with_settings(event: Event, seen: Whole) -> Event:
-    """The event with the values of the settings that its rule asks for, those of its own host first, and the lines that show them."""
+    """The event with the values of the settings that its rule asks for, those of its own host first, and their lines."""
     names = dict((event.match.rule.when or {}).get("env", {})) if event.match else {}
     if not names or event.match is None:
         return event

@@ -37,7 +37,7 @@ class Crashes:
         self._open: Dict[Tuple[str, Optional[int]], _Stack] = {}
 
     def feed(self, text: str, rank: Optional[int], file: str, number: int) -> Tuple[int, str]:
-        """The number of the line that names the error, and where the process stood as far as it is known now; or 0 and nothing."""
+        """The number of the line that names the error, and where the process stood, as far as that is known; or 0 and nothing."""
         if FATAL in text:
             if len(self._open) < MAX_OPEN or (file, rank) in self._open:
                 self._open[(file, rank)] = _Stack(number)

@@ -196,9 +196,7 @@ def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     rule = next(rule for rule in rulebook().rules if rule.code == code)
     match = Match(rule, {})
-    return Finding(
-        code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence)
-    )
+    return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:

@@ -92,6 +92,11 @@ class Reader:
     def communicators(self) -> Communicators:
         return self._nccl.communicators
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing at all was fed."""
+        return not (self.lines or self.dumps or self.pasted or self.recorded)
+
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
         """Whose log this file is, where the caller knows it better than its name tells."""
         if len(self.events.owners) < MAX_FILES:

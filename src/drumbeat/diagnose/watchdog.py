@@ -89,7 +89,7 @@ class Timeouts:
     @property
     def heard(self) -> FrozenSet[int]:
         """The ranks whose own lines speak of collectives."""
-        return frozenset(rank for ranks in (*self.groups.values(), *self.enqueued.values()) for rank in ranks)
+        return frozenset(set().union(*self.groups.values(), *self.enqueued.values()))
 
     def late_ranks(self, nranks: Optional[int]) -> FrozenSet[int]:
         """Those that the others waited for, whatever they printed themselves."""
