@@ -82,6 +82,13 @@ def test_nothing_to_read_is_said_and_is_no_answer(diagnose, tmp_path):
     assert diagnose("empty.log", "full.log").returncode == 0
 
 
+def test_a_rank_that_ends_the_title_is_not_said_twice(diagnose, tmp_path):
+    line = "[rank1]: RuntimeError: [/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:31245: Connection refused"
+    (tmp_path / "x.log").write_text(f"{line}\n")
+    shown = diagnose("x.log").stdout.splitlines()[0]
+    assert shown.split(None, 1)[1] == "gloo could not connect to [127.0.1.1]:31245, first seen by rank 1 [certain]"
+
+
 def test_half_a_gzip_is_read_as_far_as_it_goes(diagnose, tmp_path):
     whole = gzip.compress(("\n".join([OOM] + [f"step {n} {n * n}" for n in range(5000)])).encode())
     (tmp_path / "x.gz").write_bytes(whole[: len(whole) // 2])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.diagnose.reading import read
+from tests.diagnose.reading import read, start_up
 
 PG = "[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
 CAUGHT = (
@@ -41,7 +41,7 @@ def failure(*lines):
 @pytest.mark.parametrize("behind", [dump(2, 1522), status(2, 1522, 1522)], ids=["dump-signal", "own-status"])
 def test_the_rank_with_a_lower_number_was_waited_for_and_did_not_wait(behind):
     found = failure(caught(0), status(0), caught(1), behind, caught(3))
-    assert "seen by ranks 0, 1, 3, waiting for rank 2" in found.finding.title
+    assert "seen by ranks 0, 1, 3; look at rank 2" in found.finding.title
     assert found.finding.rank == 2
     assert "rank 2 stands at 1522, the others at 1523" in found.finding.cause
     (late,) = [other for other in found.others if other.code == "rank-absent"]
@@ -69,4 +69,6 @@ def test_a_rank_without_a_word_is_named_as_not_seen():
     assert found.unseen == ("rank 2: no line about this; a log may be missing",)
     assert found.finding.rank is None, "it may be the log that is missing, not the rank"
     assert failure(*map(caught, range(4))).unseen == ()
+    world = [start_up(rank, 4, 4) for rank in range(4)]
+    assert failure(*world, caught(0), caught(1)).unseen == ("ranks 2, 3: no line about this",), "their logs are here"
     assert failure(*map(caught, (0, 1, 3)), dump(2, 1522)).unseen == (), "it did speak"

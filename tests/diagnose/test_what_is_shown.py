@@ -96,6 +96,8 @@ def test_a_known_error_is_placed_as_an_unknown_one_is(error):
     place = "raised at /home/me/gpt/train.py:212 (in /home/me/venv/lib/python3.11/site-packages/torch/_tensor.py:581)"
     assert place in read(traceback(error, "[rank1]: ")).failure.finding.cause
     assert "raised at" not in read(f"[rank1]: {error}").failure.finding.cause
+    library = "\n".join(traceback(error).split("\n")[:1] + traceback(error).split("\n")[3:])
+    assert "raised at" not in read(library).failure.finding.cause, "no line of the user's is in it"
 
 
 def test_an_interface_is_named_only_where_the_log_has_the_setting():

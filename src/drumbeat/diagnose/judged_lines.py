@@ -32,7 +32,10 @@ def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Fa
         unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
     unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
     if unheard:
-        unseen.append(f"{_ranks(unheard)}: no line about this; a log may be missing")
+        maybe = (
+            "" if log.nranks else "; a log may be missing"
+        )  # of a known world, those without any line are named above
+        unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:

@@ -296,7 +296,7 @@ class Reader:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
             self.events.add_traceback(raised, line, file, evidence.line or 0)
-            if not raised.of_launcher:
+            if raised.own_frame:  # a place inside a library alone helps nobody
                 self.events.locate(file, evidence.line or 0, raised.where)
         bare = raised is None and not matched and not line.only_warns and is_bare(line.text)
         if raised is not None and not raised.ignored and not matched:

@@ -60,7 +60,7 @@ def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
     finding = replace(finding, rank=late.rank, local=False, host=None)
     if finding.code not in WAITED:
         return finding
-    return replace(finding, title=f"{finding.title}, waiting for rank {late.rank}", cause=f"{late.title}: {late.cause}")
+    return replace(finding, title=f"{finding.title}; look at rank {late.rank}", cause=f"{late.title}; {finding.cause}")
 
 
 def with_evidence(finding: Finding, events: List[Event]) -> Finding:
