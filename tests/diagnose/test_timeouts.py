@@ -72,3 +72,4 @@ def test_a_rank_without_a_word_is_named_as_not_seen():
     world = [start_up(rank, 4, 4) for rank in range(4)]
     assert failure(*world, caught(0), caught(1)).unseen == ("ranks 2, 3: no line about this",), "their logs are here"
     assert failure(*map(caught, (0, 1, 3)), dump(2, 1522)).unseen == (), "it did speak"
+    assert failure(*map(caught, (0, 1, 3)), dump(2, 1522).split(" Last enqueued")[0]).unseen == ()

@@ -77,7 +77,7 @@ def make_report(
         state.connects_last,
         verdict.nranks,
         timeouts.late_ranks(verdict.nranks),
-        timeouts.heard,
+        frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

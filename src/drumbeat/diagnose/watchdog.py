@@ -53,11 +53,12 @@ class Timeouts:
         self.groups: Dict[str, Dict[int, Timeout]] = {}  # process group -> rank -> its timeout
         self.enqueued: Dict[str, Dict[int, Enqueued]] = {}  # process group -> rank -> last collective it called
         self._failed_at: Dict[Tuple[int, int], Set[str]] = {}  # rank and SeqNum -> the groups whose lines name both
+        self.heard: Set[int] = set()  # ranks whose own lines speak of collectives
         self._several: Set[str] = set()  # names under which lines of several process groups stand
         self._count = 0
 
     def feed(self, line: Line, evidence: Evidence) -> None:
-        if "SeqNum=" not in line.text and "ast enqueued" not in line.text:
+        if not any(words in line.text for words in ("SeqNum=", "ast enqueued", "Received a dump signal")):
             return
         # The one nearest to the message: older torch repeats it in longer words.
         named = next(iter(list(_GROUP.finditer(line.text.split("Watchdog caught")[0]))[-1:]), None)
@@ -65,10 +66,11 @@ class Timeouts:
         rank = line.rank if line.rank is not None or not named else int(named[3] or named[4])
         if rank is None or self._count >= MAX_TIMEOUTS:
             return
+        self._count += 1
+        self.heard.add(rank)
         group = (named[2] or named[1] or "") if named else ""
         last = _ENQUEUED.search(line.text)
         if last:
-            self._count += 1
             self.enqueued.setdefault(group, {})[rank] = Enqueued(int(last[1]), evidence)
             failed = _FAILED_AT.search(line.text)
             if failed and group:
@@ -76,7 +78,6 @@ class Timeouts:
         work = _WORK.search(line.text) if "caught collective operation timeout" in line.text else None
         if not work:
             return
-        self._count += 1
         numel = int(work[3]) if work[3] else None
         timeout = Timeout(rank, int(work[1]), work[2], numel, evidence)
         known = self.groups.setdefault(group, {}).setdefault(rank, timeout)
@@ -85,11 +86,6 @@ class Timeouts:
 
     def findings(self, nranks: Optional[int]) -> List[Finding]:
         return [late.finding for late in self._late(nranks)]
-
-    @property
-    def heard(self) -> FrozenSet[int]:
-        """The ranks whose own lines speak of collectives."""
-        return frozenset(set().union(*self.groups.values(), *self.enqueued.values()))
 
     def late_ranks(self, nranks: Optional[int]) -> FrozenSet[int]:
         """Those that the others waited for, whatever they printed themselves."""
