@@ -131,6 +131,11 @@ def test_every_page_is_reached_by_links():
     }
 
 
+def test_the_glossary_is_in_order():
+    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(words) > 30 and words == sorted(words, key=str.lower)
+
+
 def test_no_internal_ids():
     ids = re.compile(r"\b[SE]\d-[0-9a-z]{1,2}\b|\b[Ii]ssue \d{1,2}\b|\brequirements? \d\.\d|\bdesign rule \d")
     for page in [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]:
