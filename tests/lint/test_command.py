@@ -103,7 +103,7 @@ def test_what_lint_cannot_read_is_said(drumbeat, name, text, says):
         ("run", "cd x\npython train.py --lr 1\n", "looked at: 2 commands"),
         ("run.sbatch", "#SBATCH -N 2\n#SBATCH -t 5\nmytool\n", "looked at: 1 command and 2 #SBATCH lines"),
         ("a.py", "import os\n\nprint(os.name)\n", "looked at: 2 lines of Python"),
-        ("train", "import os\n\nprint(os.name)\n", "looked at: 2 lines of Python"),
+        ("train", '"""Words."""\nimport os\n\nprint(os.name)\n', "looked at: 3 lines of Python"),
         ("a.py", "import os\nprint(\n", "looked at: 2 lines of Python, each by itself, because Python"),
         ("a.md", "# Words\n", "looked at: a page without shell or Python code"),
         ("a.md", "```bash\nls\n```\n", "looked at: 1 piece of code in a page"),

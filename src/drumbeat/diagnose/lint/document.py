@@ -58,18 +58,19 @@ def blocks(text: str, name: str = "") -> List[Block]:
     first = lines[0] if lines else ""
     python = name.endswith(".py") or (first.startswith("#!") and "python" in first)
     if not python and not name.endswith(SCRIPTS) and not first.startswith("#!"):
-        python = _guess(lines) == PYTHON and _parses(text)
+        python = _is_program(text)
     return [Block(PYTHON if python else SHELL, text, 1, (0,) * len(lines))]
 
 
-def _parses(text: str) -> bool:
+def _is_program(text: str) -> bool:
+    """Python by its own grammar; a word or an assignment alone is shell as well."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(text)
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return True
+    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) for node in tree.body)
 
 
 def _in_document(lines: Sequence[str]) -> List[Block]:
