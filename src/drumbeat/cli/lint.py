@@ -72,7 +72,9 @@ def _unread(name: str, text: str) -> str:
     if name.endswith(SCRIPTS) and all(line.startswith("#") for line in text.splitlines() if line.strip()):
         return f"{shown}: nothing here that lint reads: only comments"
     if is_site_profile(top_keys(text)):
-        return f"{shown}: a site profile, which lint does not read: drumbeat site check {'FILE' if name == '-' else name}"
+        return (
+            f"{shown}: a site profile, which lint does not read: drumbeat site check {'FILE' if name == '-' else name}"
+        )
     return (
         f"{shown}: nothing here that lint reads: shell or Python (name it .sh or .py if it is one), "
         "a .md or .rst page with either in it, or a job file; for a log: drumbeat diagnose"
