@@ -153,5 +153,5 @@ def test_a_missing_module_comes_with_its_likely_reasons():
     assert reasons == sorted(reasons) and "which python" in found.fix
     own = read("ModuleNotFoundError: No module named 'drumbeat.train'").failure.finding
     assert (own.code, own.title) == ("import-error", "No module named 'drumbeat.train'")
-    assert "pip install drumbeat" in own.fix and "PYTHONPATH" in own.fix
+    assert "install drumbeat into the ranks' environment" in own.fix and "PYTHONPATH" in own.fix
     assert "drumbeat" not in read("ModuleNotFoundError: No module named 'drumbeats'").failure.finding.fix
