@@ -154,6 +154,8 @@ class Node:
             return
         self.watch.tick(now)
         self.looks.poll()
+        for rank in self.ranks:
+            self.ends.hear(rank.process, self.stopped_by_us)
         self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
