@@ -15,7 +15,7 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node_looks import NodeLooks
 from drumbeat.agent.node_metrics import NodeMetrics
-from drumbeat.agent.node_plan import NodePlan, hang_variables, plan_node
+from drumbeat.agent.node_plan import NodePlan, plan_node
 from drumbeat.agent.node_watch import NodeWatch
 from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
 from drumbeat.agent.ranks.explain import Explainer, with_last_step
@@ -105,7 +105,6 @@ class Node:
         stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         folder = self.folder.attempt(attempt)
         variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
-        variables = [*variables, *hang_variables(self.order, variables)]
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
         self.child.replace(self.folder.environment, to_json(known) + "\n")
         self.watch.begin(self._scene(peers, plan, variables))

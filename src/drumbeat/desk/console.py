@@ -86,7 +86,7 @@ class Console:
         ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
         if order.launcher == "once" and order.ranks_per_node == 1:
             ranks = "1 process"  # which may start ranks: how many, is seen when they run
-        where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
+        where = ", emulated on this machine" if order.nodes_emulated else ""
         name = self.joined or order.run_id
         spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
         self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{spares}{where} (site {order.site})")
