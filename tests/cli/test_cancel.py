@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.cli import cancel
-from drumbeat.desk import leftovers, runs, state
+from drumbeat.desk import cancel as ending
+from drumbeat.desk import leftovers, runs, status
 from drumbeat.runfolder.events import Stopping
 
 STOPPING = Stopping("stopping", 2.0, 2.0, 5, "host", 0, 0, "drumbeat cancel", 15, 5.0)
@@ -21,10 +22,10 @@ def test_a_lead_that_is_stopping_is_given_longer(monkeypatch, capsys, events, wa
     waits = []
     monkeypatch.setattr(runs, "find_running", lambda *_: found)
     monkeypatch.setattr(leftovers, "leftovers", lambda _: [])
-    monkeypatch.setattr(state, "status", lambda _: SimpleNamespace(state="running"))
-    monkeypatch.setattr(state, "cancel", lambda _: None)
-    monkeypatch.setattr(state, "end_job", lambda _: True)
-    monkeypatch.setattr(state, "wait_ended", lambda _, seconds: waits.append(seconds) or len(waits) == 2)
+    monkeypatch.setattr(status, "status", lambda _: SimpleNamespace(state="running"))
+    monkeypatch.setattr(ending, "cancel", lambda _: None)
+    monkeypatch.setattr(ending, "end_job", lambda _: True)
+    monkeypatch.setattr(ending, "wait_ended", lambda _, seconds: waits.append(seconds) or len(waits) == 2)
     assert cancel.run(argparse.Namespace(run="a")) == 0 and waits == waited
     shown = capsys.readouterr()
     assert said in shown.out + shown.err

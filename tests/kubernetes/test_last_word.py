@@ -6,7 +6,7 @@ import pytest
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Status
 from drumbeat.backends.kubernetes.job import PodFiles
-from drumbeat.desk import state
+from drumbeat.desk import status as desk_status
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import RunRecord, write_run_record
@@ -29,7 +29,7 @@ def test_the_end_is_named(tmp_path, monkeypatch, code, detail, words):
     told = Status(HANDLE, RUNNING, detail)
     PodFiles(str(tmp_path), SimpleNamespace(status=lambda: told))._name_end()
     monkeypatch.setattr(
-        state, "ask_scheduler", lambda handle: Status(HANDLE, UNKNOWN, "it is not in the cluster any more")
+        desk_status, "ask_scheduler", lambda handle: Status(HANDLE, UNKNOWN, "it is not in the cluster any more")
     )
-    found = state.status(Run.open(str(tmp_path)))
+    found = desk_status.status(Run.open(str(tmp_path)))
     assert found.state == "failed" and words in found.detail, found

@@ -20,15 +20,17 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
+    from drumbeat.backends.contract import ALIVE
+    from drumbeat.desk.cancel import cancel, end_job, remove_ended, wait_ended
     from drumbeat.desk.leftovers import end_leftovers, leftovers
     from drumbeat.desk.runs import find_running
-    from drumbeat.desk.state import GOING_ON, cancel, end_job, remove_ended, status, wait_ended
+    from drumbeat.desk.status import status
 
-    found = find_running(args.run, os.environ, lambda each: status(each).state in GOING_ON)
-    if status(found).state not in GOING_ON and leftovers(found):
+    found = find_running(args.run, os.environ, lambda each: status(each).state in ALIVE)
+    if status(found).state not in ALIVE and leftovers(found):
         print(f"ended {end_leftovers(found)} processes that {found.run_id} had left behind")
         return 0
-    if status(found).state not in GOING_ON and remove_ended(found):
+    if status(found).state not in ALIVE and remove_ended(found):
         print(f"{found.run_id} had ended; what it had left in its cluster is removed")
         return 0
     order = found.order()

@@ -52,7 +52,7 @@ def run(args: Any) -> int:
 
 def _is_queued(found: Run) -> bool:
     from drumbeat.backends.contract import QUEUED
-    from drumbeat.desk.state import status
+    from drumbeat.desk.status import status
 
     return status(found).state == QUEUED
 
@@ -79,9 +79,9 @@ def follow(found: Run) -> None:
 
 
 def _follow(found: Run, args: Any) -> bool:
-    from drumbeat.backends.contract import UNKNOWN
+    from drumbeat.backends.contract import ALIVE, UNKNOWN
     from drumbeat.desk.gathering import Gathering
-    from drumbeat.desk.state import GOING_ON, status
+    from drumbeat.desk.status import status
     from drumbeat.runfolder.follow import LINES, Follower
 
     followers: Dict[str, Tuple[Follower, str]] = {}
@@ -103,7 +103,7 @@ def _follow(found: Run, args: Any) -> bool:
         if news:
             print(f"{'waiting':<9} {news}", file=sys.stderr, flush=True)
         unknown = (unknown or now) if state == UNKNOWN else 0.0
-        if state not in GOING_ON and not (unknown and now - unknown < _PATIENCE):
+        if state not in ALIVE and not (unknown and now - unknown < _PATIENCE):
             break
         begin()
         for follower, label in followers.values():

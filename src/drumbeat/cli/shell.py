@@ -23,7 +23,7 @@ def run(args: Any) -> int:
     from drumbeat import backends
     from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED
     from drumbeat.desk.runs import find_run
-    from drumbeat.desk.state import status
+    from drumbeat.desk.status import status
     from drumbeat.problem import Problem
 
     found = find_run(args.run, os.environ)

@@ -8,9 +8,10 @@ import stat
 from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
+from drumbeat.backends.contract import ALIVE
 from drumbeat.desk.create import index_folder
 from drumbeat.desk.runs import all_runs
-from drumbeat.desk.state import GOING_ON, status
+from drumbeat.desk.status import status
 from drumbeat.runfolder.run import Run
 
 
@@ -64,7 +65,7 @@ def why_kept(run: Run) -> str:
     if _here().startswith(os.path.realpath(run.path) + os.sep):
         return "you are in it"
     state = status(run)
-    if state.state in GOING_ON:
+    if state.state in ALIVE:
         return f"it is {state.state}"
     if state.state == "unknown":
         return f"how it stands is not known{': ' + state.detail if state.detail else ''}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Callable, Optional
 
-from drumbeat.backends.contract import UNKNOWN
-from drumbeat.desk.state import GOING_ON, State, state_of
+from drumbeat.backends.contract import ALIVE, UNKNOWN
+from drumbeat.desk.state import State, state_of
 from drumbeat.runfolder.run import Run
 
 _PATIENCE = 60.0  # seconds for which nobody may be able to say how a run stands: a busy scheduler answers again
@@ -22,7 +22,7 @@ class Patience:
     def over(self, state: str) -> bool:
         now = time.monotonic()
         self.unknown = (self.unknown or now) if state == UNKNOWN else 0.0
-        return state not in GOING_ON and not (self.unknown and now - self.unknown < _PATIENCE)
+        return state not in ALIVE and not (self.unknown and now - self.unknown < _PATIENCE)
 
 
 def wait_for_end(run: Run, timeout: Optional[float] = None, state: Optional[Callable[[], State]] = None) -> State:

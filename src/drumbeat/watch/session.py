@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.backends.contract import FAILED, UNKNOWN, Status
-from drumbeat.desk.state import GOING_ON, array_numbers, cause_in_output, read_summary, status
+from drumbeat.backends.contract import ALIVE, FAILED, UNKNOWN, Status
+from drumbeat.desk.state import cause_in_output
+from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.finding import Finding
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
@@ -84,7 +85,7 @@ class Session:
     def ask(self) -> Told:
         """How it stands, by its folder and its scheduler. Changes nothing, so it may run in another thread."""
         told = status(self.run)
-        summary = None if told.state in GOING_ON else read_summary(self.run)
+        summary = None if told.state in ALIVE else read_summary(self.run)
         failure = None
         if summary is None and told.state in (FAILED, UNKNOWN):
             failure = self.standing.failure or cause_in_output(self.run)
@@ -128,7 +129,7 @@ class Session:
     def settle(self, told: Told) -> None:
         """Take in what `ask` answered."""
         status, record = told.status, self.run.record
-        ended = status.state not in (*GOING_ON, UNKNOWN)
+        ended = status.state not in (*ALIVE, UNKNOWN)
         if ended and not self._over:
             for records in self.follower.drain():
                 self._add(records)

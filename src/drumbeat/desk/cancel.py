@@ -1,0 +1,102 @@
+"""Ends a run: by its desk, its lead or its scheduler, whichever there is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+from drumbeat.backends.contract import ALIVE, FAILED, FINISHED, QUEUED, RUNNING, Backend
+from drumbeat.desk.status import array_numbers, desk_pid, forget_answers, scheduler_of, status
+from drumbeat.problem import Problem
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import keep_last_word, write_run_record
+
+
+def cancel(run: Run) -> None:
+    """Ask the desk to stop, as a Ctrl-C would; where there is none, the lead; of a queued job, the scheduler."""
+    try:
+        if array_numbers(run):
+            _cancel_array(run)
+        else:
+            _cancel(run)
+    except PermissionError:
+        raise Problem(f"{run.run_id} belongs to another user", "only its owner can cancel it") from None
+    except OSError as error:
+        raise Problem(f"cannot ask {run.run_id} to stop: {error}") from None
+
+
+def _cancel(run: Run) -> None:
+    pid = desk_pid(run)
+    if pid is not None:
+        run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
+        os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
+        return
+    state, backend = status(run).state, scheduler_of(run.record.handle)
+    if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
+        _take_out(run, backend)
+        return
+    if backend is None or state not in ALIVE:
+        raise Problem(f"{run.run_id} is not running here ({state})")
+    if state == QUEUED or not run.ask_to_stop("CANCEL", "drumbeat cancel"):
+        _take_out(run, backend)
+
+
+def remove_ended(run: Run) -> bool:
+    """A submitted job that has ended may stay in its cluster, with what it printed: take it away. False where nothing stays."""
+    told, backend = status(run), scheduler_of(run.record.handle)
+    if backend is None or not backend.leaves_objects or run.record.desk is not None or run.record.last_state:
+        return False
+    if told.state not in (FAILED, FINISHED):
+        return False
+    backend.finish(run.record.handle, os.environ)
+    forget_answers()
+    keep_last_word(run.path, told.state, told.detail)
+    return True
+
+
+def _take_out(run: Run, backend: Backend) -> None:
+    """The scheduler ends the job, and may forget it at once: run.json keeps that it was cancelled."""
+    backend.cancel(run.record.handle, os.environ)
+    forget_answers()
+    if os.path.isdir(run.path):  # a backend may take the folder away with the job
+        write_run_record(run.folder, replace(run.record, cancelled=True))
+
+
+def _cancel_array(run: Run) -> None:
+    """Those of its jobs that have not ended: the queued ones first, or they would start in place of the others."""
+    whole, backend = status(run), scheduler_of(run.record.handle)
+    alive = [task for task in whole.tasks if task.state in ALIVE]
+    if backend is None or not alive:
+        raise Problem(f"{run.run_id} is not running here ({whole.state})")
+    for task in alive:
+        if task.state == QUEUED:
+            backend.cancel(task.handle, os.environ)
+    forget_answers()
+    runs = {os.path.basename(task.path): task for task in run.array()}
+    for task in alive:
+        number = task.handle.rpartition("_")[2]
+        if task.state == RUNNING and number in runs:
+            runs[number].ask_to_stop("CANCEL", "drumbeat cancel")
+        elif task.state == RUNNING:  # it has started, but not come so far as to have a run folder
+            backend.cancel(task.handle, os.environ)
+
+
+def end_job(run: Run) -> bool:
+    """What did not end when it was asked to is ended by the scheduler; false where there is none."""
+    backend = scheduler_of(run.record.handle)
+    if backend is None or (run.record.desk is not None and not run.record.submitting):
+        return False  # a job that was not submitted by us is its owner's to end
+    _take_out(run, backend)
+    return True
+
+
+def wait_ended(run: Run, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while desk_pid(run) is not None or status(run).state in ALIVE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    run.files.settle()
+    return True

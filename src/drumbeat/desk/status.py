@@ -1,0 +1,156 @@
+"""Whether a run waits, goes on or has ended: by its folder, and by its scheduler where the folder does not tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Dict, List, Optional, Set, Tuple
+
+from drumbeat import backends
+from drumbeat.backends.contract import CANCELLED, FAILED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
+from drumbeat.desk.leftovers import leftovers
+from drumbeat.problem import Problem
+from drumbeat.processes import start_time
+from drumbeat.record import RecordError
+from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.run import Run
+from drumbeat.runfolder.run_record import RunRecord, read_run_record
+from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.verdict import REQUEUE, next_step
+
+_ASK_EVERY = 20.0  # seconds between two questions to a scheduler
+
+
+def status(run: Run) -> Status:
+    """The run folder is read first; only where its job may come back is the scheduler asked."""
+    handle, tasks = run.record.handle, array_numbers(run)
+    if tasks:
+        return _array_status(run, tasks)
+    end = end_of(read_summary(run)) or _recorded_end(run)
+    submitted = run.record.desk is None  # else the job is the user's own, and may go on after the run
+    comes_back = submitted and may_come_back(end, next_step(run.folder) == REQUEUE)
+    if not desk_pid(run) and (end is None or comes_back):
+        asked = ask_scheduler(handle)
+        if asked and asked.state == UNKNOWN and _was_cancelled(run):
+            return Status(handle, CANCELLED)
+        if asked and asked.state == UNKNOWN and _record_now(run).last_state:
+            last = _record_now(run)
+            return Status(handle, last.last_state, last.last_detail)
+        if asked and asked.state == UNKNOWN and run.record.submitting and handle not in _silent:
+            fix = f"drumbeat cancel {run.run_id} removes what it may have left"
+            return Status(handle, FAILED, f"its desk was killed while it submitted; {fix}")
+        if asked:
+            return settled(handle, asked, end, next_step(run.folder) == REQUEUE)
+    if end:
+        return settled(handle, None, end)
+    if desk_pid(run):
+        return Status(handle, RUNNING)
+    desk = run.record.desk
+    if desk is None or desk.host != socket.gethostname():
+        where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
+        return Status(handle, UNKNOWN, where)
+    left = len(leftovers(run))
+    also = f"; {left} of its processes are still here: drumbeat cancel {run.run_id} ends them" if left else ""
+    return Status(handle, FAILED, f"the process that started it is gone, and it left no summary{also}")
+
+
+def _was_cancelled(run: Run) -> bool:
+    return _record_now(run).cancelled
+
+
+def _record_now(run: Run) -> RunRecord:
+    """Read again: `cancel`, or fetching the run's last files, may have written it after the run was opened."""
+    try:
+        return read_run_record(run.path)
+    except RecordError:
+        return run.record
+
+
+def _recorded_end(run: Run) -> Optional[End]:
+    """What the lead's events say of the end, where it was killed before the summary. A submitted job may have been started
+    again since, which only its scheduler knows."""
+    for event in reversed(run.last_run_events() if run.record.desk is not None else ()):
+        if isinstance(event, kinds.RunStarted):
+            return None
+        if isinstance(event, kinds.RunEnded):
+            return End(event.outcome, event.exit_code)
+    return None
+
+
+def array_numbers(run: Run) -> List[int]:
+    """The jobs of an array, of which this is the whole; none for any other run, also for one job of an array."""
+    try:
+        order = run.order()
+    except RecordError:
+        return []
+    return array_tasks(order.resources.array) if order and order.resources.array else []
+
+
+def _array_status(run: Run, numbers: List[int]) -> Status:
+    handle = run.record.handle
+    runs = {int(os.path.basename(task.path)): task for task in run.array()}
+    ends = {number: end_of(read_summary(task)) for number, task in runs.items()}
+    over = len(ends) == len(numbers) and not any(
+        may_come_back(end, next_step(runs[number].folder) == REQUEUE) for number, end in ends.items()
+    )
+    asked = None if over else ask_scheduler(handle)
+    answers = {task.handle: task for task in asked.tasks} if asked else {}
+    tasks = []
+    for number in numbers:
+        name = f"{handle}_{number}"
+        if number not in runs and name not in answers:
+            forgotten = asked is None or asked.state == UNKNOWN
+            tasks.append(Status(name, UNKNOWN if forgotten else CANCELLED, "" if forgotten else "before it started"))
+        else:
+            tasks.append(settled(name, answers.get(name), ends.get(number)))
+    return overall(handle, tasks)
+
+
+_asked: Dict[str, Tuple[float, Status]] = {}
+_silent: Set[str] = set()  # handles whose scheduler did not answer: nothing follows from that
+
+
+def ask_scheduler(handle: str) -> Optional[Status]:
+    """At most every 20 s: a scheduler has many users. None where no scheduler has the run."""
+    backend = scheduler_of(handle)
+    if backend is None:
+        return None
+    last = _asked.get(handle)
+    if last is None or time.monotonic() - last[0] > _ASK_EVERY:
+        try:
+            answer = backend.status(handle, os.environ)
+            _silent.discard(handle)
+        except Problem as problem:
+            answer = Status(handle, UNKNOWN, str(problem))
+            _silent.add(handle)
+        last = _asked[handle] = (time.monotonic(), answer)
+    return last[1]
+
+
+def scheduler_of(handle: str) -> Optional[Backend]:
+    """The backend that can be asked about this run; None for runs of this machine."""
+    backend = backends.of_handle(handle)
+    return backend if backend and backend.name != "local" else None
+
+
+def forget_answers() -> None:
+    """After a change that the scheduler was told to make."""
+    _asked.clear()
+
+
+def read_summary(run: Run) -> Optional[Summary]:
+    """None also where a newer drumbeat wrote it: a listing must not end for that."""
+    try:
+        return run.summary()
+    except RecordError:
+        return None
+
+
+def desk_pid(run: Run) -> Optional[int]:
+    """The live desk process of a run; its start time tells it from a later process with the same pid."""
+    desk = run.record.desk
+    if desk is None or desk.started is None or desk.host != socket.gethostname() or desk.pid <= 0:
+        return None
+    return desk.pid if start_time(desk.pid) == desk.started else None
