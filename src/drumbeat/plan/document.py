@@ -24,10 +24,10 @@ the same list in its folder. What you exported is never overwritten: where it lo
 Set for every rank when the run starts; they belong to drumbeat.
 """
 _TASKS = """
-Where one Slurm or Open MPI task starts several ranks, each gets that task's variables (`SLURM_PROCID`, `OMPI_COMM_WORLD_RANK`
-and their kin) with its own numbers. Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one
-attempt from the next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell
-functions, so that the launcher joins this run; the ranks below it do not.
+Where one task of a scheduler or of mpirun starts several ranks, each gets that task's variables with its own numbers
+([run.md](run.md)). Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one attempt from the
+next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell functions, so that
+the launcher joins this run; the ranks below it do not.
 
 # What fits the job and the node
 """
