@@ -142,6 +142,12 @@ class _Judge:
             each.wrote_on for each in passed
         )  # else the last exception may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        other = self.named.first_of_others(finding)
+        if other is not None:
+            why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
+            finding = replace(
+                finding, rank=other.rank, host=other.host or None, evidence=(*finding.evidence, other.evidence)
+            )
         return replace(
             rest,
             answer=finding.code,

@@ -32,16 +32,21 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
         nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
         most = len(waiting) > 1 and 2 * len(waiting) >= nranks
         of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
-        all_came = len({member.rank for member in members}) == nranks
+        all_came = len({member.rank for member in members}) == nranks or _all_came(members)
         cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
         (hanging if through or most and not cut else maybe).append(_finding(members, waiting))
     return hanging, maybe
 
 
+def _all_came(members: List[Member]) -> bool:
+    """A rank knows how many nodes there are when every rank has told it where it is."""
+    return any(member.nnodes for member in members)
+
+
 def _finding(members: List[Member], waiting: List[Member]) -> Finding:
     nranks = max(member.nranks for member in members)
     seen = {member.rank for member in members}
-    absent = [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
+    absent = [] if _all_came(members) else [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
     evidence = tuple(member.started for member in waiting[:2] if member.started)
     if absent:
         title = f"a communicator of {nranks} ranks was never complete: {ranks(absent)} did not come"

@@ -110,7 +110,7 @@ class Tiers:
 
     def _connects_after(self, event: Event) -> bool:
         """NCCL warned, and its ranks went on to connect."""
-        return event.pid > 0 and self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+        return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
 
     def _handled(self, event: Event) -> bool:
         """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
@@ -192,6 +192,17 @@ class Tiers:
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
         return rest if rest or self.tiers[SYMPTOM] else causes
 
+    def _without_script_lines(self, causes: List[Event]) -> List[Event]:
+        """A shell goes on behind a line that failed: what failed after it, in the program, ended the job."""
+        ends = {
+            event.evidence.file: event.number
+            for event in sorted(causes, key=lambda each: each.number)
+            if not _survivable(event)
+        }
+        passed = [event for event in causes if _survivable(event) and event.number < ends.get(event.evidence.file, 0)]
+        self.tiers[NOTE] += passed
+        return [event for event in causes if event not in passed]
+
     def _forget_what_was_lived_through(self) -> None:
         """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
         was started again, or one that went on."""
@@ -214,6 +225,7 @@ class Tiers:
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
         tiers[CAUSE] = self._without_helpers(_without_reraised(tiers[CAUSE]))
+        tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
@@ -255,6 +267,10 @@ class Nearby:
         """Those on lines `first` to `last` of this file."""
         numbers = self._numbers.get(file, [])
         return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
+
+
+def _survivable(event: Event) -> bool:
+    return event.match is not None and event.match.rule.survivable
 
 
 def _explained(exception: Event, known: Nearby) -> bool:
