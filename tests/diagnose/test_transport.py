@@ -471,3 +471,26 @@ def test_the_last_error_that_torch_quotes_shows_the_network_it_came_from():
     )
     assert (path(quoted).answer, path(quoted).confidence) == ("rdma", LIKELY)
     assert path("Last error:\nGot completion from peer").answer == "unknown"
+
+
+def test_what_was_tried_and_failed_is_not_certain_to_have_carried_anything():
+    began = [
+        f"n{r}:100:110 [0] NCCL INFO comm 0x{r} rank {r} nranks 2 cudaDev 0 busId 1000 commId 0xaa - Init START"
+        for r in (0, 1)
+    ]
+    tried = "n{0}:100:110 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDRDMA"
+    tried = [tried.format(0, "send"), tried.format(1, "receive")]
+    failed = (
+        "n1:100:110 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 timed out, on dev mlx5_0:1"
+    )
+    assert path("\n".join([*began, *tried])).confidence == CERTAIN
+    assert path("\n".join([*began, *tried, failed])).confidence == LIKELY
+    assert (
+        path("\n".join([*began, *tried, "n0:100:110 [0] NCCL INFO Connected all rings", failed])).confidence == CERTAIN
+    )
+
+
+def test_a_sentence_about_a_line_of_nccl_is_no_connection():
+    line = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA"
+    assert path(f"The docs say: {line} is what you want to see.").answer == "unknown"
+    assert path(f"[2026-11-17 01:02:03] worker 3 | {line}").answer == "rdma"

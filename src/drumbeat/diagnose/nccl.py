@@ -35,6 +35,7 @@ _OLD_HEAD = re.compile(
 _BARE = re.compile(
     r"(?:(?P<file>[\w./]{1,300}):\d+ )?\bNCCL (?P<level>INFO|WARN) "
 )  # the head itself was cut off, or left out by who quoted it
+_PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,}[ :]")  # a sentence that quotes such a line
 # Lines that only NCCL writes, where who quoted them left the whole head out.
 _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
@@ -75,7 +76,7 @@ def records(text: str) -> Iterator[Record]:
     heads = list(_HEAD.finditer(text)) or list(_OLD_HEAD.finditer(text))
     if not heads:
         bare = _BARE.search(text)
-        if bare:
+        if bare and not _PROSE.search(text, 0, bare.start()):
             yield Record("", 0, 0, bare["level"], text[bare.end() :], file=bare["file"] or "")
         elif _HEADLESS.match(text):
             yield Record("", 0, 0, "INFO", text.strip())
