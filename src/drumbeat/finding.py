@@ -33,17 +33,28 @@ def harmless(text: str) -> str:
     return text if text.isprintable() else _STEERING.sub("", text)
 
 
+def shown(text: str) -> str:
+    """The text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
+    return redact(harmless(text))
+
+
+def _clean(record: object, *fields: str) -> None:
+    for field in fields:
+        value = getattr(record, field)
+        clean = shown(value) if isinstance(value, str) else tuple(map(shown, value))
+        object.__setattr__(record, field, clean)
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands. Nothing in the text steers a terminal,
-    and secrets in it are replaced by `…`."""
+    """The line, value or reading that a finding rests on, and where it stands; both as they may be shown."""
 
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", redact(harmless(self.text)))
+        _clean(self, "text")
 
     @property
     def place(self) -> str:
@@ -73,7 +84,7 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
         assert self.confidence in CONFIDENCES, self.confidence
-        object.__setattr__(self, "title", redact(harmless(self.title)))
+        _clean(self, "title", "cause", "fix", "support", "seen", "unseen")
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         assert self.confidence in CONFIDENCES, self.confidence
+        _clean(self, "summary", "seen", "unseen")
         if self.answer == UNKNOWN:
             object.__setattr__(self, "confidence", UNKNOWN)
         elif self.confidence == CERTAIN and not self.seen:
