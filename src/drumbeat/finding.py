@@ -7,10 +7,10 @@ never certain.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
+from drumbeat.printable import harmless
 from drumbeat.secret import redact
 
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
@@ -21,16 +21,6 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
 CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
-# Escape sequences, other control characters but tabs and line ends, and marks that turn the direction of writing.
-_STEERING = re.compile(
-    r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)
-
-
-def harmless(text: str) -> str:
-    """Without what steers a terminal: logs are written by others, and findings are printed in many places."""
-    return text if text.isprintable() else _STEERING.sub("", text)
 
 
 def shown(text: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from typing import Any, Dict, List, Sequence
 
 from drumbeat.cli.options import add_json
+from drumbeat.printable import printable
 
 MAX_BYTES = 1_000_000
 
@@ -39,7 +40,9 @@ def run(args: Any) -> int:
             _print(name, review.findings)
             foreign = foreign_directives(review.text)
             if foreign:
-                print(f"{name}:{foreign[0][0]}: not read: {len(foreign)} lines with options of another scheduler")
+                print(
+                    f"{printable(name)}:{foreign[0][0]}: not read: {len(foreign)} lines with options of another scheduler"
+                )
             for line in fixed.get(name, ()):
                 print(line)
     findings = [finding for review in reviews.values() for finding in review.findings]
@@ -56,18 +59,21 @@ def read_script(name: str) -> str:
             with open(name, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Problem(f"{name}: {error.strerror}", "give the path of a batch script") from None
+        raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
     if len(data) > MAX_BYTES:
         raise Problem(
-            f"{name} has more than {MAX_BYTES // 1_000_000} MB: that is no script", "for a log: drumbeat diagnose"
+            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB: that is no script",
+            "for a log: drumbeat diagnose",
         )
     if b"\0" in data:
-        raise Problem(f"{name} is not text", "name a script or a page")
+        raise Problem(f"{printable(name)} is not text", "name a script or a page")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         place = data.count(b"\n", 0, error.start) + 1
-        raise Problem(f"{name}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)") from None
+        raise Problem(
+            f"{printable(name)}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)"
+        ) from None
 
 
 def _fix(name: str, review: Any) -> Sequence[str]:
@@ -97,19 +103,21 @@ def _fix(name: str, review: Any) -> Sequence[str]:
         os.chmod(temporary, mode)
         os.replace(temporary, name)
     except FileExistsError as error:
-        raise Problem(f"{error.filename} is already there", "move it away first; nothing was changed") from None
+        raise Problem(
+            f"{printable(error.filename)} is already there", "move it away first; nothing was changed"
+        ) from None
     except OSError as error:
-        raise Problem(f"cannot write {name}: {error.strerror}", "lint without --fix only reads") from None
+        raise Problem(f"cannot write {printable(name)}: {error.strerror}", "lint without --fix only reads") from None
     before = original.decode("utf-8").replace("\r\n", "\n")
-    lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), name)]
-    return (*(lines or ["only line ends changed"]), f"fixed {name}; the old text is {backup}")
+    lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), printable(name))]
+    return (*(lines or ["only line ends changed"]), f"fixed {printable(name)}; the old text is {printable(backup)}")
 
 
 def _print(name: str, findings: Sequence[Any]) -> None:
     from drumbeat.diagnose.lint.rules import rules
 
     source = {rule.id: rule.source for rule in rules()}
-    shown = "standard input" if name == "-" else name
+    shown = "standard input" if name == "-" else printable(name)
     for finding in findings:
         place = finding.evidence[0]
         print(f"{shown}:{place.line}: {finding.severity}: {finding.title}  [{finding.code}]")
