@@ -1,6 +1,7 @@
 """Batch scripts into job files: what is carried over, what is left out and why, and that the result is a job file."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -274,3 +275,18 @@ def test_two_programs_in_one_step():
 def test_a_quote_that_is_never_closed():
     text = script("srun python train.py", "echo 'done")
     assert [why for _, why in asked(text) if "never closed" in why] and len(asked(text)) == 1
+
+
+def test_what_lint_finds_is_to_check_unless_the_conversion_takes_it_away():
+    text = script(
+        "export MASTER_PORT=29500", "export NCCL_DEBUG=INFO", "export NCCL_SOCKET_IFNAME=eth0", "export NCCL_IB_DISABLE=1",
+        "export NCCL_SOKET_IFNAME=ib0", "pkill -f old", "srun torchrun --nnodes=2 train.py --out <folder> | tee log",
+        sbatch=("-N 2", "--ntasks-per-node=8"),
+    )  # fmt: skip
+    found = [(note.line, re.findall(r"\[(.*)\]", note.why)) for note in convert(text).to_check]
+    assert found == [(7, ["rdma-off"]), (8, ["variable-misspelt"]), (10, ["placeholder-left"])]
+
+
+def test_a_finding_cannot_break_out_of_its_comment():
+    text = script('export NCCL_SOKET_IFNAME="a\nnodes: 7"', "srun python train.py <a\nnodes: 9>", sbatch=("-N 2",))
+    assert job(text).nodes == 2

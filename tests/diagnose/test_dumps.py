@@ -215,6 +215,17 @@ def test_scontrol():
     found = dump(text, "scontrol show job and node")
     assert codes(found) == ["oom-kill", "node-unavailable"] and found.data["drained"] == ["n1"]
     assert "bad NVLink" in found.findings[1].title
+    assert found.facts[0] == "job 4711: OUT_OF_MEMORY, 2 nodes, ran 00:12:03 of 01:00:00"
+
+
+def test_a_job_that_waits_ran_for_no_time():
+    text = """
+    JobId=4712 JobName=train
+       JobState=PENDING Reason=Resources Dependency=(null)
+       RunTime=00:00:00 TimeLimit=04:00:00 TimeMin=N/A
+       NumNodes=2 TRES=cpu=16,node=2,gres/gpu=8
+    """
+    assert dump(text, "scontrol show job").facts == ("job 4712: PENDING, 2 nodes, not started, time limit 04:00:00",)
 
 
 def test_every_finding_says_where_it_was_seen_and_the_text_shows_it():

@@ -1,7 +1,10 @@
 """Every drumbeat line in README and docs is one that drumbeat takes, and every page is in the site."""
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from drumbeat.cli import COMMANDS, document, parser_for
 from drumbeat.runfolder import document as events
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 START = re.compile(r"(?:^|\s)(?:python3 )?(?:\S*/)?drumbeat(?:\.pyz)? (?! )")
@@ -105,12 +108,55 @@ def test_pages_made_from_the_code():
     assert "| `seconds` | `float` | since the lead began to wait |" in events.page()
 
 
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
 def test_the_links_of_the_readme_exist():
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / "README.md").read_text()):
+    for link in LINK.findall((ROOT / "README.md").read_text()):
         assert "://" in link or (ROOT / link).exists(), f"README.md: {link}"
+
+
+def test_every_page_is_reached_by_links():
+    """From README and index.md on; index.md names all of them, so that a reader finds each by its purpose."""
+    seen, ahead = set(), [ROOT / "README.md", ROOT / "docs/index.md"]
+    while ahead:
+        page = ahead.pop()
+        seen.add(page)
+        links = {(page.parent / link).resolve() for link in LINK.findall(page.read_text()) if link.endswith(".md")}
+        ahead += [link for link in links if link in PAGES and link not in seen]
+    assert not [page.relative_to(ROOT).as_posix() for page in PAGES if page not in seen]
+    named = {(ROOT / "docs" / link).resolve() for link in LINK.findall((ROOT / "docs/index.md").read_text())}
+    assert not {page.relative_to(ROOT).as_posix() for page in PAGES[1:]} - {
+        page.relative_to(ROOT).as_posix() for page in named | {ROOT / "docs/index.md"} if page in PAGES
+    }
+
+
+def test_the_glossary_is_in_order():
+    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(words) > 30 and words == sorted(words, key=str.lower)
 
 
 def test_no_internal_ids():
     ids = re.compile(r"\b[SE]\d-[0-9a-z]{1,2}\b|\b[Ii]ssue \d{1,2}\b|\brequirements? \d\.\d|\bdesign rule \d")
     for page in [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]:
         assert not ids.findall(page.read_text()), page
+
+
+def test_nothing_is_installed_from_an_index_under_our_name():
+    """It is installed from its source tree; `pip install drumbeat` would bring somebody else's package, or none."""
+    told = re.compile(r"pipx? install\s+(?:-\S+\s+)*['\"]?drumbeat(?![\w-]*[./])")
+    assert told.search("pip install 'drumbeat[web]'") and told.search("pip install drumbeat where")
+    for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.yaml")]:
+        assert not told.search(page.read_text()), page
+
+
+def test_a_script_stays_usable_without_drumbeat(tmp_path):
+    """The two forms that docs/metrics.md gives, in a Python that cannot import drumbeat."""
+    page = (ROOT / "docs/metrics.md").read_text()
+    section = page[page.index("## What the ranks need") : page.index("## One record")]
+    guarded, bare = [text for kind, text in FENCE.findall(section) if kind == "python"]
+    env = {"DRUMBEAT_METRICS": str(tmp_path / "metrics.jsonl"), "RANK": "3"}
+    for text in (guarded, bare):
+        subprocess.run([sys.executable, "-I", "-S", "-c", text], env=env, cwd=tmp_path, check=True, timeout=150)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert {**json.loads(line), "t": 0} == {"t": 0, "rank": 3, "kind": "step", "step": 1, "loss": 1.2}

@@ -32,7 +32,7 @@ def test_json(tmp_path):
     first, second = json.loads(done.stdout)["files"]
     assert first["findings"][0]["evidence"] == [{"text": "pkill -f x", "file": "a.sh", "line": 2}]
     assert first["findings"][0]["source"] == "", "where it is documented; most rules are our own"
-    assert second == {"file": "b.sh", "findings": [], "fixed": []}
+    assert second == {"file": "b.sh", "looked_at": "1 command", "findings": [], "fixed": []}
 
 
 def test_fix_keeps_the_old_file_and_its_mode(tmp_path):
@@ -71,3 +71,60 @@ def test_bad_input(tmp_path, content, says):
 def test_fix_of_standard_input_is_refused():
     done = drumbeat("--fix", "-", text="ls\n")
     assert done.returncode == 2 and "--fix needs a file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("notes.txt", "hello world this is prose\nand it doesn't end\n", "nothing here that lint reads"),
+        ("a.sh", "", "a.sh: is empty"),
+        ("a.sh", "#!/bin/bash\n# later\n", "only comments"),
+        ("a.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", "nothing here that lint reads"),
+        (
+            "a.yaml",
+            "summary: x\nbackend: slurm\n",
+            "a site profile, which lint does not read: drumbeat site check a.yaml",
+        ),
+    ],
+)
+def test_what_lint_cannot_read_is_said(drumbeat, name, text, says):
+    (drumbeat.folder / name).write_text(text)
+    done = drumbeat.here("lint", name)
+    assert done.returncode == 2 and says in done.stderr and not done.stdout
+    (drumbeat.folder / "b.sh").write_text("pkill -f x\n")
+    both = drumbeat.here("lint", "--json", name, "b.sh")
+    unread, other = json.loads(both.stdout)["files"]
+    assert both.returncode == 2 and unread["looked_at"] is None and other["findings"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("run", "cd x\npython train.py --lr 1\n", "looked at: 2 commands"),
+        ("run.sbatch", "#SBATCH -N 2\n#SBATCH -t 5\nmytool\n", "looked at: 1 command and 2 #SBATCH lines"),
+        ("a.py", "import os\n\nprint(os.name)\n", "looked at: 2 lines of Python"),
+        ("train", '"""Words."""\nimport os\n\nprint(os.name)\n', "looked at: 3 lines of Python"),
+        ("a.py", "import os\nprint(\n", "looked at: 2 lines of Python, each by itself, because Python"),
+        ("a.md", "# Words\n", "looked at: a page without shell or Python code"),
+        ("a.md", "```bash\nls\n```\n", "looked at: 1 piece of code in a page"),
+        ("job.yaml", "nodes: 2\ncommand: python train.py\n", "looked at: the keys and values of a job file"),
+        ("job.txt", "nodes: 2\ncommand: python train.py\n", "looked at: the keys and values of a job file"),
+    ],
+)
+def test_nothing_found_says_in_what(drumbeat, name, text, says):
+    (drumbeat.folder / name).write_text(text)
+    done = drumbeat.here("lint", name)
+    assert done.returncode == 0 and done.stdout.startswith(f"{name}: nothing found ({says}"), done.stdout + done.stderr
+
+
+def test_a_job_file_is_checked_by_its_own_reader(drumbeat):
+    (drumbeat.folder / "a.yaml").write_text("nodez: 2\nranks-per-nod: 2\ncommand: python train.py\n")
+    done = drumbeat.here("lint", "a.yaml")
+    assert done.returncode == 1 and "a.yaml: 2 errors" in done.stdout
+    assert (
+        "a.yaml:1: error: unknown key 'nodez' in the job; did you mean 'nodes'?  [job-file]\n    nodez: 2\n"
+        in done.stdout
+    )
+    (drumbeat.folder / "a.yaml").write_text("nodez: 2\ncommand: [python, train.py\n")
+    done = drumbeat.here("lint", "a.yaml")
+    assert done.returncode == 1 and "not YAML" in done.stdout

@@ -154,7 +154,7 @@ def test_a_result_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("capability", "width", "said"),
     [
-        ((9, 0), 64, "cuDNN (flash-attn-4 is not installed: pip install 'drumbeat[fast]')"),
+        ((9, 0), 64, "cuDNN (flash-attn-4 is not installed: pip install '.[fast]' in drumbeat's source tree)"),
         ((10, 0), 64, "cuDNN (flash-attn-4 was measured on Hopper GPUs only)"),
         ((9, 0), 96, "cuDNN (flash-attn-4 was measured for heads of 64 and 128 numbers only, not of 96)"),
         ((8, 0), 64, "torch's (the faster kernels take a Hopper GPU or newer)"),

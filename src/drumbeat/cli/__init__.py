@@ -20,7 +20,7 @@ COMMANDS = {
     "facts": "what this node has; --capture packs it for a support person",
     "verify": "collectives across the ranks: right values, bandwidth, slow pair",
     "diagnose": "read logs of any run: what failed first, why, the fix, the network",
-    "list": "the runs you started here",
+    "list": "your runs, from every folder",
     "watch": "a run as it goes on: progress, speed, nodes and GPUs",
     "report": "what a run did, where its time went; several runs: how they scale",
     "compare": "several runs side by side: the same as report RUN RUN ...",

@@ -12,7 +12,9 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Reference, made from the code. `drumbeat COMMAND --help` shows what most people need, `--help-all` everything.",
+        "Reference, made from the code. `drumbeat COMMAND --help` shows what most people need, `--help-all` everything. "
+        "An error is text on standard error, with `--json` too, where standard output then stays empty or has what could "
+        "still be said; the exit code is not 0, and 2 for wrong input.",
         "",
         "| command | what it does |",
         "|---|---|",

@@ -1,4 +1,4 @@
-"""drumbeat lint: what is wrong in a batch script, a launch command or a page with either in it."""
+"""drumbeat lint: what is wrong in a batch script, a launch command, a page with either in it, or a job file."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ MAX_BYTES = 1_000_000
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="a script, or a Markdown or reStructuredText page; - is standard input"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a script, a job file, or a Markdown or reStructuredText page; - is standard input",
     )
     add_json(parser)
     parser.add_argument("--fix", action="store_true", help="fix what is safe to fix; the old file stays as FILE.orig")
     parser.epilog = (
-        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read."
+        "Exit code: 0 nothing worse than a note, 1 at least one warning or error, 2 a file that cannot be read, or in which "
+        "there is nothing that lint reads."
     )
 
 
 def run(args: Any) -> int:
-    from drumbeat.diagnose.lint.engine import lint
     from drumbeat.diagnose.lint.script import foreign_directives
     from drumbeat.finding import ERROR, WARNING, worst
     from drumbeat.problem import Problem
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
-    reviews = {name: lint(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
-    fixed = {name: _fix(name, review) for name, review in reviews.items()} if args.fix else {}
+    reviews = {name: _review(text, name) for name, text in [(name, read_script(name)) for name in args.files]}
+    unread = [name for name, review in reviews.items() if not review.looked_at]
+    fixed = {name: _fix(name, review) for name, review in reviews.items() if name not in unread} if args.fix else {}
     if args.json:
         _print_json(reviews, fixed)
     else:
         for name, review in reviews.items():
-            _print(name, review.findings)
+            if name not in unread:
+                _print(name, review)
             foreign = foreign_directives(review.text)
             if foreign:
                 print(
@@ -45,8 +50,42 @@ def run(args: Any) -> int:
                 )
             for line in fixed.get(name, ()):
                 print(line)
+    if unread:
+        raise Problem("\n  ".join(_unread(name, reviews[name].text) for name in unread))
     findings = [finding for review in reviews.values() for finding in review.findings]
     return 1 if worst(findings) in (WARNING, ERROR) else 0
+
+
+def _review(text: str, name: str) -> Any:
+    from drumbeat.cli.job_review import review_job_file
+    from drumbeat.diagnose.lint.engine import Review, lint
+
+    data = name.endswith((".yaml", ".yml", ".json"))
+    review = Review(text, False, (), (), "") if data else lint(text, name)
+    return review if review.looked_at else review_job_file(text, name) or review
+
+
+def _unread(name: str, text: str) -> str:
+    from drumbeat.cli.job_review import is_site_profile, top_keys
+    from drumbeat.diagnose.lint.document import SCRIPTS
+
+    shown = _shown(name)
+    if not text.strip():
+        return f"{shown}: is empty"
+    if name.endswith(SCRIPTS) and all(line.startswith("#") for line in text.splitlines() if line.strip()):
+        return f"{shown}: nothing here that lint reads: only comments"
+    if is_site_profile(top_keys(text)):
+        return (
+            f"{shown}: a site profile, which lint does not read: drumbeat site check {'FILE' if name == '-' else name}"
+        )
+    return (
+        f"{shown}: nothing here that lint reads: shell or Python (name it .sh or .py if it is one), "
+        "a .md or .rst page with either in it, or a job file; for a log: drumbeat diagnose"
+    )
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else printable(name)
 
 
 def read_script(name: str) -> str:
@@ -113,19 +152,21 @@ def _fix(name: str, review: Any) -> Sequence[str]:
     return (*(lines or ["only line ends changed"]), f"fixed {printable(name)}; the old text is {printable(backup)}")
 
 
-def _print(name: str, findings: Sequence[Any]) -> None:
-    from drumbeat.diagnose.lint.rules import rules
-
-    source = {rule.id: rule.source for rule in rules()}
-    shown = "standard input" if name == "-" else printable(name)
+def _print(name: str, review: Any) -> None:
+    findings, source = review.findings, _sources()
+    shown = _shown(name)
     for finding in findings:
         place = finding.evidence[0]
-        print(f"{shown}:{place.line}: {finding.severity}: {finding.title}  [{finding.code}]")
-        print(f"    {place.text}")
-        print(f"    why  {finding.cause}{f' ({source[finding.code]})' if source[finding.code] else ''}")
-        print(f"    fix  {finding.fix}")
+        documented = source.get(finding.code)
+        print(f"{shown}:{f'{place.line}:' if place.line else ''} {finding.severity}: {finding.title}  [{finding.code}]")
+        if place.text:
+            print(f"    {place.text}")
+        if finding.cause:
+            print(f"    why  {finding.cause}{f' ({documented})' if documented else ''}")
+        if finding.fix:
+            print(f"    fix  {finding.fix}")
     if not findings:
-        print(f"{shown}: nothing found")
+        print(f"{shown}: nothing found (looked at: {review.looked_at})")
         return
     counted = []
     for severity, word in (("error", "error"), ("warning", "warning"), ("info", "note")):
@@ -135,13 +176,19 @@ def _print(name: str, findings: Sequence[Any]) -> None:
     print(f"{shown}: {', '.join(counted)}")
 
 
-def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
+def _sources() -> Dict[str, str]:
     from drumbeat.diagnose.lint.rules import rules
+
+    return {rule.id: rule.source for rule in rules()}
+
+
+def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
     from drumbeat.record import to_json, to_plain
 
-    source = {rule.id: rule.source for rule in rules()}
+    source = _sources()
     files: List[Dict[str, Any]] = []
     for name, review in reviews.items():
-        findings = [{**to_plain(finding), "source": source[finding.code]} for finding in review.findings]
-        files.append({"file": name, "findings": findings, "fixed": list(fixed.get(name, ()))})
+        findings = [{**to_plain(finding), "source": source.get(finding.code, "")} for finding in review.findings]
+        looked_at = review.looked_at or None
+        files.append({"file": name, "looked_at": looked_at, "findings": findings, "fixed": list(fixed.get(name, ()))})
     print(to_json({"files": files}))

@@ -1,4 +1,4 @@
-"""drumbeat list: the runs this user started here."""
+"""drumbeat list: the runs of this user, from every folder."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _page(session: Session, args: Any) -> int:
     except ModuleNotFoundError as error:
         missing = str(error.name)
         what = "drumbeat.pyz does not bring the page" if missing.startswith("drumbeat") else f"the page needs {missing}"
-        raise Problem(what, "pip install 'drumbeat[web]'") from None
+        raise Problem(what, "pip install '.[web]' in drumbeat's source tree") from None
     return serve(session, args.listen or "127.0.0.1", args.port)
 
 

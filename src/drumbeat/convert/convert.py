@@ -7,6 +7,7 @@ from typing import Dict, List, Optional, Set
 
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
+from drumbeat.convert.findings import ask_about_findings
 from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
 from drumbeat.convert.literal import BLANK, for_shell, in_job_file, literal
 from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
@@ -67,6 +68,7 @@ def convert(text: str) -> Draft:
         _command(draft, chosen, known, script)
         _only_for_dropped_flags(draft, chosen, script)
     _still_used(draft)
+    ask_about_findings(draft, script)
     draft.keys = {key: in_job_file(value) for key, value in draft.keys.items()}
     draft.env = {name: in_job_file(value) for name, value in draft.env.items()}
     return draft

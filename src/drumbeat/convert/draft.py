@@ -38,4 +38,4 @@ class Draft:
         self.left_out.append(LeftOut(line, text if len(text) <= 160 else text[:157] + "...", why))
 
     def question(self, line: int, text: str, why: str) -> None:
-        self.to_check.append(LeftOut(line, " ".join(shown(plain(text)).split())[:100], why))
+        self.to_check.append(LeftOut(line, " ".join(shown(plain(text)).split())[:100], " ".join(shown(why).split())))

@@ -195,7 +195,8 @@ def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
 
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     rule = next(rule for rule in rulebook().rules if rule.code == code)
-    return Finding(code, ERROR, Match(rule, {}).title, rule.cause, rule.fix, tuple(Evidence(e.text) for e in evidence))
+    match = Match(rule, {})
+    return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
@@ -204,8 +205,9 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
     seen = (f"the process ended by {name}",)
     if signal in _BY_SIGNAL:
         code = _BY_SIGNAL[signals.Signals(signal)]
-        finding = _from_rule(code, known.evidence if known and known.code == code else evidence)
-        return replace(finding, seen=seen)
+        if known is not None and known.code == code:
+            return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
+        return replace(_from_rule(code, evidence), seen=seen)
     if signal == signals.SIGKILL:
         return Finding(
             "killed",

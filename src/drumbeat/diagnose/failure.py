@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import AbstractSet, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
@@ -41,6 +41,9 @@ class Log:
     raised: Mapping[str, Sequence[int]] = field(default_factory=dict)  # file -> lines that end a traceback
     by_launcher: AbstractSet[Tuple[str, int]] = frozenset()  # file and line: ends of a launcher's own tracebacks
     connects_last: Mapping[str, int] = field(default_factory=dict)  # file -> last line on which NCCL's ranks connect
+    nranks: Optional[int] = None  # of the world, where a line says so
+    late: FrozenSet[int] = frozenset()  # ranks that the others waited for in a collective
+    heard: FrozenSet[int] = frozenset()  # ranks whose lines speak of collectives
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
 
     def after(self, event: Event) -> int:

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.bare import names_itself
 from drumbeat.diagnose.communicators import Communicators
-from drumbeat.diagnose.conditions import Whole, holds
+from drumbeat.diagnose.conditions import Whole, holds, with_settings
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
@@ -43,10 +43,12 @@ def judge(
     """`extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
     communicators that were never complete: a log that merely ends there shows no failure."""
     log = log or Log()
-    live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
+    held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
+    live = [with_settings(event, seen) for event in held]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    failure = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log).failure()
-    return replace(with_record(without_itself(failure), log), rules=rules)
+    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    failure = without_itself(judged.failure())
+    return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
 
 
 class _Judge:
@@ -222,6 +224,8 @@ class _Judge:
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
         shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
+        if first and first.tells_of(shown[0]):
+            return self._reported_only(rest, first, shown[0].evidence)
         # Who warned or lost a peer is not thereby the rank that failed; whom a launcher reports is.
         reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
         return replace(
@@ -254,14 +258,14 @@ class _Judge:
             why_first=why,
         )
 
-    def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
+    def _reported_only(self, rest: Failure, first: FirstFailure, more: Tuple[Evidence, ...] = ()) -> Failure:
         """The launcher's own table is all there is: it says who failed and not why."""
         title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
-        finding = Finding(
-            "child-failed", ERROR, title, evidence=(first.evidence,), host=first.host or None, rank=first.rank
-        )
+        evidence, host = (first.evidence, *more), first.host or None
+        finding = Finding("child-failed", ERROR, title, "", first.fix, evidence, host=host, rank=first.rank)
         why = "nothing here names a cause; the log of that rank is not here, or says nothing"
-        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+        others = tuple(other for other in rest.others if other.code != finding.code)
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
 
     def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
         return merged(events, self.ranks)

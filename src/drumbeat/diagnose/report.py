@@ -75,6 +75,9 @@ def make_report(
         events.raised,
         events.by_launcher,
         state.connects_last,
+        verdict.nranks,
+        timeouts.late_ranks(verdict.nranks),
+        frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
     )
     failed = judge(

@@ -55,6 +55,13 @@ def check(cls: Type[T], table: Table, file: str, what: str, **given: Any) -> T:
     return dataclasses.replace(made, origins=checker.origins)  # type: ignore[type-var]
 
 
+def mistakes(cls: Type[T], table: Table, file: str, what: str) -> List[Problem]:
+    """What `check` would refuse, one by one."""
+    checker = Checker(file)
+    checker.record(cls, table, what)
+    return checker.problems
+
+
 class Checker:
     """`origins` gathers where each value stands: its path (`env.A`) -> the words that begin a message about it."""
 

@@ -18,8 +18,9 @@ What you want to run, in YAML. Only the command is needed, and it may stand on t
 ```yaml
 {example}```
 
-Values are read as they are written: `off` in `env` is the text off, `012` stays `012`, and times need their unit. An
-unknown key, a wrong type, a key given twice, aliases, tags and files over 256 KiB are refused with file, line and key.
+Values are read as they are written: `off` in `env` is the text off, `012` stays `012`, and a bare number is no
+time: write `90s`, `30m`, `2d6h`, or `12:30:00` for hours, minutes and seconds. An unknown key, a wrong type, a key given
+twice, aliases, tags and files over 256 KiB are refused with file, line and key.
 
 `$NAME` and `${{NAME}}` are filled in once, from your environment, when the order is made: in `command`, `env`,
 `workdir`, `runs` and `wrap`. An undefined name is an error; `$$` is a plain `$`. `setup` is shell, and its `$` are the

@@ -51,5 +51,5 @@ def require_torch() -> None:
         if importlib.util.find_spec(package) is None:
             raise Problem(
                 f"training needs {package}, which this Python ({sys.executable}) does not have",
-                "pip install 'drumbeat[torch]', or use a Python that has it, with drumbeat's src folder on PYTHONPATH",
+                "pip install '.[torch]' in drumbeat's source tree, or a Python that has it, with its src folder on PYTHONPATH",
             )

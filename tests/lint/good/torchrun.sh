@@ -5,7 +5,7 @@ set -euo pipefail
 node_rank=${1:?which node am I, 0 or 1}
 export MASTER_ADDR=${MASTER_ADDR:?set it to node 0}
 export OMP_NUM_THREADS=8
-export NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME==enp65s0 GLOO_SOCKET_IFNAME=enp65s0
+export NCCL_SOCKET_IFNAME==enp65s0 GLOO_SOCKET_IFNAME=enp65s0
 
 if [ "$node_rank" -eq 0 ]; then
   echo "node 0 – the others dial $MASTER_ADDR; see 'docker stop \$(docker ps -q)' in the wiki"

@@ -67,9 +67,9 @@ def _job(fields: Dict[str, str], facts: List[str], findings: List[Finding]) -> N
     reason = fields.get("Reason", "").split(" ")[0]
     count = fields.get("NumNodes", "").split(" ")[0]
     about = [state, f"{count} node{'s' * (count != '1')}" if count else "", fields.get("NodeList", "")]
-    about.append(
-        f"ran {fields['RunTime']} of {fields['TimeLimit']}" if {"RunTime", "TimeLimit"} <= fields.keys() else ""
-    )
+    if {"RunTime", "TimeLimit"} <= fields.keys():
+        waits, limit = state == "PENDING", fields["TimeLimit"]
+        about.append(f"not started, time limit {limit}" if waits else f"ran {fields['RunTime']} of {limit}")
     facts.append(f"job {job}: {', '.join(part for part in about if part and part != '(null)')}")
     if state in _STATES:
         code, title, fix = _STATES[state]

@@ -100,9 +100,6 @@ def sockets_without_tcp(context: Context) -> Iterator[Hit]:
 
 
 def rdma_off(context: Context) -> Iterator[Hit]:
-    """Who also names the interface for TCP means it."""
-    if any(each.name == "NCCL_SOCKET_IFNAME" for each in context.script.assignments):
-        return
     for each in context.script.assignments:
         if each.name == "NCCL_IB_DISABLE" and each.text == "1" and (context.nodes or 1) > 1:
             yield Hit(each.line, {"nodes": str(context.nodes)})

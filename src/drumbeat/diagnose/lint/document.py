@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from typing import List, NamedTuple, Sequence, Tuple
 
 SHELL, PYTHON, OTHER = "shell", "python", "other"
+_PAGES = (".md", ".markdown", ".rst", ".mdx")
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm", ".zsh", ".pbs", ".job")
 
 _LANGUAGES = {
     **dict.fromkeys(
@@ -16,7 +20,7 @@ _LANGUAGES = {
 _FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})([^`]*)$")
 _RST = re.compile(r"^([ \t]*)\.\. (?:code-block|code|sourcecode)::[ \t]*(\S*)[ \t]*$")
 _OPTION = re.compile(r"^[ \t]*:[\w-]+:")
-_COMMANDS = (
+COMMANDS = (
     "export unset set source module ml srun sbatch salloc scontrol squeue mpirun mpiexec python python3 torchrun "
     "accelerate deepspeed bash sh apptainer singularity docker podman kubectl runai pip conda ssh scp cd mkdir cp mv "
     "rm ls cat grep echo printf sed awk git wget curl make cmake sudo apt nvidia-smi rocm-smi amd-smi ibstat "
@@ -24,7 +28,7 @@ _COMMANDS = (
     "while do done case esac exec trap wait time"
 )
 _SHELL_LINE = re.compile(
-    r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(_COMMANDS.split()) + r")(?=\s|$))"
+    r"(?:#!|[A-Z_][A-Z0-9_]*=\S|[a-z_]+=[\"'$]|\\?\$\{?\w|\./|\||(?:" + "|".join(COMMANDS.split()) + r")(?=\s|$))"
 )
 _PYTHON_LINE = re.compile(r"(?:import \w|from [\w.]+ import |def \w+\(|class \w|@\w|with .+:$|[\w., ]+ = \w[\w.]*\()")
 _PROMPT = re.compile(r"^(\s*)(?:\$|[\w.-]{1,64}@[\w.-]{1,64}:?\S{0,200}\$|%|>>>) (?=\S)")
@@ -39,9 +43,9 @@ class Block(NamedTuple):
 
 def is_document(text: str, name: str) -> bool:
     """By its name, else by what stands in it."""
-    if name.endswith((".md", ".markdown", ".rst", ".mdx")):
+    if name.endswith(_PAGES):
         return True
-    if name.endswith((".sh", ".bash", ".sbatch", ".slurm", ".zsh", ".py", ".pbs", ".job")) or text.startswith("#!"):
+    if name.endswith((*SCRIPTS, ".py")) or text.startswith("#!"):
         return False
     lines = text.splitlines()
     return sum(bool(_FENCE.match(line)) for line in lines) > 1 or any(_RST.match(line) for line in lines)
@@ -53,7 +57,20 @@ def blocks(text: str, name: str = "") -> List[Block]:
         return _joined(_in_document(lines), lines)
     first = lines[0] if lines else ""
     python = name.endswith(".py") or (first.startswith("#!") and "python" in first)
+    if not python and not name.endswith(SCRIPTS) and not first.startswith("#!"):
+        python = _is_program(text)
     return [Block(PYTHON if python else SHELL, text, 1, (0,) * len(lines))]
+
+
+def _is_program(text: str) -> bool:
+    """Python by its own grammar; a word or an assignment alone is shell as well."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)) for node in tree.body)
 
 
 def _in_document(lines: Sequence[str]) -> List[Block]:

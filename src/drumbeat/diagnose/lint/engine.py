@@ -10,11 +10,12 @@ from drumbeat.diagnose.lint import (
     checks_shell,
     checks_slurm,
     checks_variables,
+    looked_at,
     python_code,
     python_program,
 )
 from drumbeat.diagnose.lint.context import Context, Edit, Hit
-from drumbeat.diagnose.lint.document import PYTHON, SHELL, Block, blocks, is_document
+from drumbeat.diagnose.lint.document import SHELL, Block, blocks, is_document
 from drumbeat.diagnose.lint.rules import Rule, compiled, rules
 from drumbeat.diagnose.lint.script import MAX_TEXT, Command, Script, read
 from drumbeat.finding import Evidence, Finding
@@ -30,6 +31,7 @@ class Review(NamedTuple):
     document: bool
     findings: Tuple[Finding, ...]
     edits: Tuple[Edit, ...]
+    looked_at: str  # in words; empty when there is nothing here that lint reads
 
 
 def lint(text: str, name: str = "-") -> Review:
@@ -40,20 +42,31 @@ def lint(text: str, name: str = "-") -> Review:
     lines = text.split("\n")
     found: Dict[Tuple[str, int], Tuple[Rule, Hit]] = {}  # one finding per rule and line
     edits: List[Edit] = []
-    for block in blocks(text, name):
-        for rule, hit in _judge(block, text, not document, returns):
+    pieces = [(block, read(block.text, block.line) if block.kind == SHELL else None) for block in blocks(text, name)]
+    seen = _looked_at(pieces, document, name)
+    for block, script in pieces if seen else []:
+        for rule, hit in _judge(block, script, text, not document, returns):
             found.setdefault((rule.id, hit.line), (rule, hit))
             if rule.fixes:
                 edits += [_moved(edit, block) for edit in hit.edits]
     ordered = sorted(found.values(), key=lambda pair: pair[1].line)
-    return Review(text, document, tuple(_finding(rule, hit, lines, name) for rule, hit in ordered), tuple(edits))
+    findings = tuple(_finding(rule, hit, lines, name) for rule, hit in ordered)
+    return Review(text, document, findings, tuple(edits), seen)
 
 
-def _judge(block: Block, around: str, whole: bool, returns: bool) -> Iterator[Tuple[Rule, Hit]]:
-    if block.kind == PYTHON:
+def _looked_at(pieces: Sequence[Tuple[Block, Optional[Script]]], document: bool, name: str) -> str:
+    if document:
+        return looked_at.in_page(len(pieces))
+    block, script = pieces[0]
+    return looked_at.in_shell(script, name) if script else looked_at.in_python(block.text)
+
+
+def _judge(
+    block: Block, script: Optional[Script], around: str, whole: bool, returns: bool
+) -> Iterator[Tuple[Rule, Hit]]:
+    if script is None:
         yield from _python(block.text, block.line, whole)
         return
-    script = read(block.text, block.line)
     context = Context(script, whole, returns, around, {})
     for rule in rules():
         if rule.python or (rule.whole and not whole) or not _wanted(rule, block.text):

@@ -42,11 +42,12 @@ class Rule:
     settings: Mapping[str, Any] = None  # type: ignore[assignment]  # what the check needs to know
     fixes: bool = False  # --fix writes it
     whole: bool = False  # says something only about a whole script, never about a page's excerpt
+    converted: bool = False  # the job file that `drumbeat convert` makes no longer has it
     file: str = ""
 
 
-_TEXTS = {field.name for field in fields(Rule)} - {"file", "settings", "fixes", "whole"}
-_KEYS = _TEXTS | {"settings", "fixes", "whole"}
+_SWITCHES = ("fixes", "whole", "converted")
+_KEYS = {field.name for field in fields(Rule)} - {"file"}
 _PATTERNS = ("command", "pipeline", "assign", "sbatch", "line", "python", "value", "unless", "where", "without")
 
 
@@ -76,7 +77,7 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if unknown:
         raise RuleError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(_KEYS))}")
     for key, value in entry.items():
-        kind = {"settings": dict, "fixes": bool, "whole": bool}.get(key, str)
+        kind = dict if key == "settings" else bool if key in _SWITCHES else str
         if not isinstance(value, kind) or value == "":
             raise RuleError(f"{where}: '{key}' must be {kind.__name__}")
     missing = [name for name in ("id", "title", "reason", "fix", "bad", "good") if name not in entry]

@@ -84,7 +84,7 @@ def _refused(index: int, dtype: torch.dtype, head_width: int, group: int) -> str
     try:
         importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        return f"{PACKAGE} is not installed: pip install 'drumbeat[fast]'"
+        return f"{PACKAGE} is not installed: pip install '.[fast]' in drumbeat's source tree"
     said: List[str] = []
     # A thread of its own: modes in which the caller may be (tracing, recomputation) do not hold there.
     thread = threading.Thread(target=lambda: said.append(_tried(index, dtype, head_width, group)))
