@@ -271,11 +271,6 @@ def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
     return [line.text for line in mine if line.text.strip()]
 
 
-def printable(text: str) -> str:
-    """A run folder may be somebody else's: what is read from it must not steer the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def folded(text: str, width: int, indent: int = 11) -> List[str]:
     """A line's text in pieces that fit beside its label on a terminal; words longer than that stay whole."""
     return textwrap.wrap(text, max(30, width - indent), break_on_hyphens=False, break_long_words=False) or [""]

@@ -18,7 +18,7 @@ from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, 
 from drumbeat.agent.ranks.stages import Stage, Stages, ended_well, read_report
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
-from drumbeat.finding import ERROR, WARNING, Finding
+from drumbeat.finding import ERROR, WARNING, Finding, shown
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.argv import Process, has_driver
 from drumbeat.plan.binding import Binding
@@ -292,7 +292,7 @@ def _unended_end(end: End, stage: Stage, script: Script) -> End:
     may have meant it so: then it is a doubt."""
     later = _fallback(stage, script)
     if later:
-        cause = f"it was killed before it could report its end; what ran in its place ended well: {later[:200]}"
+        cause = f"it was killed before it could report its end; what ran in its place ended well: {shown(later)[:200]}"
         return replace(end, finding=unended(stage, STAGE_FAILED, WARNING, cause))
     if _ENDS_PROCESSES.search(script.text):
         cause = "the script ended it, or something else killed it, or the script did not wait for it"
