@@ -72,6 +72,23 @@ def test_folder_gzip_and_stdin(diagnose, tmp_path):
     assert "out of memory" in diagnose("-", input=OOM + "\n").stdout
 
 
+def test_nothing_to_read_is_said_and_is_no_answer(diagnose, tmp_path):
+    (tmp_path / "empty.log").write_text("")
+    for words in (["empty.log"], ["-"], ["empty.log", "--json"], ["."]):
+        result = diagnose(*words)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "nothing to read" in result.stderr
+    (tmp_path / "full.log").write_text("step 1 loss 2.0\n")
+    assert diagnose("empty.log", "full.log").returncode == 0
+
+
+def test_a_rank_that_ends_the_title_is_not_said_twice(diagnose, tmp_path):
+    line = "[rank1]: RuntimeError: [/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:31245: Connection refused"
+    (tmp_path / "x.log").write_text(f"{line}\n")
+    shown = diagnose("x.log").stdout.splitlines()[0]
+    assert shown.split(None, 1)[1] == "gloo could not connect to [127.0.1.1]:31245, first seen by rank 1 [certain]"
+
+
 def test_half_a_gzip_is_read_as_far_as_it_goes(diagnose, tmp_path):
     whole = gzip.compress(("\n".join([OOM] + [f"step {n} {n * n}" for n in range(5000)])).encode())
     (tmp_path / "x.gz").write_bytes(whole[: len(whole) // 2])
@@ -179,7 +196,7 @@ def test_a_newer_run_folder_is_refused(diagnose, tmp_path):
 def test_binary_files_are_passed_over(diagnose, tmp_path):
     (tmp_path / "core").write_bytes(b"\x7fELF" + b"\0" * 5000)
     result = diagnose("core")
-    assert result.returncode == 0 and "not text" in result.stderr
+    assert result.returncode == 2 and "not text" in result.stderr
 
 
 def test_nothing_in_a_log_steers_the_terminal(diagnose, tmp_path):

@@ -1,17 +1,23 @@
 """Every rule, by its own examples: it speaks on each of them and keeps silent on each near miss."""
 
 import re
+from re import _parser as parser
 
 import pytest
 
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.reader import Reader
-from drumbeat.diagnose.rulebook import Rulebook, RuleError, parse, rulebook
+from drumbeat.diagnose.rulebook import Match, Rulebook, RuleError, parse, rulebook
 
 RULES = rulebook().rules
 
 # The catalogue of symptoms that the rules were made from: every one is covered.
 CATALOGUE = {"A": 14, "B": 5, "C": 16, "D": 11, "E": 8, "F": 8, "G": 6, "H": 14}
+
+
+HANGING = re.compile(
+    r"(?:[:(]|\(\)|\b(?:to|on|at|of|in|for|from|by|with|named|no|is|a|the|and|or|than|as))$|\[|\(\)|  "
+)
 
 
 def rules_in(text, book=None):
@@ -55,6 +61,49 @@ def test_codes_and_words_keep_to_the_form():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.code), rule.id
         assert not rule.title.endswith("."), rule.id
         assert set(rule.over) <= {other.id for other in RULES}, rule.id
+
+
+def always(pattern):
+    """The names of the groups without which this pattern does not match."""
+    parsed = parser.parse(pattern)
+    numbers = {number: name for name, number in parsed.state.groupdict.items()}
+    return {numbers[number] for number in _always(parsed) if number in numbers}
+
+
+def _always(items):
+    found = set()
+    for kind, value in items:
+        name = str(kind)
+        if name == "SUBPATTERN":
+            found |= ({value[0]} - {None}) | _always(value[3])
+        elif name == "BRANCH":
+            found |= set.intersection(*map(_always, value[1]))
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and value[0] > 0:
+            found |= _always(value[2])
+        elif name == "ATOMIC_GROUP":
+            found |= _always(value)
+    return found
+
+
+def test_no_words_are_left_hanging_where_a_group_holds_nothing():
+    """Every pattern of every rule, with only the groups that it always fills."""
+    assert always("(?P<a>x)(?P<b>y)?(?:(?P<c>z)|w)") == {"a"}
+    assert HANGING.search("gloo could not connect to") and not HANGING.search("gloo could not connect")
+    for rule in RULES:
+        settings = dict.fromkeys((rule.when or {}).get("env", ()), "X")
+        for pattern in (*(rule.pattern or ("",)), *rule.mentions):
+            match = Match(rule, {**settings, **dict.fromkeys(always(pattern), "X")})
+            for text, words in ((rule.title, match.title), (rule.cause, match.cause), (rule.fix, match.fix(True))):
+                assert words and ("{" not in text or not HANGING.search(words)), f"{rule.id}: {words}"
+
+
+def test_a_part_in_brackets_is_left_out_where_its_group_holds_nothing():
+    (rule,) = parse(
+        "- {id: X, code: x, title: 'no answer[ from {peer}]', cause: 'a[{0}]', fix: f, source: s, find: [abcd]}",
+        "x.yaml",
+    )
+    assert (Match(rule, {}).title, Match(rule, {"peer": "n7"}).title) == ("no answer", "no answer from n7")
+    assert Match(rule, {"peer": " "}).title == "no answer"
 
 
 def test_a_rule_is_added_without_python():

@@ -30,7 +30,12 @@ def run(args: argparse.Namespace) -> int:
         return _rules(args.json)
     if not args.paths:
         raise Problem("no log given", "drumbeat diagnose slurm-123.out, a folder, or - for stdin")
-    report = read(args.paths).report()
+    reader = read(args.paths)
+    if reader.is_empty:
+        raise Problem(
+            f"{', '.join(args.paths)}: nothing to read: empty, or not text", "give the run's log files, or its folder"
+        )
+    report = reader.report()
     if args.json:
         from drumbeat.record import to_json
 

@@ -94,9 +94,15 @@ def _kind(rule: Rule) -> str:
 
 
 def _meaning(rules: List[Rule]) -> str:
-    titles = dict.fromkeys(re.sub(r" ?\{\w+\}", " ...", rule.title).strip() for rule in rules)
+    titles = dict.fromkeys(_general(rule.title) for rule in rules)
     named = [title for title in titles if title != "..."]
-    return f"{'; or '.join(named)}: {rules[0].cause}" if named else rules[0].cause
+    return f"{'; or '.join(named)}: {_general(rules[0].cause)}" if named else _general(rules[0].cause)
+
+
+def _general(words: str) -> str:
+    """Without what only one log fills in."""
+    whole = re.sub(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]", r"\1", words)
+    return re.sub(r"(?<!=) ?\{\w+\}", " ...", re.sub(r"=\{\w+\}", "=...", whole)).strip()
 
 
 def _table(title: str, rows: List[Tuple[str, str]]) -> List[str]:

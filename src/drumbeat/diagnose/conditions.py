@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.rulebook import NEAR, Rule, RuleError
 from drumbeat.diagnose.transport import Transport
+from drumbeat.finding import Evidence
+
+MAX_VALUES = 3  # of one setting, in an answer
 
 # fmt: off
 KEYS = (
@@ -26,15 +29,33 @@ class Whole:
     settings: Mapping[str, FrozenSet[str]]  # NCCL_* -> values seen
     marks: FrozenSet[str]
     mark_lines: Mapping[Tuple[str, str], Sequence[int]]  # mark and file -> numbers of its lines
+    setting_lines: Mapping[str, Sequence[Tuple[str, str, Evidence]]]  # NCCL_* -> host, value and line
 
 
 def whole(state: Communicators, transport: Transport, events: Events) -> Whole:
     settings: Dict[str, Set[str]] = {}
+    lines: Dict[str, List[Tuple[str, str, Evidence]]] = {}
     for process in state.processes.values():
-        for name, (value, _) in process.settings.items():
+        for name, (value, evidence) in process.settings.items():
             settings.setdefault(name, set()).add(value)
+            lines.setdefault(name, []).append((process.host, value, evidence))
     known = {name: frozenset(values) for name, values in settings.items()}
-    return Whole(transport, known, frozenset(events.marks), events.mark_lines)
+    return Whole(transport, known, frozenset(events.marks), events.mark_lines, lines)
+
+
+def with_settings(event: Event, seen: Whole) -> Event:
+    """The event with the values of the settings that its rule asks for, those of its own host first, and their lines."""
+    names = dict((event.match.rule.when or {}).get("env", {})) if event.match else {}
+    if not names or event.match is None:
+        return event
+    values: Dict[str, str] = {}
+    beside: List[Evidence] = []
+    for name in names:
+        lines = seen.setting_lines.get(name, ())
+        lines = [line for line in lines if line[0] == event.host] or lines
+        values[name] = " or ".join(sorted({value for _, value, _ in lines})[:MAX_VALUES])
+        beside += [evidence for _, _, evidence in lines[:1]]
+    return replace(event, match=replace(event.match, groups={**event.match.groups, **values}), beside=tuple(beside))
 
 
 def holds(rule: Rule, seen: Whole, event: Optional[Event] = None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.finding import Evidence
+from drumbeat.finding import Evidence, Finding
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)")
 # The same fields where copying has put several of them on one line.
@@ -21,6 +21,11 @@ ROOT_CAUSE, LOCAL_RANK = "Root Cause (first observed failure)", "(local_rank: " 
 _RANK_FIELD = re.compile(r"\s*rank\s*: \d+ \(local_rank: \d+\)")
 _MAX_LINES = 16
 _MAX_TABLES = 1_000
+TORCHRUN = "torchrun"
+OWN_LOG = (
+    "read that rank's own log: torchrun --log-dir DIR --redirects 3 keeps one for each rank; @record of "
+    "torch.distributed.elastic.multiprocessing.errors before main() brings the traceback into torchrun's table"
+)
 APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
 
 
@@ -30,9 +35,18 @@ class FirstFailure:
     host: str
     exit_code: Optional[int]
     evidence: Evidence
-    who: str = "torchrun"  # says so
+    who: str = TORCHRUN  # says so
     local: Optional[int] = None  # its rank on its node
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
+
+    @property
+    def fix(self) -> str:
+        return OWN_LOG if self.who == TORCHRUN else ""
+
+    def tells_of(self, report: Finding) -> bool:
+        """Is this table of the same torchrun, and about the same rank, as that report without a cause?"""
+        of_same = bool(report.evidence) and report.evidence[0].file == self.evidence.file
+        return self.who == TORCHRUN and of_same and report.code == "child-failed" and report.rank in (None, self.rank)
 
 
 class ElasticSummary:

@@ -39,7 +39,8 @@ class Event:
     evidence: Evidence
     match: Optional[Match] = None
     exception: str = ""
-    raised_at: str = ""
+    raised_at: str = ""  # `raised at train.py:12`, `crashed at data.py:33`
+    beside: Tuple[Evidence, ...] = ()  # other lines that its rule rests on
     rank: Optional[int] = None
     local: bool = False  # `rank` counts on its node only
     host: Optional[str] = None
@@ -88,13 +89,14 @@ class Events:
         self.raised: Dict[str, List[int]] = {}  # file -> lines that end a traceback
         self.by_launcher: Set[Tuple[str, int]] = set()  # file and line: where a launcher's own traceback ends
         self.places: Dict[str, Places] = {}  # code -> every line that spoke of it
+        self._where: Dict[Tuple[str, int], str] = {}  # file and line -> where in the program it happened
         self._per_source: Dict[_Source, int] = {}
 
     @property
     def kept(self) -> List[Event]:
         """The first ones of each source and the last one, in the order of the log."""
         latest = (replace(event, again=True) for event in self._latest.values())
-        return sorted([*self._first, *latest], key=lambda event: event.sequence)
+        return sorted(map(self._located, (*self._first, *latest)), key=lambda event: event.sequence)
 
     def add_match(
         self,
@@ -164,6 +166,15 @@ class Events:
         rank = line.rank if line.rank is not None else self._owner(file)[0]
         if (rank is not None or file in self.of_one_process) and len(self.tracebacks) < MAX_EVENTS:
             self.tracebacks.append(Span(file, rank, number - raised.lines + 1, number, raised))
+
+    def locate(self, file: str, number: int, where: str) -> None:
+        """What was found on this line happened there: `raised at train.py:12`."""
+        if where and ((file, number) in self._where or len(self._where) < MAX_EVENTS):
+            self._where[(file, number)] = where
+
+    def _located(self, event: Event) -> Event:
+        where = self._where.get((event.evidence.file or "", event.number), "")
+        return replace(event, raised_at=where) if where and not event.raised_at else event
 
     def forget(self, file: str, number: int) -> None:
         """What was found on this line did not end anything: Python itself calls the exception ignored."""

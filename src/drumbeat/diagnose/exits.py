@@ -35,6 +35,7 @@ _SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
 )
 _LOST = "find the rank that stopped first; its own log has the cause"
+_WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
 )
@@ -195,7 +196,8 @@ def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
 
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
     rule = next(rule for rule in rulebook().rules if rule.code == code)
-    return Finding(code, ERROR, Match(rule, {}).title, rule.cause, rule.fix, tuple(Evidence(e.text) for e in evidence))
+    match = Match(rule, {})
+    return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
 
 
 def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> Finding:
@@ -204,8 +206,9 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
     seen = (f"the process ended by {name}",)
     if signal in _BY_SIGNAL:
         code = _BY_SIGNAL[signals.Signals(signal)]
-        finding = _from_rule(code, known.evidence if known and known.code == code else evidence)
-        return replace(finding, seen=seen)
+        if known is not None and known.code == code:
+            return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
+        return replace(_from_rule(code, evidence), seen=seen)
     if signal == signals.SIGKILL:
         return Finding(
             "killed",
@@ -280,7 +283,7 @@ def _by_code(
         return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
     silent = not any(line.strip() for line in lines)
     cause = "not known: it wrote nothing" if silent else "not known: its last lines speak of no error"
-    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, confidence=UNKNOWN, seen=seen)
+    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, _WORDLESS, confidence=UNKNOWN, seen=seen)
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.bare import names_itself
 from drumbeat.diagnose.communicators import Communicators
-from drumbeat.diagnose.conditions import Whole, holds
+from drumbeat.diagnose.conditions import Whole, holds, with_settings
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
@@ -43,10 +43,12 @@ def judge(
     """`extra` are findings that rest on many lines (absent ranks, desync, flight recorders); `unfinished` are
     communicators that were never complete: a log that merely ends there shows no failure."""
     log = log or Log()
-    live = [event for event in events if event.match is None or holds(event.match.rule, seen, event)]
+    held = (event for event in events if event.match is None or holds(event.match.rule, seen, event))
+    live = [with_settings(event, seen) for event in held]
     rules = tuple(sorted({event.match.rule.id for event in live if event.match}))
-    failure = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log).failure()
-    return replace(with_record(without_itself(failure), log), rules=rules)
+    judged = _Judge(most_specific(live), RankOf.of(state, first), first, list(extra), list(unfinished), log)
+    failure = without_itself(judged.failure())
+    return replace(with_record(failure, log, judged.named.unheard(failure.finding)), rules=rules)
 
 
 class _Judge:
@@ -74,7 +76,9 @@ class _Judge:
         notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
         if self.log.nan_value is not None and not any(note.code in NOT_FINITE for note in notes):
             notes = (*notes, nan_among_the_last(self.log.nan_value))
-        sure = self.log.good_ends and not any(note.code in NOT_FINITE for note in notes)
+        sure = (
+            self.log.good_ends and not any(note.code in NOT_FINITE for note in notes) and not self.tiers.lived_through
+        )
         rest = Failure(
             NO_FAILURE,
             CERTAIN if sure else LIKELY,
@@ -137,11 +141,18 @@ class _Judge:
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
+        named = named and not self.tiers.trained_behind()
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed
         )  # else the last exception may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        other = self.named.first_of_others(finding)
+        if other is not None:
+            why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
+            finding = replace(
+                finding, rank=other.rank, host=other.host or None, evidence=(*finding.evidence, other.evidence)
+            )
         return replace(
             rest,
             answer=finding.code,
@@ -181,6 +192,7 @@ class _Judge:
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
+        named = named and not self.tiers.trained_behind()
         return replace(
             rest,
             answer=finding.code,
@@ -222,6 +234,8 @@ class _Judge:
                 consequences=tuple(item for item in rest.consequences if item.code != event.code),
             )
         shown = [*rest.others, *self._merged(self.tiers[UNEXPLAINED]), *rest.consequences]
+        if first and first.tells_of(shown[0]):
+            return self._reported_only(rest, first, shown[0].evidence)
         # Who warned or lost a peer is not thereby the rank that failed; whom a launcher reports is.
         reported = shown[0] if rest.others else replace(shown[0], rank=None, local=False)
         return replace(
@@ -254,14 +268,14 @@ class _Judge:
             why_first=why,
         )
 
-    def _reported_only(self, rest: Failure, first: FirstFailure) -> Failure:
+    def _reported_only(self, rest: Failure, first: FirstFailure, more: Tuple[Evidence, ...] = ()) -> Failure:
         """The launcher's own table is all there is: it says who failed and not why."""
         title = f"{first.who} reports that a rank failed (exit code {first.exit_code})"
-        finding = Finding(
-            "child-failed", ERROR, title, evidence=(first.evidence,), host=first.host or None, rank=first.rank
-        )
+        evidence, host = (first.evidence, *more), first.host or None
+        finding = Finding("child-failed", ERROR, title, "", first.fix, evidence, host=host, rank=first.rank)
         why = "nothing here names a cause; the log of that rank is not here, or says nothing"
-        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why)
+        others = tuple(other for other in rest.others if other.code != finding.code)
+        return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, finding=finding, why_first=why, others=others)
 
     def _merged(self, events: List[Event]) -> Tuple[Finding, ...]:
         return merged(events, self.ranks)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Tuple
 
 from drumbeat.diagnose.failure import EARLIER_RUNS, NO_FAILURE, Failure, Log
-from drumbeat.diagnose.places import merged
+from drumbeat.diagnose.places import Places, merged
 from drumbeat.finding import CERTAIN, LIKELY
 
 
@@ -25,18 +25,29 @@ def without_itself(failure: Failure) -> Failure:
     return replace(failure, others=others)
 
 
-def with_record(failure: Failure, log: Log) -> Failure:
-    """What the answer rests on; and a certainty without any of that is none."""
+def with_record(failure: Failure, log: Log, unheard: Tuple[int, ...] = ()) -> Failure:
+    """What the answer rests on; and a certainty without any of that is none. `unheard`: ranks without a word about it."""
     unseen = []
     if log.missing_ranks:
         unseen.append(f"{_ranks(log.missing_ranks)}: wrote nothing in these logs")
+    unheard = tuple(rank for rank in unheard if rank not in log.missing_ranks)
+    if unheard:
+        maybe = (
+            "" if log.nranks else "; a log may be missing"
+        )  # of a known world, those without any line are named above
+        unseen.append(f"{_ranks(unheard)}: no line about this{maybe}")
     if failure.answer == NO_FAILURE:
         seen = tuple(f"{file}:{log.begins.get(file, 1)}-{last}" for file, last in list(log.ends.items())[:64])
     elif failure.finding is None:
         seen = ()
     else:
+        shown = Places()
+        for item in failure.finding.evidence:
+            if item.file and item.line:
+                shown.add(item.file, item.line)
         places = log.places.get(failure.finding.code)
-        seen = merged([places]) if places else tuple(item.place for item in failure.finding.evidence if item.place)
+        named = tuple(item.place for item in failure.finding.evidence if item.place)
+        seen = merged([places, shown]) if places else named
     unseen += [
         f"lines 1-{first - 1} of {file}: {EARLIER_RUNS}, only the last one is"
         for file, first in list(log.begins.items())[:8]

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.failure import Log
 from drumbeat.diagnose.first import RankOf
 from drumbeat.diagnose.rulebook import JOB, OTHER, REPORT, SYMPTOM
-from drumbeat.diagnose.shown import finding_of
+from drumbeat.diagnose.shown import WAITED, finding_of
 from drumbeat.diagnose.tiers import NOBODYS_FAULT, Tiers
 from drumbeat.finding import Finding
 
 BESIDE = 3  # lines: who writes them is taken to be the same process
 OF_THE_SAME = frozenset({"watchdog-teardown", "child-failed", "task-failed"})  # who prints these failed as well
-# All who say so waited equally long: who says it first was not first at fault.
-WAITED = frozenset({"collective-timeout"})
 MAX_NAMED = 8  # ranks in a title
+MAX_WORLD = 100_000
 _SEVERAL = re.compile(r"\btasks \d+[-,]")  # srun: error: n1: tasks 2-7: Exited with exit code 1
 
 
@@ -34,11 +33,27 @@ class NamedRank:
 
     def finding(self, event: Event, alike: List[Event], in_order: bool = True) -> Finding:
         """The finding for this event, with its rank. `in_order`: it is known that none of `alike` came before it."""
-        waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None}
+        waiting = {rank for rank in map(self._ranks.rank, alike) if rank is not None} - self._log.late
         in_order = in_order and event.code not in WAITED
         if _blames(event) == OTHER and not in_order and len(waiting) > 1:
             return _waited_for(finding_of(event, self._ranks, False), sorted(waiting))
-        return self._beside(finding_of(event, self._ranks), event, alike)
+        return self._beside(finding_of(self._located(event, alike), self._ranks), event, alike)
+
+    def _located(self, event: Event, alike: List[Event]) -> Event:
+        """A crash is told twice, by the process and by its launcher: only the process knows where in the program it was."""
+        own = [each for each in alike if None in (each.rank, event.rank) or each.rank == event.rank]
+        places = {each.raised_at for each in own} - {""}
+        return replace(event, raised_at=places.pop()) if not event.raised_at and len(places) == 1 else event
+
+    def unheard(self, finding: Optional[Finding]) -> Tuple[int, ...]:
+        """Ranks of the world without a word about a collective that others waited in. Where no line says how large the world is,
+        it has at least the ranks up to the highest that spoke."""
+        if finding is None or finding.code not in WAITED:
+            return ()
+        heard = {self._ranks.rank(event) for event in self._live if not self._ranks.local(event)} - {None}
+        heard |= self._log.heard
+        world = max(self._log.nranks or 0, *(rank + 1 for rank in heard if rank is not None), 0)
+        return tuple(rank for rank in range(min(world, MAX_WORLD)) if rank not in heard)
 
     def _beside(self, finding: Finding, event: Event, alike: List[Event]) -> Finding:
         """A line without a rank belongs to the rank that says the same, or speaks right beside it, if that is only one."""
@@ -59,21 +74,36 @@ class NamedRank:
             found -= {(None, False)}
             if found:
                 rank, local = found.pop()
-                return finding if found else replace(finding, rank=rank, local=local)
+                return finding if found else replace(finding, rank=rank, local=local, host=self._host(rank, events))
         return finding
+
+    def _host(self, rank: Optional[int], events: Sequence[Event]) -> Optional[str]:
+        """Where that rank ran, as these lines name it."""
+        hosts = {event.host for event in events if self._ranks.rank(event) == rank} - {None, ""}
+        return hosts.pop() if len(hosts) == 1 else None
 
     def by_launcher(self, finding: Finding, events: Sequence[Event] = ()) -> Finding:
         """Rank and host as the launcher names them, where the lines themselves (of `events`) name none."""
         if finding.code in NOBODYS_FAULT:
             return replace(finding, rank=None, host=None)
-        if finding.rank is not None or any(map(self._of_nobody, events)):
+        if any(map(self._of_nobody, events)):
             return finding
         first = self._first
         if first is None:
-            return self._reported(finding)
+            return finding if finding.rank is not None else self._reported(finding)
+        if finding.rank is not None and (finding.rank != first.rank or finding.local):
+            return finding
         if finding.evidence and first.who == "torchrun" and finding.evidence[0].file != first.evidence.file:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
+
+    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+        """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
+        first = self._first
+        if first is None or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
+            return None
+        here = bool(finding.evidence) and finding.evidence[0].file == first.evidence.file
+        return first if here and not finding.local and finding.rank not in (None, first.rank) else None
 
     def _of_nobody(self, event: Event) -> bool:
         """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""

@@ -47,7 +47,18 @@ def merged(places: Iterable[Places]) -> Tuple[str, ...]:
     for each in places:
         for file, ranges in each._files.items():
             files.setdefault(file, []).extend(ranges)
-    return tuple(f"{file}:{_numbers(sorted(set(ranges)))}" for file, ranges in list(files.items())[:MAX_TEXTS])
+    return tuple(f"{file}:{_numbers(_union(ranges))}" for file, ranges in list(files.items())[:MAX_TEXTS])
+
+
+def _union(ranges: List[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    """Sorted, each line once."""
+    union: List[Tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if union and first <= union[-1][1] + 1:
+            union[-1] = (union[-1][0], max(union[-1][1], last))
+        else:
+            union.append((first, last))
+    return union
 
 
 def _numbers(ranges: List[Tuple[int, int]]) -> str:

@@ -13,11 +13,12 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.diagnose import nccl, nccl_lines
 from drumbeat.diagnose.bare import BARE_SIGNS, FOREIGN_WORDS, NAMES, is_bare, may_be_bare
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.crashes import FATAL, STACK, Crashes
 from drumbeat.diagnose.cut_tracebacks import add_cut_tracebacks
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
-from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
+from drumbeat.diagnose.endings import GOOD_ENDS, GoodEnds, is_good_end, speaker
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
@@ -39,13 +40,13 @@ from drumbeat.finding import Evidence
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
 _FRAME, _IPYTHON_FRAME = 'File "', "File /"
-_TEST_TABLE, _ENQUEUED = " Pid ", "last enqueued"
+_TEST_TABLE, _ENQUEUED = " Pid ", ("last enqueued", "Last enqueued")
 # Levels of loggers, and words of programs without one.
 _LEVELS = (
     "ERROR", "CRITICAL", "FATAL", "[Error]", "[error]", "[Critical]", "[critical]", "[Fatal]", "[fatal]",
     "Error: ", "error: ", "Fatal: ", "fatal: ", "Aborting", "Exiting", "Giving up", "Exception has occurred", "Check failed: ",
 )  # fmt: skip
-_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, _ENQUEUED, *_LEVELS)
+_OWN = (HEADER, _FRAME, _IPYTHON_FRAME, ROOT_CAUSE, LOCAL_RANK, _TEST_TABLE, *_ENQUEUED, FATAL, STACK, *_LEVELS)
 _COMMAND = re.compile(r"\++ \S|[\w.@~:/-]{0,60}[$#] \w")  # a shell's trace (set -x) or prompt: not output
 _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
@@ -67,6 +68,7 @@ class Reader:
         self.timeouts = Timeouts()
         self.elastic = ElasticSummary()
         self.runs = Runs()
+        self._crashes = Crashes()
         self.losses = Losses()
         self.steps = Steps()
         self.dumps: List[Dump] = []
@@ -81,7 +83,7 @@ class Reader:
         self._last_errors: Dict[
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
-        self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
+        self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
         self._dull = Dull(self._prefilter, _SIGNS)
@@ -89,6 +91,11 @@ class Reader:
     @property
     def communicators(self) -> Communicators:
         return self._nccl.communicators
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing at all was fed."""
+        return not (self.lines or self.dumps or self.pasted or self.recorded)
 
     def name_file(self, file: str, rank: Optional[int], host: Optional[str]) -> None:
         """Whose log this file is, where the caller knows it better than its name tells."""
@@ -204,8 +211,7 @@ class Reader:
         for file, first in begins.items():
             self.events.drop(file, first)
             self.losses.drop(file, first)
-            if self._good_ends.get(file, first) < first:
-                del self._good_ends[file]
+            self._good_ends.drop(file, first)
         if begins:
             self.elastic.drop(begins)
         return begins
@@ -252,7 +258,7 @@ class Reader:
         tracebacks = self._tracebacks.get(file)
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
-            self._good_ends[file] = number
+            self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)
@@ -272,6 +278,7 @@ class Reader:
         if line.level in ("E", "F") and not matched and not quoted and file in self._ends:
             self._last_errors[file] = evidence
         self._traceback(file, line, evidence, matched)
+        self.events.locate(file, *self._crashes.feed(text, line.rank, file, number))
 
     def _end_of_run(self, file: str, number: int) -> None:
         """One run has ended before this line, or with it."""
@@ -288,6 +295,8 @@ class Reader:
             self.events.forget(file, evidence.line or 0)
         elif raised is not None:
             self.events.add_traceback(raised, line, file, evidence.line or 0)
+            if raised.own_frame:  # a place inside a library alone helps nobody
+                self.events.locate(file, evidence.line or 0, raised.where)
         bare = raised is None and not matched and not line.only_warns and is_bare(line.text)
         if raised is not None and not raised.ignored and not matched:
             self.events.add_exception(self.lines, raised, line, evidence)

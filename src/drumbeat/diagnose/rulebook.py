@@ -28,6 +28,10 @@ NEAR = 30  # lines
 MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
 
 
+_NAME, _NAME_BEHIND = re.compile(r"\{(\w+)\}"), re.compile(r"(\w?)\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # `[ to {peer}]`
+
+
 class RuleError(ValueError):
     """A rule file is wrong; the message names file, rule and key."""
 
@@ -36,10 +40,11 @@ class RuleError(ValueError):
 class Rule:
     id: str
     code: str  # stable, kebab-case
-    title: str  # may hold {names} of the pattern's groups
+    title: str  # may hold {names} of the pattern's groups, as cause and fix may
     cause: str
     fix: str
     source: str
+    locate: str = ""  # how to find out where in the program it happened; not said where the log shows it
     find: Tuple[str, ...] = ()
     pattern: Tuple[str, ...] = ()  # one must match; none: the substring is enough
     mentions: Tuple[str, ...] = ()  # weaker: words that also stand in lines which only talk of such an error
@@ -87,11 +92,28 @@ class Match:
 
     @property
     def title(self) -> str:
+        return self._filled(self.rule.title)
+
+    @property
+    def cause(self) -> str:
+        return self._filled(self.rule.cause)
+
+    def fix(self, located: bool) -> str:
+        """`located`: the log shows where in the program it happened, so nobody needs to be told how to find that out."""
+        find_out = f"{self.rule.locate}; " if self.rule.locate and not located else ""
+        return find_out + self._filled(self.rule.fix)
+
+    def _filled(self, text: str) -> str:
+        """With what the pattern's groups hold. A part in square brackets is left out where one of its groups holds nothing."""
+
+        def part(match: re.Match[str]) -> str:
+            return match[1] if all(self.groups.get(name, "").strip() for name in _NAME.findall(match[1])) else ""
+
         def fill(match: re.Match[str]) -> str:
             value = self.groups.get(match[2], "").strip()
             return f"{match[1]} {value}" if match[1] and value else match[1] + value
 
-        return re.sub(r"(\w?)\{(\w+)\}", fill, self.rule.title)
+        return _NAME_BEHIND.sub(fill, _OPTIONAL.sub(part, text))
 
 
 class Rulebook:
@@ -184,7 +206,7 @@ def _removed_apis(entries: Any) -> List[Rule]:
                 source="release notes of the package",
                 find=("cannot import name", "No module named", "has no attribute"),
                 pattern=(f"Error: .*{missing}.{{0,120}}(?:{entry['python']})",),
-                over=("P8", "M11"),
+                over=("P8", "P92", "M11"),
                 examples=(example,),
                 near=(name[0] if name else entry["id"],),
                 file="lint/python.yaml",

@@ -11,6 +11,8 @@ from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, JOB, NOTE, OTHER
 from drumbeat.finding import ERROR, INFO, LIKELY, WARNING, Evidence, Finding
 
 MAX_EVIDENCE = 4
+# All who say so waited equally long: who says it first was not first at fault.
+WAITED = frozenset({"collective-timeout"})
 
 
 def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
@@ -27,9 +29,9 @@ def finding_of(event: Event, ranks: RankOf, first: bool = True) -> Finding:
         rule.code,
         severity,
         event.match.title,
-        rule.cause,
-        rule.fix,
-        (event.evidence,),
+        "; ".join(filter(None, (event.match.cause, event.raised_at))),
+        event.match.fix(bool(event.raised_at)),
+        (event.evidence, *event.beside),
         host=event.host if first else None,
         rank=rank,
         local=ranks.local(event) and rank is not None,
@@ -51,8 +53,14 @@ def merged(events: List[Event], ranks: RankOf) -> Tuple[Finding, ...]:
 
 def blame(finding: Finding, extra: Sequence[Finding]) -> Finding:
     """The rank that many lines together point to: who waits is not who is late."""
-    ranks = {item.rank for item in extra if item.rank is not None}
-    return replace(finding, rank=ranks.pop(), local=False, host=None) if len(ranks) == 1 else finding
+    pointing = [item for item in extra if item.rank is not None]
+    if len({item.rank for item in pointing}) != 1:
+        return finding
+    late = pointing[0]
+    finding = replace(finding, rank=late.rank, local=False, host=None)
+    if finding.code not in WAITED:
+        return finding
+    return replace(finding, title=f"{finding.title}; look at rank {late.rank}", cause=f"{late.title}; {finding.cause}")
 
 
 def with_evidence(finding: Finding, events: List[Event]) -> Finding:

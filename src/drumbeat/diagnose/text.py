@@ -12,6 +12,7 @@ from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.finding import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
+from drumbeat.printable import printable
 
 LABEL = 12
 MAX_LIST = 6
@@ -116,6 +117,8 @@ def _failure(failure: Failure, lines: List[str], width: int) -> None:
         _put("failure", f"{'cause not known' if finding else 'unknown'}: {failure.why_first}", lines, width)
         if finding:
             _put("", finding.title + _who(finding), lines, width)
+            if finding.fix:
+                _put("fix", finding.fix, lines, width)
             _evidence(finding.evidence, lines, width)
     elif finding:
         _put("failure", f"{finding.title}{_who(finding)} [{failure.confidence}]", lines, width)
@@ -149,6 +152,7 @@ def _item(label: str, finding: Finding, lines: List[str], width: int) -> None:
 
 def _who(finding: Finding) -> str:
     rank = f"{'local ' if finding.local else ''}rank {finding.rank}" if finding.rank is not None else ""
+    rank = "" if finding.title.endswith(f" {rank}") else rank  # it says so itself
     host = f"on {finding.host}" if finding.host else ""
     return f" ({' '.join(part for part in (rank, host) if part)})" if rank or host else ""
 
@@ -166,7 +170,7 @@ def _evidence(evidence: Iterable[Evidence], lines: List[str], width: int) -> Non
 
 def plain(text: str) -> str:
     """Logs are untrusted: nothing that steers a terminal gets through."""
-    return "".join(char if char.isprintable() else " " for char in text).strip()
+    return printable(text).strip()
 
 
 def _put(label: str, words: str, lines: List[str], width: Optional[int]) -> None:
@@ -195,7 +199,7 @@ def render_rules(book: Rulebook) -> str:
         lines.append(f"{rule.id:<5}{rule.code}  [{', '.join(marks)}]  {rule.file}")
         lines.append(f"     {rule.title}")
         lines.append(f"     cause: {rule.cause}")
-        lines.append(f"     fix: {rule.fix}")
+        lines.append(f"     fix: {'; '.join(filter(None, (rule.locate, rule.fix)))}")
         lines.append(f"     source: {rule.source}")
         if rule.needs:
             lines.append(f"     not to be seen in a log: needs {rule.needs}")

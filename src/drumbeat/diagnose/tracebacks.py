@@ -27,7 +27,7 @@ _WARNS = re.compile(r"/\S{1,300}:\d+: \w*Warning: ")  # a Python warning names i
 # A frame as Python prints it, or as rich does inside its box, or as IPython does; and what lines within a traceback begin with.
 # (faulthandler writes `line 7 in f`, without a comma: where a thread stood, and no exception.)
 _FRAME = re.compile(
-    r'\s*File "([^"]{1,300})", line (\d+)(?! in )|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in '
+    r'\s*File "([^"]{1,300})", line (\d+)(?!\d| in )|[\s\u2502]*(?:File )?(/[^\s:]{1,300}\.py):(\d+),? in '
 )
 _INSIDE = " \t|+^~/-\u2502\u256d\u2570\u2771"
 BOX = "\u2502"  # its side
@@ -130,6 +130,11 @@ class _Open:
         """The line without the prefix that the header has too."""
         length = len(self.prefix)
         return text[length:] if length and text[:length].translate(_DIGITS) == self.prefix else text
+
+
+def is_library(path: str) -> bool:
+    """Is this file of Python or an installed package, not of the user's program?"""
+    return bool(_LIBRARY.search(path))
 
 
 class Tracebacks:
@@ -235,7 +240,7 @@ class Tracebacks:
         if frame:
             state.frame = f"{frame[1] or frame[3]}:{frame[2] or frame[4]}"
             state.outermost = state.outermost or text
-            if not _LIBRARY.search(frame[1] or frame[3]):
+            if not is_library(frame[1] or frame[3]):
                 state.own_frame = state.frame
             state.of_launcher = state.of_launcher or bool(_LAUNCHER.search(frame[1] or frame[3]))
             state.length, state.source_next, state.torn, state.source = state.length + 1, True, False, ""

@@ -12,20 +12,24 @@ from drumbeat.backends.slurm import states
 from drumbeat.problem import Problem
 
 _SECONDS = 30.0
+UNREACHABLE = "no Slurm controller can be reached from here"
+_NO_CONTROLLER = re.compile(
+    r"Unable to contact slurm controller|Could not establish a configuration source|resolve_ctls_from_dns_srv"
+)
 
 
 def test_only(script: str, environ: Mapping[str, str]) -> str:
     """What Slurm says to the request, before anything is queued; its complaint is raised as ours."""
     done = _call(["sbatch", "--test-only", script], environ)
     if done.returncode != 0:
-        raise Problem(f"Slurm refuses this job: {_complaint(done.stderr)}", _advice(done.stderr))
+        raise _refused(done.stderr)
     return _plain(done.stderr)
 
 
 def submit(script: str, environ: Mapping[str, str]) -> str:
     done = _call(["sbatch", "--parsable", script], environ)
     if done.returncode != 0:
-        raise Problem(f"Slurm refuses this job: {_complaint(done.stderr)}", _advice(done.stderr))
+        raise _refused(done.stderr)
     job, _, cluster = done.stdout.strip().partition(";")
     if not job.isdigit():
         raise Problem(f"sbatch answered {done.stdout.strip()[:80]!r} instead of a job's number")
@@ -64,16 +68,21 @@ def status(handle: str, environ: Mapping[str, str]) -> Status:
     """As Slurm says; `unknown` where it has forgotten the job and keeps no accounts."""
     job, prefix = job_number(handle), handle.rpartition("/")[0] + "/"
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", f"--Format={states.SQUEUE}"]
-    found = states.from_squeue(handle, _call(argv, environ).stdout, prefix)
+    queue = _call(argv, environ)
+    found = states.from_squeue(handle, queue.stdout, prefix)
     if found is None:
         argv = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job}", f"--format={states.SACCT}"]
         done = _call(argv, environ)
         found = states.from_sacct(handle, done.stdout if done.returncode == 0 else "", prefix)
-    return found or Status(handle, UNKNOWN, "Slurm no longer knows this job")
+    return found or Status(
+        handle, UNKNOWN, UNREACHABLE if _unreachable(queue.stderr) else "Slurm no longer knows this job"
+    )
 
 
 def cancel(handle: str, environ: Mapping[str, str]) -> None:
     done = _call(["scancel", job_number(handle)], environ)
+    if done.returncode != 0 and _unreachable(done.stderr):
+        raise _refused(done.stderr)
     if done.returncode != 0:
         raise Problem(f"Slurm does not cancel job {job_number(handle)}: {_complaint(done.stderr)}")
 
@@ -97,6 +106,20 @@ def _call(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Complet
         raise Problem(
             f"{argv[0]} has not answered for {_SECONDS:g} s", "Slurm's controller may be busy: try again"
         ) from None
+
+
+def _unreachable(text: str) -> bool:
+    """Does a tool of Slurm say that it found no controller, or got no connection to it?"""
+    return bool(_NO_CONTROLLER.search(text))
+
+
+def _refused(text: str) -> Problem:
+    """What sbatch wrote when it failed; Slurm itself has refused nothing where it was never reached."""
+    if _unreachable(text):
+        return Problem(
+            f"{UNREACHABLE}: {_complaint(text)}", "log in to the cluster's login node; there, scontrol ping must answer"
+        )
+    return Problem(f"Slurm refuses this job: {_complaint(text)}", _advice(text))
 
 
 def _plain(text: str) -> str:
