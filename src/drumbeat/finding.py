@@ -7,10 +7,10 @@ never certain.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
+from drumbeat.printable import harmless
 from drumbeat.secret import redact
 
 OK, INFO, WARNING, ERROR = "ok", "info", "warning", "error"
@@ -21,29 +21,30 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
 CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
-# Escape sequences, other control characters but tabs and line ends, and marks that turn the direction of writing.
-_STEERING = re.compile(
-    r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)
 
 
-def harmless(text: str) -> str:
-    """Without what steers a terminal: logs are written by others, and findings are printed in many places."""
-    return text if text.isprintable() else _STEERING.sub("", text)
+def shown(text: str) -> str:
+    """The text as it may be printed and kept: nothing in it steers a terminal, and secrets are replaced by `…`."""
+    return redact(harmless(text))
+
+
+def _clean(record: object, *fields: str) -> None:
+    for field in fields:
+        value = getattr(record, field)
+        clean = shown(value) if isinstance(value, str) else tuple(map(shown, value))
+        object.__setattr__(record, field, clean)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The line, value or reading that a finding rests on, and where it stands. Nothing in the text steers a terminal,
-    and secrets in it are replaced by `…`."""
+    """The line, value or reading that a finding rests on, and where it stands; both as they may be shown."""
 
     text: str
     file: Optional[str] = None
     line: Optional[int] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", redact(harmless(self.text)))
+        _clean(self, "text")
 
     @property
     def place(self) -> str:
@@ -73,7 +74,7 @@ class Finding:
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
         assert self.confidence in CONFIDENCES, self.confidence
-        object.__setattr__(self, "title", redact(harmless(self.title)))
+        _clean(self, "title", "cause", "fix", "support", "seen", "unseen")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         assert self.confidence in CONFIDENCES, self.confidence
+        _clean(self, "summary", "seen", "unseen")
         if self.answer == UNKNOWN:
             object.__setattr__(self, "confidence", UNKNOWN)
         elif self.confidence == CERTAIN and not self.seen:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from drumbeat.printable import indented
+
 
 class Problem(Exception):
     """`what` says what is wrong and where; `fix` what to do next."""
 
     def __init__(self, what: str, fix: str = "", exit_code: int = 2) -> None:
-        super().__init__(what)
-        self.what = what
-        self.fix = fix
+        self.what = indented(what)  # names of files stand in it
+        self.fix = indented(fix)
+        super().__init__(self.what)
         self.exit_code = exit_code
 
     def __str__(self) -> str:

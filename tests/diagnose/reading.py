@@ -30,10 +30,10 @@ def start_up(rank, nranks=2, nodes=2, network="IB", more=(), host=None, complete
         *(f"{at} {line}" for line in more),
         f"{at} Using network {network}",
         f"{at} {comm} - Init START",
-        f"{at} comm 0x5{rank}0 rank {rank} nRanks {nranks} nNodes {nodes} localRanks 1 localRank 0 MNNVL 0",
     ]
     if complete:
-        lines.append(f"{at} {comm} - Init COMPLETE")
+        shape = f"nRanks {nranks} nNodes {nodes} localRanks 1 localRank 0 MNNVL 0"  # known when every rank has come
+        lines += [f"{at} comm 0x5{rank}0 rank {rank} {shape}", f"{at} {comm} - Init COMPLETE"]
     return "\n".join(lines)
 
 

@@ -161,3 +161,21 @@ def test_a_local_rank_is_no_rank():
     )
     both = read(died + table).failure
     assert (both.answer, both.finding.rank, both.finding.local) == ("segfault", 10, False)
+
+
+def test_the_table_says_who_was_first_where_another_rank_has_the_only_words():
+    where = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/home/u/t.py", line 3, in <module>'
+    raised = f"{where}\n[rank0]: TypeError: no mask"
+    block = "  host      : n7\n  rank      : 1 (local_rank: 1)\n  exitcode  : {} (pid: 58)\n  error_file: <N/A>\n====="
+    table = f"Root Cause (first observed failure):\n[0]:\n  time      : 2026-04-07_10:13:23\n{block}"
+    failure = read(f"{raised}\n{table.format(1)}").failure
+    assert (failure.answer, failure.finding.rank, failure.finding.host) == ("exception", 1, "n7")
+    assert (
+        failure.confidence == "likely"
+        and failure.why_first == "torchrun saw rank 1 fail first; these words are rank 0's"
+    )
+    assert any("Root Cause" in evidence.text for evidence in failure.finding.evidence)
+    alike = read(f"{raised.replace('rank0', 'rank1')}\n{raised}\n{table.format(1)}").failure
+    assert (alike.finding.rank, alike.confidence) == (1, "certain")
+    killed = read(f"{raised}\n{table.format(-9)}").failure  # no exception of Python ended that one
+    assert killed.finding.rank == 0

@@ -446,3 +446,51 @@ def test_connections_inside_a_host_say_local_where_no_ring_is_larger():
 def test_connections_that_are_shown_are_not_denied():
     found = path(INSIDE)
     assert found.answer == "unknown" and found.words.startswith("unknown: connections inside a host are shown")
+
+
+def test_a_connection_without_the_number_of_its_channel():
+    line = "[17:07:40] [node-a rank 0] NCCL INFO 0[0] -> 8[0] [send]    via NET/IB/0"
+    assert (path(line).answer, path(line).confidence) == ("rdma", CERTAIN)
+    assert path("NCCL INFO 0[0] -> 8[0] scheduled").answer == "unknown"
+
+
+def test_how_long_its_start_took_names_the_size_of_a_communicator():
+    ends = [
+        f"n1:2{r}:9{r} [{r}] NCCL INFO Channel 00 : {r}[{r}] -> {1 - r}[{1 - r}] via SHM/direct/direct" for r in (0, 1)
+    ]
+    formed = [f"n1:2{r}:9{r} [{r}] NCCL INFO Connected all rings, use ring PXN 0 GDR 1" for r in (0, 1)]
+    timings = "n1:21:80 [1] NCCL INFO Init timings - ncclCommInitRankConfig: rank 1 nranks {} total 0.09 (kernels 0.07)"
+    assert path("\n".join([*ends, *formed])).answer == "unknown"
+    assert path("\n".join([timings.format(2), *ends, *formed])).answer == "local"
+    assert path("\n".join([timings.format(4), *ends, *formed])).answer == "unknown"
+
+
+def test_the_last_error_that_torch_quotes_shows_the_network_it_came_from():
+    quoted = (
+        "Last error:\nNET/IB : Got completion from peer 10.5.0.34<33956> with error 5, opcode 0, len 1, vendor err 244"
+    )
+    assert (path(quoted).answer, path(quoted).confidence) == ("rdma", LIKELY)
+    assert path("Last error:\nGot completion from peer").answer == "unknown"
+
+
+def test_what_was_tried_and_failed_is_not_certain_to_have_carried_anything():
+    began = [
+        f"n{r}:100:110 [0] NCCL INFO comm 0x{r} rank {r} nranks 2 cudaDev 0 busId 1000 commId 0xaa - Init START"
+        for r in (0, 1)
+    ]
+    tried = "n{0}:100:110 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [{1}] via NET/IB/0/GDRDMA"
+    tried = [tried.format(0, "send"), tried.format(1, "receive")]
+    failed = (
+        "n1:100:110 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 timed out, on dev mlx5_0:1"
+    )
+    assert path("\n".join([*began, *tried])).confidence == CERTAIN
+    assert path("\n".join([*began, *tried, failed])).confidence == LIKELY
+    assert (
+        path("\n".join([*began, *tried, "n0:100:110 [0] NCCL INFO Connected all rings", failed])).confidence == CERTAIN
+    )
+
+
+def test_a_sentence_about_a_line_of_nccl_is_no_connection():
+    line = "NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA"
+    assert path(f"The docs say: {line} is what you want to see.").answer == "unknown"
+    assert path(f"[2026-11-17 01:02:03] worker 3 | {line}").answer == "rdma"

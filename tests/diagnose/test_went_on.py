@@ -59,3 +59,33 @@ def test_what_slurm_says_about_its_own_cgroups_is_no_failure_of_the_program():
     assert read("step 1 loss 2.5", noise).failure.answer == "none"
     killed = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgroup."
     assert read("step 1 loss 2.5", killed, noise).failure.answer == "oom-kill"
+
+
+def test_a_line_of_the_job_script_is_not_the_cause_where_the_program_failed_later():
+    script = "/var/spool/slurmd/job81/slurm_script: line 9: conda: command not found"
+    raised = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in <module>', "    step()"]
+    report = read(script, *raised, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 388.00 MiB.")
+    assert report.failure.answer == "gpu-out-of-memory"
+    assert "conda" in "".join(finding.title for finding in report.failure.notes)
+    assert read(script).failure.answer == "command-not-found"
+
+
+def test_a_port_that_nccls_monitoring_could_not_have_is_no_failure():
+    bind = "NCCL WARN Call to bind failed: Address already in use"
+    formed = f"{AT} NCCL INFO Connected all rings"
+    assert read(f"{AT} ras/client_support.cc:159 {bind}", formed).failure.answer == "none"
+    assert read(f"{AT} misc/socket.cc:412 {bind}").failure.answer == "port-in-use"
+
+
+def test_a_warning_whose_head_is_of_another_form_is_no_failure_where_ranks_then_connect():
+    warned = "ubuntu:11610 [0] NCCL WARN A new library setting is forced, so setting it once more"
+    assert read(warned).failure.answer == "unknown"
+    assert read(warned, "ubuntu:11610 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1").failure.answer == "none"
+
+
+def test_ranks_that_told_where_they_are_did_come():
+    start = "n1:7{r}:35{r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 4 cudaDev {r} commId 0x89 - Init START"
+    shape = "n1:70:350 [0] NCCL INFO comm 0x50 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0"
+    began = [start.format(r=rank) for rank in (0, 1)]
+    assert read(*began).failure.answer == "ranks-missing"
+    assert read(*began, shape).failure.answer == "none"

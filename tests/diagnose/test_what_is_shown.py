@@ -81,8 +81,9 @@ def test_torchruns_table_gives_host_exit_code_and_where_to_look():
     assert "--log-dir" in failure.finding.fix and "@record" in failure.finding.fix
     found = read(f"{traceback('KeyError: 1', '[rank10]: ')}\n{TABLE}").failure.finding
     assert (found.code, found.rank, found.host) == ("exception", 10, "gpu07")
-    found = read(f"{traceback('KeyError: 1', '[rank9]: ')}\n{TABLE}").failure.finding
-    assert (found.rank, found.host) == (9, None), "the table is about another rank"
+    other = read(f"{traceback('KeyError: 1', '[rank9]: ')}\n{TABLE}").failure
+    assert (other.finding.rank, other.finding.host, other.confidence) == (10, "gpu07", "likely")
+    assert other.why_first == "torchrun saw rank 10 fail first; these words are rank 9's"
 
 
 @pytest.mark.parametrize(

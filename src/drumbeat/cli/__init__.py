@@ -84,7 +84,9 @@ def _main(argv: List[str]) -> int:
         print(f"drumbeat {__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"drumbeat: no command '{name}'{_nearest(name)}; drumbeat --help lists them", file=sys.stderr)
+        from drumbeat.printable import printable
+
+        print(f"drumbeat: no command '{printable(name)}'{_nearest(name)}; drumbeat --help lists them", file=sys.stderr)
         return 2
     return _call(name, argv[1:])
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 from drumbeat.cli.options import add_json
+from drumbeat.printable import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             raise Problem(
                 f"{args.capture}: {error.strerror}", f"choose a folder that can be written: {os.getcwd()}?"
             ) from None
-        print(f"drumbeat facts: wrote {args.capture} ({size} bytes)", file=sys.stderr)
+        print(f"drumbeat facts: wrote {printable(args.capture)} ({size} bytes)", file=sys.stderr)
     if args.json:
         from drumbeat.record import to_json
 

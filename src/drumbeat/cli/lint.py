@@ -7,6 +7,7 @@ import sys
 from typing import Any, Dict, List, Sequence
 
 from drumbeat.cli.options import add_json
+from drumbeat.printable import printable
 
 MAX_BYTES = 1_000_000
 
@@ -44,7 +45,9 @@ def run(args: Any) -> int:
                 _print(name, review)
             foreign = foreign_directives(review.text)
             if foreign:
-                print(f"{name}:{foreign[0][0]}: not read: {len(foreign)} lines with options of another scheduler")
+                print(
+                    f"{printable(name)}:{foreign[0][0]}: not read: {len(foreign)} lines with options of another scheduler"
+                )
             for line in fixed.get(name, ()):
                 print(line)
     if unread:
@@ -82,7 +85,7 @@ def _unread(name: str, text: str) -> str:
 
 
 def _shown(name: str) -> str:
-    return "standard input" if name == "-" else name
+    return "standard input" if name == "-" else printable(name)
 
 
 def read_script(name: str) -> str:
@@ -95,18 +98,21 @@ def read_script(name: str) -> str:
             with open(name, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise Problem(f"{name}: {error.strerror}", "give the path of a batch script") from None
+        raise Problem(f"{printable(name)}: {error.strerror}", "give the path of a batch script") from None
     if len(data) > MAX_BYTES:
         raise Problem(
-            f"{name} has more than {MAX_BYTES // 1_000_000} MB: that is no script", "for a log: drumbeat diagnose"
+            f"{printable(name)} has more than {MAX_BYTES // 1_000_000} MB: that is no script",
+            "for a log: drumbeat diagnose",
         )
     if b"\0" in data:
-        raise Problem(f"{name} is not text", "name a script or a page")
+        raise Problem(f"{printable(name)} is not text", "name a script or a page")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         place = data.count(b"\n", 0, error.start) + 1
-        raise Problem(f"{name}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)") from None
+        raise Problem(
+            f"{printable(name)}: line {place} is not UTF-8", "save it as UTF-8 (iconv -f latin1 -t utf-8)"
+        ) from None
 
 
 def _fix(name: str, review: Any) -> Sequence[str]:
@@ -136,12 +142,14 @@ def _fix(name: str, review: Any) -> Sequence[str]:
         os.chmod(temporary, mode)
         os.replace(temporary, name)
     except FileExistsError as error:
-        raise Problem(f"{error.filename} is already there", "move it away first; nothing was changed") from None
+        raise Problem(
+            f"{printable(error.filename)} is already there", "move it away first; nothing was changed"
+        ) from None
     except OSError as error:
-        raise Problem(f"cannot write {name}: {error.strerror}", "lint without --fix only reads") from None
+        raise Problem(f"cannot write {printable(name)}: {error.strerror}", "lint without --fix only reads") from None
     before = original.decode("utf-8").replace("\r\n", "\n")
-    lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), name)]
-    return (*(lines or ["only line ends changed"]), f"fixed {name}; the old text is {backup}")
+    lines = [redact(line) for line in difference(before, text.replace("\r\n", "\n"), printable(name))]
+    return (*(lines or ["only line ends changed"]), f"fixed {printable(name)}; the old text is {printable(backup)}")
 
 
 def _print(name: str, review: Any) -> None:

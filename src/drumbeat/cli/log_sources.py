@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.diagnose.wrapped import MAX_LINES, unwrap
+from drumbeat.printable import printable
 from drumbeat.problem import Problem
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ def find(paths: List[str]) -> Sources:
         elif os.path.isdir(path):
             _folder(path, found)
         elif os.path.exists(path):
-            found.files.append(Source(path, path))
+            found.files.append(Source(path, printable(path)))
         else:
             _run_folder(_run_named(path), found)
     if not found.files and not found.runs:
         raise Problem(
-            f"{', '.join(paths)}: nothing to read there", "give the files themselves if they have unusual names"
+            f"{', '.join(map(printable, paths))}: nothing to read there",
+            "give the files themselves if they have unusual names",
         )
     return found
 
@@ -75,7 +77,8 @@ def _run_named(name: str) -> str:
         return find_run(name, os.environ).path
     except NoSuchRun:
         raise Problem(
-            f"{name}: no such file, folder or run", "give log files, folders, run folders, run ids, or - for stdin"
+            f"{printable(name)}: no such file, folder or run",
+            "give log files, folders, run folders, run ids, or - for stdin",
         ) from None
 
 
@@ -92,9 +95,11 @@ def _folder(path: str, found: Sources) -> None:
             if name.startswith(".") or os.path.splitext(name)[1] in SKIPPED or not os.path.isfile(full):
                 found.skipped += 1
             elif len(found.files) >= MAX_FILES:
-                raise Problem(f"{path}: more than {MAX_FILES} files", "give a smaller folder, or the files themselves")
+                raise Problem(
+                    f"{printable(path)}: more than {MAX_FILES} files", "give a smaller folder, or the files themselves"
+                )
             else:
-                found.files.append(Source(full, os.path.normpath(full)))
+                found.files.append(Source(full, printable(os.path.normpath(full))))
 
 
 def _run_folder(path: str, found: Sources) -> None:
@@ -111,11 +116,11 @@ def _run_folder(path: str, found: Sources) -> None:
     hosts = {member.node: member.host for member in run.members()}
     for log in run.logs():
         file = os.path.join(path, log.name)
-        found.files.append(Source(file, near(file), log.rank, hosts.get(log.node)))
+        found.files.append(Source(file, printable(near(file)), log.rank, hosts.get(log.node)))
     for node, name in run.nccl_logs():
         file = os.path.join(path, name)
-        found.files.append(Source(file, near(file), host=hosts.get(node)))
-    found.files += [Source(file, near(file)) for file in (os.path.join(path, name) for name in run.output())]
+        found.files.append(Source(file, printable(near(file)), host=hosts.get(node)))
+    found.files += [Source(file, printable(near(file))) for file in (os.path.join(path, name) for name in run.output())]
 
 
 def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
@@ -186,9 +191,12 @@ def _blocks(path: str) -> Iterator[bytes]:
                 yield block
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         # What could be unpacked has been read; a log that is still being written ends like this.
-        print(f"drumbeat diagnose: {path}: damaged or unfinished gzip ({error}); read up to there", file=sys.stderr)
+        print(
+            f"drumbeat diagnose: {printable(path)}: damaged or unfinished gzip ({error}); read up to there",
+            file=sys.stderr,
+        )
     except OSError as error:
-        raise Problem(f"{path}: {error.strerror or error}", "check that it can be read") from None
+        raise Problem(f"{printable(path)}: {error.strerror or error}", "check that it can be read") from None
 
 
 def open_binary(path: str) -> IO[bytes]:

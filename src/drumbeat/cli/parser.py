@@ -7,6 +7,8 @@ import difflib
 import sys
 from typing import Any, List, NoReturn, Optional, Sequence
 
+from drumbeat.printable import printable
+
 
 class Parser(argparse.ArgumentParser):
     """An action's attribute `rare` leaves it to --help-all; `short` is what the short help says of it."""
@@ -23,6 +25,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self._refuse(args, unknown)
         return args
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
     def format_help(self) -> str:
         """The short help: every option in it is one that most people need, in a few words."""

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, List
 
 from drumbeat.cli.options import add_json
+from drumbeat.printable import printable
 
 if TYPE_CHECKING:
     from drumbeat.report.figures import Figures
@@ -112,7 +113,7 @@ def _write(path: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise Problem(f"cannot write {path}: {error.strerror}") from None
-    print(f"written to {path}", file=sys.stderr)
+    print(f"written to {printable(path)}", file=sys.stderr)
 
 
 def _finite(value: Any) -> Any:

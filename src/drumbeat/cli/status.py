@@ -30,10 +30,11 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded, printable
+    from drumbeat.desk.closing import closing_lines, code_words, failure_lines, folded
     from drumbeat.desk.placement_view import placement_lines
     from drumbeat.desk.runs import find_run
     from drumbeat.desk.state import state_of
+    from drumbeat.printable import printable
     from drumbeat.runfolder.lead_clock import lead_now
 
     found = find_run(args.run, os.environ)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.convert.literal import plain
+from drumbeat.finding import shown
 
 
 class LeftOut(NamedTuple):
@@ -33,8 +34,8 @@ class Draft:
         self.lines[key] = line
 
     def drop(self, line: int, text: str, why: str) -> None:
-        text = " ".join(plain(text).split())
+        text = " ".join(shown(plain(text)).split())
         self.left_out.append(LeftOut(line, text if len(text) <= 160 else text[:157] + "...", why))
 
     def question(self, line: int, text: str, why: str) -> None:
-        self.to_check.append(LeftOut(line, " ".join(plain(text).split())[:100], " ".join(why.split())))
+        self.to_check.append(LeftOut(line, " ".join(shown(plain(text)).split())[:100], " ".join(shown(why).split())))

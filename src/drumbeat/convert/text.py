@@ -8,6 +8,7 @@ from typing import Any, List
 import yaml
 
 from drumbeat.convert.draft import Draft
+from drumbeat.printable import printable
 
 _ORDER = (
     "name", "nodes", "ranks-per-node", "gpus", "command", "setup", "modules", "container", "container-runtime", "binds", "env",
@@ -25,7 +26,9 @@ def job_file(draft: Draft, source: str) -> str:
         keys["env"] = draft.env
     if draft.options:
         keys["submit-options"] = draft.options
-    lines = [f"# From {source} by drumbeat convert. drumbeat plan --render shows the batch script that this becomes."]
+    lines = [
+        f"# From {printable(source)} by drumbeat convert. drumbeat plan --render shows the batch script that this becomes."
+    ]
     for key in [*(key for key in _ORDER if key in keys), *(key for key in keys if key not in _ORDER)]:
         lines += _entry(key, keys[key], f"  # line {draft.lines[key]}" if key in draft.lines else "")
     for title, notes in (("Please check", draft.to_check), ("Left out", draft.left_out)):

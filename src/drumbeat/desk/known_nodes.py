@@ -13,6 +13,7 @@ from drumbeat.desk.node_history import KINDS, learn
 from drumbeat.desk.node_store import Exclusion, Sighting, Store, change_store
 from drumbeat.hostlist import HostlistError, expand
 from drumbeat.order import AvoidedNode, Order
+from drumbeat.printable import printable
 from drumbeat.problem import Problem
 from drumbeat.record import to_plain
 from drumbeat.spec.duration import parse_duration
@@ -145,7 +146,7 @@ def exclude(of: Site, hosts: Sequence[str], how_long: str, why: str, environ: Ma
             f"--for {how_long}: no time at all", "write --for 7d; drumbeat nodes forget HOST ends an exclusion"
         )
     now, site = time.time(), of.name
-    why = " ".join("".join(letter if letter.isprintable() else " " for letter in why).split())
+    why = " ".join(printable(why).split())
     why = why[:_LONGEST_WHY] or "excluded by hand"
     until = now + seconds
     new = [Exclusion(site, host, why, now, until, by_hand=True) for host in hosts]

@@ -127,7 +127,7 @@ def job_of(run: Run) -> str:
 
 
 def _ids(runs: List[Run]) -> str:
-    from drumbeat.desk.closing import printable
+    from drumbeat.printable import printable
 
     more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
     return ", ".join(printable(run.run_id) for run in runs[:5]) + more

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.diagnose.endings import GoodEnds, speaker
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.steps import Steps
@@ -26,7 +27,7 @@ class Log:
 
     lines: int = 0
     ends: Mapping[str, int] = field(default_factory=dict)  # file -> number of its last line
-    good_ends: Mapping[str, int] = field(default_factory=dict)  # file -> line that says that the work was done
+    good_ends: GoodEnds = field(default_factory=GoodEnds)
     places: Mapping[str, Places] = field(default_factory=dict)  # code -> its lines
     missing_ranks: Tuple[int, ...] = ()  # of the world, that wrote nothing here
     several_runs: bool = False  # appended to one another: which line belongs to which is not known
@@ -50,6 +51,11 @@ class Log:
         """How many lines its file goes on behind it."""
         return max(self.ends.get(event.evidence.file or "", 0) - event.number, 0)
 
+    def good_end_after(self, event: Event) -> bool:
+        """Does whoever wrote it say behind it that the work was done?"""
+        who = speaker(event.evidence.text, event.rank, event.host)
+        return self.good_ends.after(event.evidence.file or "", event.number, who)
+
     def trains_on(self, event: Event) -> bool:
         """Does its file show steps of training behind it?"""
         return self.steps.goes_on(event.evidence.file or "", event.number)
@@ -71,7 +77,7 @@ class Log:
                 error
                 for file, error in self.last_errors.items()
                 if self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
-                and self.good_ends.get(file, 0) < (error.line or 0)
+                and self.good_ends.last(file) < (error.line or 0)
                 and (len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text)
             ),
             None,

@@ -76,7 +76,9 @@ class _Judge:
         notes = (*self._merged(self.tiers[NOTE]), *(() if self.extra else self.unfinished))
         if self.log.nan_value is not None and not any(note.code in NOT_FINITE for note in notes):
             notes = (*notes, nan_among_the_last(self.log.nan_value))
-        sure = self.log.good_ends and not any(note.code in NOT_FINITE for note in notes)
+        sure = (
+            self.log.good_ends and not any(note.code in NOT_FINITE for note in notes) and not self.tiers.lived_through
+        )
         rest = Failure(
             NO_FAILURE,
             CERTAIN if sure else LIKELY,
@@ -139,11 +141,18 @@ class _Judge:
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
+        named = named and not self.tiers.trained_behind()
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed
         )  # else the last exception may follow from the one before
         others = self._merged([cause for cause in causes if cause.code != finding.code] + self.tiers[SYMPTOM])
+        other = self.named.first_of_others(finding)
+        if other is not None:
+            why, named = f"{other.who} saw rank {other.rank} fail first; these words are rank {finding.rank}'s", False
+            finding = replace(
+                finding, rank=other.rank, host=other.host or None, evidence=(*finding.evidence, other.evidence)
+            )
         return replace(
             rest,
             answer=finding.code,
@@ -183,6 +192,7 @@ class _Judge:
         rule = event.match.rule if event.match else None
         named = rule is not None and rule.names_itself and len({e.code for e in telling or symptoms}) == 1
         named = named and not unexplained and not self._may_follow(event) and not all(e.mention for e in alike)
+        named = named and not self.tiers.trained_behind()
         return replace(
             rest,
             answer=finding.code,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
+from drumbeat.diagnose.endings import GoodEnds
 from drumbeat.diagnose.groups import group
 from drumbeat.diagnose.processes import Member
 from drumbeat.diagnose.watchdog import ranks
@@ -13,12 +14,12 @@ from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 MAX_FINDINGS = 8
 
 
-def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
+def incomplete(state: Communicators, good_ends: GoodEnds) -> Tuple[List[Finding], List[Finding]]:
     """START without COMPLETE, which NCCL 2.18 and newer print: those that hang, and those where the log may just end.
 
     Where one rank is through, or most of the ranks wait, somebody is missing. The START of a single rank is what any
     log shows that was cut there; so are those of some, where as many processes as ranks have spoken, and those of all the
-    ranks of one host.
+    ranks of one host. Where the work was done in the end, lines of COMPLETE are missing and not ranks.
     """
     spoke = sum(bool(process.speaks_of_networks or process.members) for process in state.processes.values())
     hanging: List[Finding] = []
@@ -32,16 +33,24 @@ def incomplete(state: Communicators) -> Tuple[List[Finding], List[Finding]]:
         nranks, hosts = max(member.nranks for member in members), {member.process.host for member in members}
         most = len(waiting) > 1 and 2 * len(waiting) >= nranks
         of_one_process = len(members) > 1 and all(member.process is members[0].process for member in members)
-        all_came = len({member.rank for member in members}) == nranks
+        all_came = len({member.rank for member in members}) == nranks or _all_came(members)
         cut = len(hosts) == 1 if all_came else spoke >= nranks or of_one_process
-        (hanging if through or most and not cut else maybe).append(_finding(members, waiting))
+        finding = _finding(members, waiting)
+        done = all(good_ends.last(each.file or "") > (each.line or 0) for each in finding.evidence)
+        if not done:
+            (hanging if through or most and not cut else maybe).append(finding)
     return hanging, maybe
+
+
+def _all_came(members: List[Member]) -> bool:
+    """A rank knows how many nodes there are, and is through, when every rank has told it where it is."""
+    return any(member.nnodes or member.completed for member in members)
 
 
 def _finding(members: List[Member], waiting: List[Member]) -> Finding:
     nranks = max(member.nranks for member in members)
     seen = {member.rank for member in members}
-    absent = [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
+    absent = [] if _all_came(members) else [rank for rank in range(min(nranks, 100_000)) if rank not in seen]
     evidence = tuple(member.started for member in waiting[:2] if member.started)
     if absent:
         title = f"a communicator of {nranks} ranks was never complete: {ranks(absent)} did not come"

@@ -97,6 +97,14 @@ class NamedRank:
             return finding  # another node's torchrun, maybe of another run
         return replace(finding, rank=first.rank, local=False, host=finding.host or first.host or None)
 
+    def first_of_others(self, finding: Finding) -> Optional[FirstFailure]:
+        """torchrun's word that another rank failed first, as by an uncaught exception; that rank's own words are not here."""
+        first = self._first
+        if first is None or first.who != "torchrun" or first.rank is None or first.exit_code != 1:
+            return None
+        here = bool(finding.evidence) and finding.evidence[0].file == first.evidence.file
+        return first if here and not finding.local and finding.rank not in (None, first.rank) else None
+
     def _of_nobody(self, event: Event) -> bool:
         """It concerns the job, or the launcher itself raised it: which rank that saw fail is another matter."""
         return _blames(event) == JOB or (event.evidence.file, event.number) in self._log.by_launcher

@@ -35,10 +35,12 @@ _OLD_HEAD = re.compile(
 _BARE = re.compile(
     r"(?:(?P<file>[\w./]{1,300}):\d+ )?\bNCCL (?P<level>INFO|WARN) "
 )  # the head itself was cut off, or left out by who quoted it
+_PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,}[ :]")  # a sentence that quotes such a line
 # Lines that only NCCL writes, where who quoted them left the whole head out.
 _HEADLESS = re.compile(
     r"\s{0,8}(?:(?:Channel|Ring) \d+(?:/\d+)? : \d+(?:\[\w+\])? -> \d+\S* (?:\[(?:send|receive)\]\s+)?via "
-    r"|NET/(?:IB|Socket) ?: Using |NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
+    r"|NET/(?:IB|Socket) ?: Using |NET/IB ?: Got completion "
+    r"|NET/OFI |Using network \w|Bootstrap ?: Using |\w*\s?comm 0x[0-9a-f]+ rank \d+ n[rR]anks )"
 )
 HEADLESS_STARTS = (
     b"Channel ",
@@ -74,7 +76,7 @@ def records(text: str) -> Iterator[Record]:
     heads = list(_HEAD.finditer(text)) or list(_OLD_HEAD.finditer(text))
     if not heads:
         bare = _BARE.search(text)
-        if bare:
+        if bare and not _PROSE.search(text, 0, bare.start()):
             yield Record("", 0, 0, bare["level"], text[bare.end() :], file=bare["file"] or "")
         elif _HEADLESS.match(text):
             yield Record("", 0, 0, "INFO", text.strip())
@@ -94,10 +96,13 @@ _INIT = re.compile(
     r"(?:comm (0x[0-9a-f]+|\(nil\))|ncclCommInit\w+ \S{1,40}) rank (\d+) n[rR]anks (\d+) .{0,300}?"
     r"(?:commId (0x[0-9a-f]+).{0,60}?)?- (Init START|Init COMPLETE|Abort COMPLETE|Destroy COMPLETE|Destroy START)"
 )
+_TIMINGS = re.compile(
+    r"Init timings - ncclComm\w+: rank \d+ nranks (\d+) "
+)  # written once its communicator is complete
 _SHAPE = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d+)")
 _RCCL_SHAPE = re.compile(r"comm:(0x[0-9a-f]+), nRanks:(\d+), nNodes:(\d+)")
 _CHANNEL = re.compile(
-    r"(?:(?:Channel|Ring) \d+(?:/\d+)? : |(?=\d+ -> \d+ via (?:NET|P2P|SHM)/))"  # up to 2.2 without the number of the ring
+    r"(?:(?:Channel|Ring) \d+(?:/\d+)? : |(?=\d+(?:\[\w+\])? -> \d+(?:\[\w+\])? (?:\[\w+\]\s+)?via (?:NET|P2P|SHM)/))"
     r"(\d+)(?:\[[0-9a-f]+\])? -> (\d+)(?:\[[0-9a-f]+\])? (?:\[(send|receive)\]\s+)?via (\S.*)"
 )
 _RING = re.compile(r"Channel \d+(?:/\d+)? :((?:\s+\d+)+)\s*$")  # the ring of all ranks, printed by rank 0
@@ -119,7 +124,7 @@ HEADS = frozenset((
     b"NET/IB", b"NET/IB:", b"NET/Socket", b"NET/Socket:", b"NET/OFI", b"Bootstrap", b"Bootstrap:", b"GPU",
     b"Connected", b"GDRDMA", b"P2P", b"Call", b"AllReduce:", b"Broadcast:", b"AllGather:", b"ReduceScatter:",
     b"Reduce:", b"Send:", b"Recv:", b"AlltoAll:", b"AllToAll:", b"NET/Plugin:", b"NET/Plugin", b"ANP",
-    b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP", b"Error:", b"Error",
+    b"NET/IBext", b"NET/SHARP", b"NET/RCCL-ANP", b"Error:", b"Error", b"Init",
 ))
 # fmt: on
 
@@ -136,6 +141,8 @@ def looks_headless(raw: bytes) -> bool:
 
 def worth(word: bytes) -> bool:
     """May a message that begins with this word say something? No digit in it decides that."""
+    if word[:1].isdigit():  # 0[0] -> 8[0] via NET/IB/0
+        return word.isdigit() or b"[" in word
     return word in HEADS or word.startswith((b"ncclComm", b"NCCL_", b"RCCL_", b"NET/", b"comm:", b"transport/"))
 
 
@@ -208,6 +215,9 @@ def _communicator(message: str) -> Optional[Observation]:
     match = _COLLECTIVE.search(message)
     if match:
         return Ranks(match[1], int(match[2]))
+    match = _TIMINGS.match(message)
+    if match:
+        return Ranks("", int(match[1]))
     return None
 
 

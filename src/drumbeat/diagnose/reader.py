@@ -18,7 +18,7 @@ from drumbeat.diagnose.cut_tracebacks import add_cut_tracebacks
 from drumbeat.diagnose.dull import Dull
 from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
-from drumbeat.diagnose.endings import GOOD_ENDS, is_good_end
+from drumbeat.diagnose.endings import GOOD_ENDS, GoodEnds, is_good_end, speaker
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import (
@@ -92,7 +92,7 @@ class Reader:
         self._last_errors: Dict[
             str, Evidence
         ] = {}  # file -> its last line that a logger calls an error and no rule knows
-        self._good_ends: Dict[str, int] = {}  # file -> line that says that the work was done
+        self._good_ends = GoodEnds()
         self._tails = Tails()
         self._bare = 0
         self._dull = Dull(self._prefilter, _SIGNS)
@@ -224,8 +224,7 @@ class Reader:
         for file, first in begins.items():
             self.events.drop(file, first)
             self.losses.drop(file, first)
-            if self._good_ends.get(file, first) < first:
-                del self._good_ends[file]
+            self._good_ends.drop(file, first)
         if begins:
             self.elastic.drop(begins)
         return begins
@@ -272,7 +271,7 @@ class Reader:
         tracebacks = self._tracebacks.get(file)
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
-            self._good_ends[file] = number
+            self._good_ends.add(file, number, speaker(text, line.rank, line.host))
         if found and not quoted:
             record = next(nccl.records(text), None) if "NCCL" in text else None
             host, pid, device = (record.host, record.pid, record.device) if record else ("", 0, None)

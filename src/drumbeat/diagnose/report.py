@@ -10,6 +10,7 @@ from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, whole
 from drumbeat.diagnose.dumps.content import Dump
 from drumbeat.diagnose.elastic import ElasticSummary
+from drumbeat.diagnose.endings import GoodEnds
 from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.failure import AT_THE_END, Failure, Log
 from drumbeat.diagnose.judge import judge
@@ -45,7 +46,7 @@ def make_report(
     elastic: ElasticSummary,
     extra: Tuple[Finding, ...] = (),
     ends: Optional[Mapping[str, int]] = None,
-    good_ends: Optional[Mapping[str, int]] = None,
+    good_ends: Optional[GoodEnds] = None,
     pasted: Tuple[Dump, ...] = (),
     of_a_run: bool = True,
     recorded: Optional[Recorded] = None,
@@ -57,12 +58,12 @@ def make_report(
 ) -> Report:
     verdict = transport.judge(state)
     seen = whole(state, verdict, events)
-    hanging, unfinished = missing.incomplete(state)
+    hanging, unfinished = missing.incomplete(state, good_ends or GoodEnds())
     more = [*extra, *timeouts.findings(verdict.nranks), *missing.different_networks(state), *hanging]
     log = Log(
         lines,
         ends or {},
-        good_ends or {},
+        good_ends or GoodEnds(),
         events.places,
         transport.missing_ranks(state),
         elastic.several_runs and recorded is None,

@@ -12,6 +12,7 @@ from drumbeat.diagnose.report import Report
 from drumbeat.diagnose.rulebook import Rulebook
 from drumbeat.diagnose.transport import Transport
 from drumbeat.finding import INFO, SEVERITIES, UNKNOWN, Evidence, Finding
+from drumbeat.printable import printable
 
 LABEL = 12
 MAX_LIST = 6
@@ -169,7 +170,7 @@ def _evidence(evidence: Iterable[Evidence], lines: List[str], width: int) -> Non
 
 def plain(text: str) -> str:
     """Logs are untrusted: nothing that steers a terminal gets through."""
-    return "".join(char if char.isprintable() else " " for char in text).strip()
+    return printable(text).strip()
 
 
 def _put(label: str, words: str, lines: List[str], width: Optional[int]) -> None:

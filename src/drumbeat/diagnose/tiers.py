@@ -19,6 +19,7 @@ from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
+_FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
 SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
@@ -36,6 +37,7 @@ class Tiers:
 
     def __init__(self, live: List[Event], first: Optional[FirstFailure], extra: Sequence[Finding], log: Log) -> None:
         self.first, self.extra, self.log = first, extra, log
+        self.lived_through = False  # errors were left out because the work was done in the end
         self.passed_over = False  # errors were left out because training went on behind them
         self._step_ends: Dict[
             Optional[str], int
@@ -57,7 +59,9 @@ class Tiers:
         follows: it has started the ranks again. What stands before belongs to an attempt that is over."""
         found: Dict[Optional[str], int] = {}
         for event in live if self.first is None else ():
-            if _ELASTIC_FAILED.search(event.evidence.text) and self.log.trains_on(event):
+            if _ELASTIC_FAILED.search(event.evidence.text) and (
+                self.log.trains_on(event) or self._good_end_after(event)
+            ):
                 found[event.evidence.file] = max(event.number, found.get(event.evidence.file, 0))
         return found
 
@@ -110,7 +114,7 @@ class Tiers:
 
     def _connects_after(self, event: Event) -> bool:
         """NCCL warned, and its ranks went on to connect."""
-        return event.pid > 0 and self.log.connects_last.get(event.evidence.file or "", 0) > event.number
+        return self.log.connects_last.get(event.evidence.file or "", 0) > event.number
 
     def _handled(self, event: Event) -> bool:
         """Training goes on behind this line, which is no traceback's end and of no certain rank, or the program says that it goes
@@ -122,11 +126,11 @@ class Tiers:
         return own or self.log.steps.handled(file, event.number)
 
     def _good_end_after(self, event: Event) -> bool:
-        return self.log.good_ends.get(event.evidence.file or "", 0) > event.number
+        return self.log.good_end_after(event)
 
     def _done_before(self, event: Event) -> bool:
         """When the work is done the ranks leave one by one, and the last ones see closed connections."""
-        return 0 < self.log.good_ends.get(event.evidence.file or "", 0) < event.number
+        return 0 < self.log.good_ends.last(event.evidence.file or "") < event.number
 
     def _went_on(self, event: Event) -> bool:
         """Nothing else says that anything failed, and the program wrote on behind this exception."""
@@ -192,19 +196,43 @@ class Tiers:
         rest = [event for event in causes if event.match or not (event.of_helper and may_follow(event.exception))]
         return rest if rest or self.tiers[SYMPTOM] else causes
 
+    def _without_script_lines(self, causes: List[Event]) -> List[Event]:
+        """A shell goes on behind a line that failed: what failed after it, in the program, ended the job."""
+        ends = {
+            event.evidence.file: event.number
+            for event in sorted(causes, key=lambda each: each.number)
+            if not _survivable(event)
+        }
+        passed = [event for event in causes if _survivable(event) and event.number < ends.get(event.evidence.file, 0)]
+        self.tiers[NOTE] += passed
+        return [event for event in causes if event not in passed]
+
     def _forget_what_was_lived_through(self) -> None:
         """Behind its last word of a failure every file goes on long and says in the end that the work was done: a run that
         was started again, or one that went on."""
-        failing = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
-        last: Dict[str, Event] = {}
-        for event in sorted((each for tier in failing for each in self.tiers[tier]), key=lambda each: each.number):
-            last[event.evidence.file or ""] = event
+        last = self._last_words()
         if self.extra or self.first or not last:
             return
-        if all(self.log.after(event) > CAUGHT_LINES and self._good_end_after(event) for event in last.values()):
-            for tier in failing:
+        if all(self.went_on_to_a_good_end(event) for event in last.values()):
+            self.lived_through = True
+            for tier in _FAILING:
                 self.tiers[NOTE] += [event for event in self.tiers[tier] if event.match]
                 self.tiers[tier] = []
+
+    def went_on_to_a_good_end(self, event: Event) -> bool:
+        """Where a launcher reports a failed rank, steps behind that may be those that the others had still to write."""
+        goes_on = self.log.after(event) > CAUGHT_LINES or (self.log.trains_on(event) and not self.tiers[REPORT])
+        return goes_on and self._good_end_after(event)
+
+    def _last_words(self) -> Dict[str, Event]:
+        """File -> the last event that says that something failed."""
+        failing = sorted((each for tier in _FAILING for each in self.tiers[tier]), key=lambda each: each.number)
+        return {event.evidence.file or "": event for event in failing}
+
+    def trained_behind(self) -> bool:
+        """Do steps of training, or words of a good end, follow the last line in every file that says that something failed?"""
+        last = self._last_words()
+        return bool(last) and all(self.log.trains_on(event) or self._good_end_after(event) for event in last.values())
 
     def _sort_out(self) -> None:
         """Exceptions that a better line explains, that were caught, or that the rank lived through."""
@@ -214,6 +242,7 @@ class Tiers:
         for tier in (CAUSE, UNEXPLAINED):
             tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
         tiers[CAUSE] = self._without_helpers(_without_reraised(tiers[CAUSE]))
+        tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
@@ -234,12 +263,14 @@ class Tiers:
             ]
             tiers[CAUSE] = [event for event in tiers[CAUSE] if event not in handled]
             tiers[NOTE] += handled
+            self.lived_through = self.lived_through or bool(handled)
             known = [event for event in known if event not in handled]
         if self.nobody_else() and not known:
             for tier in (CAUSE, UNEXPLAINED):
                 went_on = [(event, self._went_on(event)) for event in tiers[tier]]
                 tiers[tier] = [event for event, caught in went_on if not caught]
                 tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
+                self.lived_through = self.lived_through or any(caught for _, caught in went_on)
 
 
 class Nearby:
@@ -255,6 +286,10 @@ class Nearby:
         """Those on lines `first` to `last` of this file."""
         numbers = self._numbers.get(file, [])
         return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
+
+
+def _survivable(event: Event) -> bool:
+    return event.match is not None and event.match.rule.survivable
 
 
 def _explained(exception: Event, known: Nearby) -> bool:

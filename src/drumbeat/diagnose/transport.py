@@ -138,6 +138,8 @@ def _communicator(members: List[Member], alone: bool, rings: int) -> Communicato
     seen = len({member.rank for member in members if member.rank >= 0})
     if net:
         path = of_edges(net)
+        if path.confidence == CERTAIN and _failed_to_form(members):
+            path = replace(path, confidence=LIKELY)
     elif nranks == 1 or _one_node(members, hosts, seen, nranks):
         formed = edges or any(member.completed or member.nnodes for member in members)
         evidence, alone = _local_evidence(members, edges), nranks == 1 and not edges
@@ -151,6 +153,12 @@ def _communicator(members: List[Member], alone: bool, rings: int) -> Communicato
             path = replace(path, evidence=_local_evidence(members, edges) if edges else ())
     comm_id = next((member.comm_id for member in members if member.comm_id), "")
     return Communicator(nranks, seen, tuple(hosts[:MAX_LISTED]), path, comm_id)
+
+
+def _failed_to_form(members: List[Member]) -> bool:
+    """It began and never was complete, and the network printed errors: what was tried may not be what carried anything."""
+    formed = any(member.completed or member.process.formed for member in members)
+    return not formed and any(member.started and member.process.used for member in members)
 
 
 def _ring(members: List[Member], nranks: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import List, Optional, Tuple
 
-from drumbeat.desk.closing import count, duration, ledger_words, printable, speed
+from drumbeat.desk.closing import count, duration, ledger_words, speed
+from drumbeat.printable import printable
 from drumbeat.report.figures import Figures, GpuUse, Traffic
 
 NOT = "not measured"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.log_tail import tail
-from drumbeat.finding import PEER_LOST, WARNING, Evidence, Finding
+from drumbeat.finding import PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.printable import printable
 from drumbeat.printed.reader import read_line
 
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
@@ -66,7 +67,7 @@ def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[
         return None
     text = found.evidence[0].text
     for stream in sorted(streams, key=lambda each: (_ranks(streams).index(each.rank), each.name)):  # err before out
-        place = max((number for number, line in enumerate(stream.lines) if text in line), default=None)
+        place = max((number for number, line in enumerate(stream.lines) if text in shown(line)), default=None)
         if place is not None:
             return (found, stream) if not _works(stream.lines[place + 1 :], _TABLE) else None
     return None
@@ -84,9 +85,7 @@ def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
             if line.level in ("E", "F") or _ERROR_LINE.match(line.text) or own:
                 if _works(lines[number + 1 :], _LAST):
                     break
-                text = "".join(each if each.isprintable() else " " for each in without_colour(lines[number])).strip()[
-                    :500
-                ]
+                text = shown(printable(without_colour(lines[number]))).strip()[:500]
                 return Finding("", WARNING, text, evidence=(Evidence(text),), rank=stream.rank), stream
     return None
 

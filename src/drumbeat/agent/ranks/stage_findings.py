@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Optional
 
 from drumbeat.agent.ranks.stages import Stage
-from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding
+from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding, shown
 from drumbeat.signals import EXIT_NOT_FOUND
 
 STAGE_FAILED = "stage-failed"  # a doubt: a launcher in the script failed, and the script ended with 0
@@ -15,7 +15,7 @@ _FIND_IT = "activate the environment that has it, in the script or in `setup:` o
 
 def unended(stage: Stage, code: str, severity: str, cause: str) -> Finding:
     return Finding(
-        code, severity, f"the script ended while its {stage.command[:200]} had not reported its end", cause,
+        code, severity, f"the script ended while its {shown(stage.command)[:200]} had not reported its end", cause,
         "wait for it at the end of the script: `wait`; or leave out the &. If it was killed, look for memory that ran out",
         confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"),
     )  # fmt: skip
@@ -25,9 +25,9 @@ def stage_failed(stage: Stage, later: str) -> Finding:
     """`later`: what ran after it and ended well; '' where nothing is known to have."""
     first = stage.failures[0] if stage.failures else {}
     code = int(first.get("exit_code", stage.exit_code))
-    went_on = f"what ran after it ended well: {later[:200]}" if later else "ended with exit code 0"
+    went_on = f"what ran after it ended well: {shown(later)[:200]}" if later else "ended with exit code 0"
     return Finding(
-        STAGE_FAILED, WARNING, f"the script's {stage.command[:200]} {_words(code, bool(stage.failures))}",
+        STAGE_FAILED, WARNING, f"the script's {shown(stage.command)[:200]} {_words(code, bool(stage.failures))}",
         f"the script went on, and {went_on}",
         "look at its log; if the run should end at such a failure, leave out what follows it in the script",
         confidence=CERTAIN, seen=("the launchers that the script called", "the script's exit code"), rank=first.get("rank"),
@@ -59,5 +59,5 @@ def no_rank(stage: Stage) -> Finding:
         "no-rank-started", ERROR, "the launcher in the script started no rank",
         "it ended before its first rank; the script went on, and ended with exit code 0",
         "look at what it printed; `set -o pipefail` in the script passes its exit code on",
-        (Evidence(stage.command[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
+        (Evidence(shown(stage.command)[:200]),), confidence=CERTAIN, seen=("the launchers that the script called", "rank logs"),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from drumbeat.backends.contract import Handle, parse_handle
 from drumbeat.backends.kubernetes.options import check_namespace
-from drumbeat.backends.kubernetes.states import printable
+from drumbeat.printable import printable
 from drumbeat.problem import Problem
 
 _SECONDS = 30.0

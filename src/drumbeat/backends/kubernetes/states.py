@@ -8,6 +8,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Seq
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
+from drumbeat.printable import printable
 
 Plain = Mapping[str, Any]
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -295,11 +296,6 @@ def _terminated(status: Plain) -> Plain:
 def _at(item: Plain, key: str) -> Plain:
     value = item.get(key) if isinstance(item, Mapping) else None
     return value if isinstance(value, Mapping) else {}
-
-
-def printable(text: str) -> str:
-    """Without control characters: what a cluster says is shown on a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _short(text: Any) -> str:

@@ -18,9 +18,9 @@ from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.render import check as check_pod
 from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
-from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai import client, grammar, script
 from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
+from drumbeat.printable import printable
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder

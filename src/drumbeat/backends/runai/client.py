@@ -10,8 +10,8 @@ import subprocess
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
-from drumbeat.backends.kubernetes.states import printable
 from drumbeat.backends.runai.grammar import CLI_1, CLI_2, Cli
+from drumbeat.printable import printable
 from drumbeat.problem import Problem
 
 _SECONDS = 60.0
