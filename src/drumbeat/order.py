@@ -155,7 +155,7 @@ class Order:
     folder: str  # the run folder
     site: str
     backend: str
-    emulated: bool = False  # nodes are processes of one machine
+    emulated: bool = False  # nodes are processes of this machine; one alone is not emulated: see `nodes_emulated`
     gpus: Optional[int] = None  # per node; none: all of them
     hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
     master: str = ""  # host or address of node 0 that the others dial
@@ -249,6 +249,16 @@ class Order:
         )
         terms = {key: to_plain(getattr(self, key)) for key in shared}
         return {**terms, "command": list(self.agreed_command or self.command)}
+
+    @property
+    def nodes_emulated(self) -> bool:
+        """Whether several nodes stand for machines that are not there. One node on this machine is this machine."""
+        return self.emulated and self.nodes > 1
+
+    @property
+    def here_why(self) -> str:
+        """Why nothing crosses a network, where all nodes are on this machine."""
+        return "the nodes are processes of one machine" if self.nodes > 1 else "all ranks are on this machine"
 
     @property
     def identity(self) -> str:

@@ -1,13 +1,15 @@
 """Why a rank ended, where only the agent can know."""
 
 import os
+import signal
 import sys
 
 import pytest
 
-from drumbeat.agent.ranks.explain import Explainer
+from drumbeat.agent.ranks.explain import Explainer, with_last_step
 from drumbeat.agent.ranks.launchers import End, launcher_of
 from drumbeat.agent.ranks.start import start
+from drumbeat.facts.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
 from tests.agent.test_lead import order
 
@@ -127,3 +129,39 @@ def test_the_error_that_a_program_wrote_last_before_it_ended_with_0(tmp_path, ou
     assert (found.title if found else "") == heard
     assert found is None or (found.code, found.severity, found.confidence) == ("caught-error", "warning", "likely")
     assert explainer.caught(End(0, 0, None, 1100.0), False) is None  # it lived on after its last line
+
+
+@pytest.mark.parametrize(
+    "identity,advice",
+    [
+        (Identity(), "dmesg on that host (it may need root) says whether it was memory; watch the host memory"),
+        (
+            Identity("openmpi", batch="slurm"),
+            "dmesg on that host, or sacct -j JOB -o State,MaxRSS; watch the host memory",
+        ),
+        (Identity("runai"), "kubectl describe pod POD says whether it was memory (OOMKilled); watch the host memory"),
+    ],
+)
+def test_a_kill_from_outside_has_advice_for_the_place_of_the_run(tmp_path, identity, advice):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("python", "train.py"))
+    explainer = Explainer(
+        asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path), identity=identity
+    )
+    finding = explainer.explain(End(0, None, int(signal.SIGKILL), 0.0), False)
+    assert (finding.code, finding.fix) == ("killed", advice)
+    terminated = explainer.explain(End(0, None, int(signal.SIGTERM), 0.0), False)
+    assert terminated.code == "terminated" and ("sacct" in terminated.fix) == (identity.batch == "slurm")
+
+
+def test_an_end_without_words_says_what_ends_a_program_like_that(tmp_path):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("python", "train.py"))
+    explainer = Explainer(asked, folder, launcher_of(asked, folder, folder, "", ""), 0, str(tmp_path))
+    finding = explainer.explain(End(0, 1, None, 0.0), False)
+    assert (finding.code, finding.cause) == ("exit-code", "not known: it wrote nothing")
+    assert "sys.exit, os._exit" in finding.fix
+    assert with_last_step(finding, 20).cause == "not known: it wrote nothing; the last step seen on this node was 20"
+    assert with_last_step(finding, None) == finding

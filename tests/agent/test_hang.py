@@ -1,9 +1,13 @@
 """Hangs and slow ranks, with a false clock: what one look shows is judged, and healthy runs are never warned of."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drumbeat.agent.looks.proc import read_ranks
 from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.rank_progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
@@ -13,6 +17,7 @@ from drumbeat.agent.watchers.hang_verdict import judge
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.runfolder.records import Metric
+from tests.conftest import wait_for
 
 GLOO = ("distributed/distributed_c10d.py:3252 all_reduce", "train.py:20 step", "train.py:40 main")
 
@@ -87,6 +92,24 @@ def test_where_nobody_stands_out_it_is_said_what_each_does():
     found = judge([look(0, call="futex"), look(1, call="clock_nanosleep")], Silence(8.0))
     assert (found.code, found.rank) == ("hang-all-idle", None)
     assert found.title == "no step for 8 s: no rank is working; rank 0 is waiting in futex; rank 1 is asleep"
+
+
+def test_of_two_ranks_without_a_stack_the_one_that_sleeps_through_holds_the_other_up():
+    asleep = look(1, call="clock_nanosleep", wakes=0.0)
+    found = judge([look(0, call="futex", wakes=0.5), asleep], Silence(18.0))
+    assert (found.code, found.rank, found.host) == ("hang-asleep", 1, "h0")
+    assert found.title == "no step for 18 s: rank 1 is asleep; rank 0 is waiting in futex"
+    assert found.fix.startswith("py-spy dump --pid 101 on h0 shows where rank 1 is; drumbeat names the line itself")
+    assert "metrics.report" in found.fix
+    polls = look(
+        1, call="clock_nanosleep", wakes=100.0
+    )  # one that looks for something all the time may wait for rank 0
+    found = judge([look(0, call="futex", wakes=0.5), polls], Silence(18.0))
+    assert found.code == "hang-all-idle" and found.fix.startswith(
+        "py-spy dump --pid 101 on h0 shows where rank 1 waits"
+    )
+    parent = look(0, call="wait4", wakes=0.0)  # it waits for a process of its own
+    assert judge([parent, asleep], Silence(70.0)).code == "hang-all-idle"
 
 
 def test_flight_recorders_tell_who_is_behind_and_who_calls_something_else():
@@ -368,3 +391,20 @@ def test_ranks_that_have_made_their_steps_say_so():
     ranks = RankProgress()
     ranks.add(Metric(0, 1, 3.0, step=3), 3.0)
     assert not ranks.beat(None, 20.0).done, "nobody has said how many there are"
+
+
+def test_a_look_at_real_processes_tells_a_long_sleep_from_a_poll(tmp_path):
+    """Also where /proc shows no system call, only the kernel's function."""
+    names = {"sleeps": "time.sleep(600)", "polls": "[time.sleep(0.01) for _ in range(60000)]"}
+    made = []
+    try:
+        for name, text in names.items():
+            code = f"import time; open({name!r}, 'w').close(); {text}"
+            made.append(subprocess.Popen([sys.executable, "-S", "-c", code], cwd=tmp_path))
+        wait_for(lambda: all((tmp_path / name).exists() for name in names), 60, "both")
+        looks, _ = read_ranks("r", 0, {each.pid: rank for rank, each in enumerate(made)}, False, str(tmp_path), [])
+    finally:
+        for each in made:
+            each.kill()
+            each.wait()
+    assert looks[0].wakes < 1.5 < looks[1].wakes

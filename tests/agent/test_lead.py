@@ -377,6 +377,24 @@ def test_ranks_that_go_on_without_the_others_are_named():
     assert lead.tick(200.0) == []  # said once
 
 
+def test_ranks_of_a_launcher_that_go_on_without_the_others_are_named():
+    lead, _ = mustered(launcher="torchrun", command=("torchrun", "train.py"))
+    lead.rank_ended(0, ended(1), 10.0)
+    (record,) = lead.tick(130.0)
+    assert record.data["finding"]["title"] == "1 of 4 ranks ended 120 s ago; ranks 0,2-3 still run"
+
+
+def test_a_launcher_whose_ranks_all_ended_well_at_the_time_limit_has_finished():
+    lead, _ = mustered(launcher="torchrun", command=("torchrun", "train.py"), time_limit=100.0)
+    lead.tick(101.0)
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank, by_us=True), 101.5)
+    for node in range(2):
+        lead.rank_ended(node, dataclasses.replace(ended(2 * node, by_us=True), of_command=True), 101.6)
+    done(lead, 0, 102.0)
+    assert finish(done(lead, 1, 102.0)) == [0] and lead.history[-1].outcome == FINISHED
+
+
 def test_a_launcher_on_node_0_alone_waits_in_vain_and_is_told_so():
     """`if [ $NODE_RANK = 0 ]; then torchrun ...`: the script of node 1 (its first rank is 2) ends at once."""
     lead, _ = mustered(launcher="once")

@@ -7,14 +7,18 @@ import pytest
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.agent.watchers.transport import Gate
 from drumbeat.agent.watchers.transport_meant import Place
-from drumbeat.doctor.examine import examine
+from drumbeat.doctor.case import make_case
+from drumbeat.doctor.compare import compare
+from drumbeat.doctor.examine import examine, preflight
+from drumbeat.doctor.network import compare_with_host
+from drumbeat.facts.model import Peer, Peers
 from drumbeat.finding import CERTAIN, OK, UNKNOWN
 from drumbeat.order import Expect, Floor
 from drumbeat.plan.world_seen import Planned, Row
 from drumbeat.plan.world_seen import judge as judge_world
 from drumbeat.verify.judge import judge as judge_results
 from tests.diagnose.reading import IB, run
-from tests.plan.archetype import facts_of
+from tests.plan.archetype import SITES, facts_of, order_of
 from tests.plan.test_placement import Seats
 from tests.verify.making import gemm, measured, pair, rails, results
 
@@ -103,6 +107,29 @@ def test_network():
     numbers = {int(text.rpartition(":")[2]) for text in verdict.seen}
     left = network([line for number, line in enumerate(lines, 1) if number not in numbers and " via " not in line])
     assert left.confidence != CERTAIN
+
+
+@pytest.mark.parametrize("name", sorted(SITES))
+def test_doctor_is_certain_only_of_what_it_names_as_seen(name):
+    nodes = facts_of(name, 2)
+    several = Peers(tuple(Peer(node, each.host, "", each) for node, each in enumerate(nodes)), "", 0)
+    changed = replace(
+        nodes[1], memory_bytes=1 << 30, versions={**nodes[1].versions, "nccl": "1.0"}, gpus=(), interfaces=()
+    )
+    other = replace(several, nodes=(several.nodes[0], Peer(1, "other", "", changed, 9.0)))
+    bare = replace(nodes[0], interfaces=(), rdma=(), cxi=(), unknown=("a file",))
+    inside = [replace(each, digest="0" * 64) for each in nodes[0].libraries]
+    findings = [
+        *examine(nodes[0]), *examine(nodes[0], None, several), *examine(changed), *examine(bare), *compare(other),
+        *preflight(order_of(name, nodes), nodes[0], several),
+        *compare_with_host(make_case(nodes[0], None), make_case(replace(nodes[0], libraries=tuple(inside)), None)),
+    ]  # fmt: skip
+    assert len(findings) > 10
+    for finding in findings:
+        assert finding.seen or finding.confidence != CERTAIN, finding
+    by_code = {finding.code: finding for finding in examine(bare)}
+    assert by_code["network-unknown"].confidence == by_code["unknown"].confidence == UNKNOWN
+    assert not any("between nodes" in finding.title for finding in examine(nodes[0]) if finding.severity == OK)
 
 
 PARTS = {"gpus": (), "rdma": (), "cxi": (), "interfaces": ()}

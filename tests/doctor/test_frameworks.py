@@ -56,7 +56,9 @@ def probe(modules=(), **more):
 
 
 def examined(framework, **answers):
-    return {finding.code: finding for finding in examine_framework(FrameworkAnswers(framework, "python3", **answers))}
+    findings = examine_framework(FrameworkAnswers(framework, "python3", **answers))
+    assert all(finding.seen for finding in findings)
+    return {finding.code: finding for finding in findings}
 
 
 def test_ds_report_is_read():

@@ -1,7 +1,9 @@
 """Which packages a run records."""
 
 from drumbeat.facts.host import LiveHost
-from drumbeat.facts.packages import all_versions
+from drumbeat.facts.model import Facts
+from drumbeat.facts.packages import all_versions, versions
+from drumbeat.facts.table import table
 
 
 def test_packages_of_environments_that_use_others(tmp_path):
@@ -22,3 +24,18 @@ def test_packages_of_environments_that_use_others(tmp_path):
     }
     settings.write_text(f"home = {system}/bin\ninclude-system-site-packages = false\n")
     assert all_versions(LiveHost(), str(venv / "bin/python"))["packages"] == {"mine": "1.0", "yours": "2.0"}
+
+
+def test_a_torch_in_a_folder_that_a_pth_file_names_is_found_and_what_is_not_is_named(tmp_path, monkeypatch):
+    venv, other = tmp_path / "venv", tmp_path / "other"
+    inside = venv / "lib/python3.11/site-packages"
+    inside.mkdir(parents=True)
+    (other / "torch-2.13.0.dist-info").mkdir(parents=True)
+    (inside / "a.pth").write_text(f"{other}\n")
+    monkeypatch.setenv("VIRTUAL_ENV", str(venv))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = versions(LiveHost())
+    assert found == {"torch": "2.13.0"}
+    assert "no torch among the packages" not in table(Facts("h", versions=found))
+    assert "no torch among the packages of the active environment" in table(Facts("h"))

@@ -1,5 +1,7 @@
 """Nodes emulated on one machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from drumbeat.order import EnvVar
@@ -39,3 +41,13 @@ def test_user_then_site_then_detected():
     env = named(environment(order(env=(site,)), facts, peers(facts), 0))
     assert (env["OMP_NUM_THREADS"].value, env["OMP_NUM_THREADS"].source) == ("3", "user")
     assert env["GLOO_SOCKET_IFNAME"] == site
+
+
+def test_a_rank_without_a_gpu_has_the_numa_node_of_its_cores():
+    facts = machine(8)
+    facts = replace(facts, cpus=replace(facts.cpus, numa={"0": (0, 1, 2), "1": (3, 4, 5, 6, 7)}))
+    slots = binding(order(), facts, 0).slots + binding(order(), facts, 1).slots
+    assert [(slot.cpus, slot.numa) for slot in slots] == [((0,), 0), ((1,), 0), ((3, 4), 1), ((5, 6), 1)]
+    mixed = replace(facts, cpus=replace(facts.cpus, numa={"0": (0, 2, 4, 6), "1": (1, 3, 5, 7)}))
+    own = replace(order(), cpu_bind=("0-1", "2-3", "4-5", "6-7"))
+    assert [slot.numa for slot in binding(own, mixed, 0).slots] == [None, None], "cores of both"

@@ -38,6 +38,31 @@ def test_a_table_with_reasons(lumi, capsys):
     assert "left alone:" in out and "HF_HOME" in out and "1 more node: not looked at" in out
 
 
+def test_one_node_here_is_no_emulated_one_and_empty_headings_are_left_out(capsys, monkeypatch):
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    asked = ["plan", "--site", "localhost", "--ranks-per-node", "2"]
+    assert main([*asked, "--explain", "--", "x"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "localhost: 1 node x 2 ranks" in out
+        and "emulated" not in out
+        and "loopback, all ranks are on this machine" in out
+    )
+    assert not out.rstrip().endswith("left alone:") and "left alone:\n\n" not in out
+    assert "TORCH_FR_BUFFER_SIZE=2000" in out and "  MASTER_PORT: free on node 0 when this attempt began" in out
+    assert main([*asked, "--json", "--", "x"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["order"]["emulated"] is False and "JAX_PROCESS_ID" in plan["set at the start"]
+    assert main([*asked, "--nodes", "2", "--json", "--", "x"]) == 0
+    assert json.loads(capsys.readouterr().out)["order"]["emulated"] is True
+    assert main([*asked, "--nodes", "2", "--", "x"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "2 emulated nodes x 2 ranks" in out and "the nodes are processes of one machine" in out and "MASTER_PORT" in out
+    )
+
+
 def test_json_is_the_whole_plan(lumi, capsys):
     assert main(["plan", "--json", "--root", lumi[0], "--root", lumi[1], "--", "x"]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from drumbeat.desk.console import Console
-from drumbeat.finding import Finding
-from drumbeat.runfolder.events import AttemptStarted, FindingMade, Mustered, NodeJoined
+from drumbeat.finding import Finding, Verdict
+from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Mustered, NodeJoined, VerdictGiven
 from drumbeat.runfolder.records import Line, Metric
 from tests.runfolder.folders import make_run, order
 
@@ -27,6 +27,26 @@ def test_a_warning_of_several_nodes_is_one_line_that_names_them(tmp_path, capsys
     assert "warning    nodes 0-3 (oar[9-12]): memory may be locked up to 64 KiB only: ulimit -l unlimited\n" in said
     assert "warning    node 2 (oar11): shared memory is small: ulimit -l unlimited\n" in said
     assert said.count("warning") == 2
+
+
+def test_every_node_says_where_its_ranks_sit_and_those_that_say_the_same_are_one_line(tmp_path, capsys):
+    view = console(tmp_path, nodes=4)
+    common = ("x", 1.0, 1.0, 0, "h", 0, 0)
+
+    def give(node, answer="as planned", summary="1/1 ranks on their cores", seen=("rank 0",)):
+        view._show([VerdictGiven(*common, Verdict("affinity", answer, "certain", summary, seen=seen), node)])
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("affinity")]
+
+    assert give(0) == give(2) == []
+    assert give(3, "mismatch", "0/1 ranks beside their GPU") == [
+        "affinity   node 3: mismatch: 0/1 ranks beside their GPU"
+    ]
+    assert give(1) == ["affinity   nodes 0-2: 1/1 ranks on their cores"]
+    assert give(1, "not pinned", "1 rank on all cores") == ["affinity   node 1: not pinned: 1 rank on all cores"]
+    view._show([AttemptEnded(*common, "failed", 1), AttemptStarted(*common, 4, "127.0.0.1", 1)])
+    assert capsys.readouterr().err == "" and give(0) == [] and give(1, "unknown", "", ()) == []
+    view._show([AttemptEnded(*common, "failed", 1)])
+    assert capsys.readouterr().err == "affinity   node 0: 1/1 ranks on their cores\n"  # the others said nothing
 
 
 def test_the_console_says_whom_it_waits_for(tmp_path, capsys):

@@ -109,6 +109,18 @@ def test_equal_failures_are_one_failure_on_several_ranks(tmp_path):
     assert said["failed"] == "ranks 0-2,5: no such file" and said["then"] == "ranks 3-4: ended by drumbeat"
 
 
+def test_the_log_that_is_named_is_one_in_which_something_stands(tmp_path):
+    run = make_run(tmp_path / "run")
+    failure = Finding("exit-code", ERROR, "exit code 1", rank=1, node=0, host="h")
+    log(run, 1, "", "err")
+    log(run, 1, "", "out")
+    assert dict(failure_lines(run, failure, printed=(0,)))["log"].endswith("rank-1.err (empty)")
+    log(run, 1, "step 20\n", "out")
+    assert dict(failure_lines(run, failure, printed=(0,)))["log"].endswith("rank-1.out")
+    log(run, 1, "odd\n", "err")
+    assert dict(failure_lines(run, failure, printed=(0,)))["log"].endswith("rank-1.err")
+
+
 def test_a_time_limit_and_a_doubt_have_one_word_everywhere():
     limit, doubt = Summary("r", "time-limit", 124, 13.0, 1), Summary("r", "doubtful", 0, 13.0, 1)
     assert end_words(limit) == "time limit reached after 13 s, exit code 124"

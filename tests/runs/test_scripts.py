@@ -147,6 +147,39 @@ def test_true_exit_code_behind_tee_and_a_last_command(drumbeat, environ):
     assert "[rank 2]" not in done.stdout and done.stdout.count("mine") == 3  # a line is shown once
 
 
+EARLY = (
+    "import os, sys, time\n"
+    "if os.environ['RANK'] == '1':\n"
+    "    with open('pid.tmp', 'w') as file: file.write(str(os.getpid()))\n"
+    "    os.rename('pid.tmp', 'pid'), sys.exit(0)\n"
+    "while not os.path.exists('pid'): time.sleep(0.05)\n"
+    "while os.path.exists('/proc/' + open('pid').read()): time.sleep(0.05)\n"  # until its launcher has reaped it
+    "sys.exit('RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:33419')\n"
+)
+
+
+@pytest.mark.parametrize("command", [("torchrun", "--nproc-per-node", 2, "e.py"), ("bash", "x.sh")])
+def test_a_rank_that_ends_with_0_before_the_others_is_named_though_a_launcher_started_it(drumbeat, environ, command):
+    (drumbeat.folder / "e.py").write_text(EARLY)
+    done = run(drumbeat, environ, "torchrun --nproc-per-node 2 e.py | cat\n", "--nodes", 1, command=command)
+    assert done.returncode == 1, done.stderr
+    failure = json.loads((drumbeat.run_folder() / "summary.json").read_text())["failure"]
+    assert (failure["code"], failure["rank"]) == ("early-exit", 1), failure
+    assert failure["title"] == "rank 1 ended with exit code 0 while the others went on"
+    ended = json.loads(drumbeat("status", "--json", drumbeat.run_folder()).stdout)["ranks"]["ended"]
+    assert [(end["rank"], end["exit_code"]) for end in ended] == [(1, 0), (0, 1)]
+
+
+def test_a_rank_that_has_ended_is_seen_while_torchrun_goes_on(drumbeat, environ):
+    (drumbeat.folder / "e.py").write_text("import os, time\ntime.sleep(600 if os.environ['RANK'] == '0' else 0)\n")
+    started = drumbeat.start("run", "--", "torchrun", "--nproc-per-node", 2, "e.py", env=environ)
+    wait_for(lambda: "1 of 2 have ended" in drumbeat.here("status").stdout, 120, "the end of rank 1")
+    ended = json.loads(drumbeat.here("status", "--json").stdout)["ranks"]["ended"]
+    assert [(end["rank"], end["exit_code"], end["of_command"]) for end in ended] == [(1, 0, False)]
+    started.send_signal(signal.SIGTERM)
+    started.communicate(timeout=180)
+
+
 def test_a_script_that_does_not_wait_for_its_launcher_has_failed(drumbeat, environ):
     (drumbeat.folder / "s.py").write_text("import time\nopen('up', 'w').close()\ntime.sleep(600)\n")
     script = "torchrun s.py &\nuntil [ -e up ]; do sleep 0.1; done\necho started\n"

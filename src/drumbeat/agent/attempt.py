@@ -12,6 +12,7 @@ from drumbeat.agent.member import Assignment
 from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence
 from drumbeat.finding import CAUGHT, Finding
 from drumbeat.order import Order
+from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned, Row
 from drumbeat.record import to_plain
 from drumbeat.runfolder.progress import Progress, merged
@@ -82,15 +83,20 @@ class Attempt:
 
     def left_behind(self, order: Order, now: float) -> Optional[Finding]:
         """Some ranks have ended well, and others go on without them: they may wait for them in vain."""
-        ended, seconds = len(self.ends), now - self.last_end
-        if ended <= self.left_told or self.first_failure is not None or seconds < _LEFT_BEHIND:
+        seconds = now - self.last_end
+        if not self.ends or self.first_failure is not None or seconds < _LEFT_BEHIND:
             return None
-        each = _starts_each_rank(order)
+        ranks = {end.rank for end in self.ends if not end.of_command}
+        each = _starts_each_rank(order) or (bool(ranks) and has_driver(order))
+        gone = ranks if each else {end.node for end in self.ends}
+        ended = len(gone)
+        if ended <= self.left_told:
+            return None
         total, what = (self.ranks, "ranks") if each else (len(self.assignment), "nodes")
         if ended >= total:
             return None
         self.left_told = ended
-        return left_behind_finding({end.rank if each else end.node for end in self.ends}, total, what, seconds)
+        return left_behind_finding(gone, total, what, seconds)
 
     def cause(self) -> Optional[RankEnd]:
         """The earliest end that is a cause. A rank that lost its peer may well be gone before the peer that failed."""

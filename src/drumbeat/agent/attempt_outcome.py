@@ -75,8 +75,9 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     codes = [end.exit_code for end in attempt.ends]
     if EXIT_REQUEUE in codes and not requests.cancelled:
         return Outcome(REQUEUE, EXIT_REQUEUE)
-    whole = len(attempt.assignment) if any(end.of_command for end in attempt.ends) else attempt.ranks
-    if requests.outcome == TIME_LIMIT and codes == [0] * whole:
+    commands = sum(1 for end in attempt.ends if end.of_command)
+    whole = commands == len(attempt.assignment) if commands else len(codes) == attempt.ranks
+    if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
         return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
     return Outcome(requests.outcome, requests.exit_code)
 

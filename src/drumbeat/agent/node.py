@@ -15,10 +15,10 @@ from drumbeat.agent.guard import warn
 from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node_looks import NodeLooks
 from drumbeat.agent.node_metrics import NodeMetrics
-from drumbeat.agent.node_plan import NodePlan, hang_variables, plan_node
+from drumbeat.agent.node_plan import NodePlan, plan_node
 from drumbeat.agent.node_watch import NodeWatch
 from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
-from drumbeat.agent.ranks.explain import Explainer
+from drumbeat.agent.ranks.explain import Explainer, with_last_step
 from drumbeat.agent.ranks.handles import Rank, Ranks
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
@@ -105,7 +105,6 @@ class Node:
         stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
         folder = self.folder.attempt(attempt)
         variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
-        variables = [*variables, *hang_variables(self.order, variables)]
         known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
         self.child.replace(self.folder.environment, to_json(known) + "\n")
         self.watch.begin(self._scene(peers, plan, variables))
@@ -154,6 +153,8 @@ class Node:
             return
         self.watch.tick(now)
         self.looks.poll()
+        for rank in self.ranks:
+            self.ends.hear(rank.process, self.stopped_by_us)
         self.ends.poll()
         grace_is_over = self.kill_at is not None and now >= self.kill_at
         if self.sweep_until is None and (grace_is_over or not (self.ranks or self.ranks.saving())):
@@ -228,8 +229,9 @@ class Node:
         run_folder = os.path.dirname(os.path.dirname(self.folder.path))
         kept = self.folder.merged(self.attempt) if self.local_logs else ""
         explainer = Explainer(
-            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu
-        )
+            self.order, self.logs, self.launcher, self.attempt, run_folder, kept, self.facts.has_no_gpu,
+            self.facts.identity,
+        )  # fmt: skip
         return Ends(self.launcher, explainer, self.attempt, self._rank_ended)
 
     def _rank_of(self, pid: int) -> Optional[int]:
@@ -251,11 +253,15 @@ class Node:
         end, finding = ended.end, ended.end.finding
         about = {"rank": end.rank, "exit_code": end.exit_code, "signal": end.signal, "of_command": end.of_command}
         self.events.write("rank-exited", {**about, "seconds": ended.seconds, "core_dumped": end.core_dumped})
+        step = self.metrics.ranks.last(end.rank, time.monotonic())[0] or self.metrics.progress.step
         self.metrics.ranks.ended(None if end.of_command else end.rank)
         self.watch.feed("exited", about)
         if finding is not None:
             finding = replace(
-                finding, rank=rank_meant(self.launcher, end, finding), node=self.node_rank, host=self.facts.host
+                with_last_step(finding, step),
+                rank=rank_meant(self.launcher, end, finding),
+                node=self.node_rank,
+                host=self.facts.host,
             )
         if end.exit_code != 0 and not ended.by_us:
             self.watch.rank_failed()

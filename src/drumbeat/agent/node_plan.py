@@ -13,7 +13,7 @@ from drumbeat.finding import Finding
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment
-from drumbeat.plan.ranks import flight_recorder, node_identity
+from drumbeat.plan.ranks import node_identity
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,3 @@ def _bind(order: Order, tasks: Tasks, facts: Facts, right: Binding, node: int) -
         return binding(order, facts, node), ()
     bound = tasks.bound(right, facts)
     return bound, tuple(bound.findings[len(right.findings) :])
-
-
-def hang_variables(order: Order, variables: List[EnvVar]) -> List[EnvVar]:
-    """What a hang is told by, where the job wants to know of hangs."""
-    return flight_recorder(variables, os.environ) if order.checks.get("hang", "off") != "off" else []

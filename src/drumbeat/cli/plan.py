@@ -101,13 +101,26 @@ def _print_away(args: Any, order: Any, facts: Any) -> int:
 
 
 def _print_plans(args: Any, order: Any, plans: List[Any], paths: Any, missing: List[Any]) -> None:
+    from dataclasses import replace
+
     from drumbeat.plan.node_plan import differences
+    from drumbeat.plan.ranks import AT_START
     from drumbeat.plan.text import difference_lines, finding_lines, plan_lines
 
     changes = [(plan, differences(plans[0], plan)) for plan in plans[1:]]
     if args.json:
         others = [{"node": plan.node, "host": plan.host, "changes": found} for plan, found in changes]
-        _dump({"order": order, "nodes": plans, "differences": others, "paths": paths, "path findings": missing})
+        shown = replace(order, emulated=order.nodes_emulated)
+        _dump(
+            {
+                "order": shown,
+                "nodes": plans,
+                "set at the start": AT_START,
+                "differences": others,
+                "paths": paths,
+                "path findings": missing,
+            }
+        )
         return
     lines = [*_headline(order), *plan_lines(plans[0], args.explain, _width())]
     if paths:
@@ -140,7 +153,7 @@ def _headline(order: Any) -> List[str]:
     from drumbeat.plan.argv import replaced_flags
     from drumbeat.plan.text import wrapped
 
-    kind = "emulated node" if order.emulated else "node"
+    kind = "emulated node" if order.nodes_emulated else "node"
     nodes = f"{order.nodes} {kind}{'' if order.nodes == 1 else 's'}"
     ranks = f"{order.ranks_per_node} rank{'' if order.ranks_per_node == 1 else 's'}"
     ranks = ranks if order.ranks_per_node else "one rank per GPU"

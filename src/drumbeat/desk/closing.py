@@ -138,7 +138,8 @@ def failure_lines(
         if failure.node not in printed:
             texts = _end_of_log(run, name, failure)[-max(0, min(_MOST_LOG, room - len(lines) - len(last) - 1)) :]
         path = near(os.path.join(run.path, name))
-        lines.append(("log", f"the end of {path}:" if texts else path))
+        empty = "" if texts or _end_of_log(run, name, failure) else " (empty)"
+        lines.append(("log", f"the end of {path}:" if texts else f"{path}{empty}"))
         lines += [("", text) for text in texts]
     return lines + last
 
@@ -252,12 +253,15 @@ def _short_ranks(affected: Affected) -> str:
 
 
 def _log_name(run: Run, failure: Finding) -> str:
-    """The failed rank's log, relative to the run folder: as the finding says, else its standard error."""
+    """The failed rank's log, relative to the run folder: as the finding says, else its standard error, or its standard output
+    where that is all it wrote."""
     named = next((each.file for each in failure.evidence if each.file), None)
     if failure.rank is None or named:
         return named or ""
     logs = [log for log in run.logs(rank=failure.rank) if log.node == failure.node]
-    return next((log.name for log in logs if log.merged or log.stream == "err"), "")
+    own = sorted((log for log in logs if log.merged or log.stream in ("err", "out")), key=lambda log: log.stream)
+    wrote = (log for log in own if log.merged or any(line.text.strip() for line in run.last_lines(log)))
+    return next(wrote, own[0]).name if own else ""
 
 
 def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:

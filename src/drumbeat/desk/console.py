@@ -12,6 +12,7 @@ from typing import Dict, Iterable, List, Optional, Sequence
 from drumbeat.agent.causes import HARDWARE
 from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.desk.node_findings import NodeFindings
+from drumbeat.desk.node_verdicts import NodeVerdicts
 from drumbeat.desk.rank_output import put, write, write_lines
 from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
@@ -71,6 +72,7 @@ class Console:
         self._between = False  # the next attempt waits
         self._waiting_said = 0.0
         self._node_findings = NodeFindings(order.emulated)
+        self._affinity = NodeVerdicts(order.nodes)
         self._environment_said = False
         self._drawn = ""
         self._last_progress = time.monotonic()
@@ -86,7 +88,7 @@ class Console:
         ranks = count(order.ranks_per_node, "rank") if order.ranks_per_node else "one rank per GPU"
         if order.launcher == "once" and order.ranks_per_node == 1:
             ranks = "1 process"  # which may start ranks: how many, is seen when they run
-        where = ", emulated on this machine" if order.emulated and order.nodes > 1 else ""
+        where = ", emulated on this machine" if order.nodes_emulated else ""
         name = self.joined or order.run_id
         spares = f", {count(order.spares, 'spare node')}" if order.spares else ""
         self.say("drumbeat", f"{name}: {count(order.nodes, 'node')} x {ranks}{spares}{where} (site {order.site})")
@@ -213,6 +215,9 @@ class Console:
             self.say("excluded", f"node {event.peer} ({event.peer_host}): {event.why}")
         elif isinstance(event, kinds.Failed) and (self.order.restarts or self.order.spares):
             self.say("failed", event.finding.title)
+        elif isinstance(event, kinds.AttemptEnded):
+            for line in self._affinity.take():
+                self.say("affinity", line)
         elif isinstance(event, kinds.RankExited):
             self._ends = True
         elif isinstance(event, kinds.Stopping):
@@ -242,13 +247,20 @@ class Console:
 
     def _show_verdict(self, event: kinds.VerdictGiven) -> None:
         verdict = event.verdict
-        if event.peer != 0 and verdict.answer != "mismatch":
-            return  # node 0 speaks for those that are as they should be
-        if verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen):
-            return  # it is in the events; a person learns nothing from it
+        # What nobody could see is in the events; a person learns nothing from it.
+        silent = verdict.answer == "unknown" and (verdict.check in ("transport", "traffic") or not verdict.seen)
         words = verdict.summary if verdict.answer == "as planned" else verdict.words
-        ours = verdict.check == "affinity" and self.order.nodes > 1  # its numbers are one node's
-        self.say(verdict.check, f"node {event.peer}: {words}" if ours else words)
+        if (
+            verdict.check == "affinity" and self.order.nodes > 1 and event.peer is not None
+        ):  # its numbers are one node's
+            wrong = verdict.answer == "mismatch"  # that cannot wait for the others
+            lines = [f"node {event.peer}: {words}"] if wrong else []
+            for line in [*lines, *self._affinity.add(event.peer, "" if silent or wrong else words)]:
+                self.say(verdict.check, line)
+        elif not silent and (
+            event.peer == 0 or verdict.answer == "mismatch"
+        ):  # node 0 speaks for those that are as planned
+            self.say(verdict.check, words)
 
     def _is_of_the_muster(self, event: kinds.FindingMade) -> bool:
         """Every node looks at itself before it joins: the others may say the same."""

@@ -35,6 +35,7 @@ _SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
 )
 _LOST = "find the rank that stopped first; its own log has the cause"
+_WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
 )
@@ -282,7 +283,7 @@ def _by_code(
         return Finding("exit-code", ERROR, title, cause, "", evidence, confidence=UNKNOWN, seen=seen)
     silent = not any(line.strip() for line in lines)
     cause = "not known: it wrote nothing" if silent else "not known: its last lines speak of no error"
-    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, confidence=UNKNOWN, seen=seen)
+    return Finding("exit-code", ERROR, f"exit code {exit_code}", cause, _WORDLESS, confidence=UNKNOWN, seen=seen)
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Gpu, Peer, Peers
 from drumbeat.finding import ERROR, OK, WARNING, Evidence, Finding
@@ -61,6 +61,11 @@ def bad(
     code: str, severity: str, title: str, cause: str = "", fix: str = "", *evidence: str, support: str = ""
 ) -> Finding:
     return Finding(code, severity, title, cause, fix, _evidence(evidence), support=support)
+
+
+def seen(what: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings of one check, each with what the check looked at: what names nothing is not certain."""
+    return (finding if finding.seen else replace(finding, seen=(what,)) for finding in findings)
 
 
 def _evidence(texts: Tuple[str, ...]) -> Tuple[Evidence, ...]:

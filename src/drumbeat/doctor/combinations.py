@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, NamedTuple
 
-from drumbeat.doctor.case import Case, bad
+from drumbeat.doctor.case import Case, bad, seen
 from drumbeat.finding import Finding
 from drumbeat.plan.scene import matches
 
@@ -51,6 +51,10 @@ COMBINATIONS = (
 
 
 def check(case: Case) -> Iterator[Finding]:
+    return seen("versions of the kernel, drivers and libraries, and what is exported here", _check(case))
+
+
+def _check(case: Case) -> Iterator[Finding]:
     for entry in COMBINATIONS:
         if not matches(entry.when, case.here, case.facts):
             continue

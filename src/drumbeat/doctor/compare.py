@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.doctor.case import bad
+from drumbeat.doctor.case import bad, seen
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.known_variables import steers
@@ -21,7 +21,9 @@ OWN_VALUES = ("VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CACHE", "DB_PATH", "_DIR
 def compare(peers: Peers) -> List[Finding]:
     if len(peers.nodes) < 2:
         return []
-    return [*_versions(peers), *_devices(peers), *_clocks(peers), *_memory(peers), *_exported(peers), *_same_gpu(peers)]
+    checks = (_versions, _devices, _clocks, _memory, _exported, _same_gpu)
+    found = (finding for check in checks for finding in check(peers))
+    return list(seen(f"what {len(peers.nodes)} nodes said of themselves", found))
 
 
 def _outliers(peers: Peers, value: Callable[[Facts], Optional[str]]) -> Tuple[Optional[str], List[Tuple[Peer, str]]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
 from drumbeat.doctor import combinations, gpus, host, network
-from drumbeat.doctor.case import alone, bad, make_case
+from drumbeat.doctor.case import alone, bad, make_case, seen
 from drumbeat.doctor.looked import looked_at
 from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import INFO, OK, SEVERITIES, Finding
+from drumbeat.finding import INFO, OK, SEVERITIES, UNKNOWN, Finding
 from drumbeat.order import Order
 from drumbeat.plan.node_plan import plan_node
 
@@ -25,9 +25,10 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
         *combinations.check(case),
     ]
     if order is None:  # what is exported here is questioned too
-        findings += plan_node(case.order, facts, peers or alone(facts), 0).findings
+        findings += _planned(case.order, facts, peers or alone(facts), 0)
     if facts.unknown:
-        findings.append(bad("unknown", INFO, "some of this node could not be read", "", "", *facts.unknown[:16]))
+        unread = bad("unknown", INFO, "some of this node could not be read", "", "", *facts.unknown[:16])
+        findings.append(replace(unread, confidence=UNKNOWN, unseen=facts.unknown[:16]))
     findings.append(looked_at(case))
     return worst_first([replace(finding, host=finding.host or facts.host) for finding in findings])
 
@@ -35,8 +36,14 @@ def examine(facts: Facts, order: Optional[Order] = None, peers: Optional[Peers] 
 def preflight(order: Order, facts: Facts, peers: Optional[Peers] = None, node: int = 0) -> List[Finding]:
     """Before ranks are started on this node: what is wrong with it for this job, and with the plan made for it."""
     findings = [finding for finding in examine(facts, order, peers) if finding.severity != OK]
-    findings += plan_node(order, facts, peers or alone(facts, node), node).findings
+    findings += _planned(order, facts, peers or alone(facts, node), node)
     return worst_first([replace(finding, node=node, host=finding.host or facts.host) for finding in findings])
+
+
+def _planned(order: Order, facts: Facts, peers: Peers, node: int) -> Iterator[Finding]:
+    """What the plan for this node says of it."""
+    findings = plan_node(order, facts, peers, node).findings
+    return seen("the plan for this node: its devices and cores, and what is exported here", findings)
 
 
 def worst_first(findings: List[Finding]) -> List[Finding]:

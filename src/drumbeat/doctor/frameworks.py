@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat import packaged
-from drumbeat.doctor.case import bad, ok
+from drumbeat.doctor.case import bad, ok, seen
 from drumbeat.doctor.examine import worst_first
 from drumbeat.doctor.mpi_builds import mpi_findings
 from drumbeat.facts.framework_answers import FrameworkAnswers
@@ -22,7 +23,8 @@ _IMPORTANT = ("fused_adam", "cpu_adam", "async_io")
 def examine_framework(answers: FrameworkAnswers) -> List[Finding]:
     if answers.framework != "mpi" and not answers.probe:  # MPI's programs answer without Python
         return [_silent(answers)]
-    return worst_first(list(_CHECKS[answers.framework](answers)))
+    tools = "".join(f", {name}" for name in sorted(answers.tools))
+    return worst_first(list(seen(f"what {answers.python}{tools} answered", _CHECKS[answers.framework](answers))))
 
 
 def recipe(name: str, answers: FrameworkAnswers) -> str:
@@ -40,13 +42,9 @@ def _module(answers: FrameworkAnswers, name: str) -> Tuple[Optional[str], str]:
 
 def _silent(answers: FrameworkAnswers) -> Finding:
     fix = "name the interpreter of your environment: --python PATH; inside a container run doctor there"
-    return bad(
-        "framework-python",
-        ERROR,
-        f"{answers.python} did not answer",
-        "it is not there, or importing took too long",
-        fix,
-    )
+    cause = "it is not there, or importing took too long"
+    found = bad("framework-python", ERROR, f"{answers.python} did not answer", cause, fix)
+    return replace(found, seen=(f"the start of {answers.python}",))
 
 
 def _imported(answers: FrameworkAnswers, name: str, severity: str, why: str, fix: str) -> Finding:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List
 
-from drumbeat.doctor.case import Case, bad, ok
+from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.facts.model import Gpu, of_program
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 
 
 def check(case: Case) -> Iterator[Finding]:
+    return seen("the GPUs, as their driver and /sys show them", _check(case))
+
+
+def _check(case: Case) -> Iterator[Finding]:
     gpus = case.gpus
     if not gpus:
         if case.order.gpus:
@@ -26,7 +30,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield from _slowed(case, gpus)
     yield from _divided(case, gpus)
     yield from _part_of_a_node(case, gpus)
-    yield from _events(case)
+    yield from seen("the kernel's log", _events(case))
 
 
 def _twice(gpus: List[Gpu]) -> Iterator[Finding]:

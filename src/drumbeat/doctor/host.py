@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from drumbeat.doctor.case import GIB, Case, bad, gib, ok
+from drumbeat.doctor.case import GIB, Case, bad, gib, ok, seen
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.versions import fits
 
@@ -17,14 +17,14 @@ CORES, MEMORY, PCIE_GTS = 32, 128 * GIB, 16.0
 
 
 def check(case: Case) -> Iterator[Finding]:
-    yield from _memlock(case)
-    yield from _shm(case)
-    yield from _files(case)
-    yield from _memory(case)
-    yield from _kernel(case)
-    yield from _container(case)
-    yield from _hardware(case)
-    yield from _way_out(case)
+    yield from seen("the limit of locked memory", _memlock(case))
+    yield from seen("the size of /dev/shm", _shm(case))
+    yield from seen("the limit of open files", _files(case))
+    yield from seen("the memory limit of the control group", _memory(case))
+    yield from seen("the kernel's settings and command line", _kernel(case))
+    yield from seen("marks of containers, and the architecture of the image's programs", _container(case))
+    yield from seen("cores, memory, disks, and the GPUs' PCIe links in /proc and /sys", _hardware(case))
+    yield from seen("the routing table, and HF_HUB_OFFLINE", _way_out(case))
 
 
 def _memlock(case: Case) -> Iterator[Finding]:
@@ -177,6 +177,10 @@ def _way_out(case: Case) -> Iterator[Finding]:
 
 def check_software(case: Case) -> Iterator[Finding]:
     """Is there a ROCm or a driver, and its collective library?"""
+    return seen("the versions of drivers and libraries on this node", _software(case))
+
+
+def _software(case: Case) -> Iterator[Finding]:
     facts = case.facts
     if case.here.vendor == "amd":
         rocm, rccl = facts.versions.get("rocm"), facts.versions.get("rccl")

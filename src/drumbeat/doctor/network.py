@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterator, List, Optional
 
-from drumbeat.doctor.case import Case, bad, ok
+from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.doctor.packages import package_of
 from drumbeat.facts.model import Library
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding
 from drumbeat.plan.interfaces import candidates
 from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, own_addresses, shared_bridges, usable_gids
 from drumbeat.plan.scene import NET_PLUGINS
@@ -19,24 +20,25 @@ SLOW_MBPS = 10_000
 
 
 def check(case: Case) -> Iterator[Finding]:
-    yield from _fabric(case)
-    yield from _ports(case)
-    yield from _hidden(case)
-    yield from _gids(case)
-    yield from _mtu(case)
-    yield from _verbs_libraries(case)
-    yield from _plugin(case)
-    yield from _broadcom(case)
-    yield from _gpu_direct(case)
+    yield from seen("/sys/class/infiniband, /sys/class/cxi and the interfaces of this node", _fabric(case))
+    yield from seen("ports in /sys/class/infiniband, and the PCI paths of GPUs and NICs", _ports(case))
+    yield from seen("/dev/infiniband", _hidden(case))
+    yield from seen("the GID tables in /sys/class/infiniband", _gids(case))
+    yield from seen("the MTU of the interfaces", _mtu(case))
+    yield from seen("the libraries on this node's library path", _verbs_libraries(case))
+    yield from seen("the libraries on this node's library path", _plugin(case))
+    yield from seen("the drivers of the RDMA devices, and the libraries on the library path", _broadcom(case))
+    yield from seen("the kernel's modules and version, the kind of machine, and NCCL_TOPO_FILE", _gpu_direct(case))
 
 
 def _fabric(case: Case) -> Iterator[Finding]:
     """Is there a network at all, and which?"""
     facts, here = case.facts, case.here
     if here.fabric == "unknown":
-        yield bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
+        unread = bad("network-unknown", WARNING, "no network could be read on this node", here.fabric_why)
+        yield replace(unread, confidence=UNKNOWN)
         return
-    yield ok("network", f"the network between nodes is {here.fabric}", here.fabric_why)
+    yield ok("network", f"the network of this node is {here.fabric}", here.fabric_why)
     if facts.rdma and not here.nics.devices:
         states = [f"{name}: {reason}" for name, reason in here.nics.left_out]
         expected = here.fabric in ("infiniband", "roce")
@@ -260,6 +262,10 @@ def _gpu_direct(case: Case) -> Iterator[Finding]:
 
 def compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
     """The RDMA provider in the container must be the host's, byte for byte."""
+    return seen("the RDMA libraries of the host and of the container", _compare_with_host(host, inside))
+
+
+def _compare_with_host(host: Case, inside: Case) -> Iterator[Finding]:
     theirs = {one.name: one for one in host.facts.libraries if one.digest}
     for mine in inside.facts.libraries:
         other = theirs.get(mine.name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import os.path
-from typing import List, Tuple
+import re
+from typing import List, Sequence, Tuple
 
 from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.parse import natural
@@ -25,7 +26,9 @@ _USUAL = (
 )
 _MODULES = ("ROCM_PATH", "CUDA_HOME", "EBROOTLIBFABRIC", "EBROOTAWSMINOFIMINNCCL", "EBROOTNCCL")
 _IN_WHEELS = ("nvidia/nccl/lib", "torch/lib")
-PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
+_PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
+
+_SETTING = re.compile(r"^([\w-]+)\s*=\s*(.*?)\s*$", re.MULTILINE)  # of pyvenv.cfg
 
 
 def search_folders(loader: Loader) -> Tuple[str, ...]:
@@ -52,8 +55,30 @@ def package_folders(loader: Loader) -> List[str]:
         if folder.startswith("/") and loader.host.resolve(f"{folder}/python3"):
             prefixes += [os.path.dirname(folder.rstrip("/")), "/usr/local"]
             break
-    patterns = [f"{prefix}/{packages}" for prefix in prefixes for packages in PACKAGES]
-    return list(dict.fromkeys(folder for pattern in patterns for folder in glob(loader, pattern)))
+    return visible_folders(loader, prefixes)
+
+
+def visible_folders(loader: Loader, prefixes: Sequence[str]) -> List[str]:
+    """The package folders of these environments, the system's where they may use them, and those that .pth files add."""
+    host, every = loader.host, []
+    for prefix in prefixes:
+        every.append(prefix)
+        settings = dict(_SETTING.findall(host.read(f"{prefix}/pyvenv.cfg") or ""))
+        if settings.get("include-system-site-packages", "").lower() == "true" and settings.get("home"):
+            every.append(os.path.dirname(settings["home"].rstrip("/")))
+    patterns = [f"{prefix}/{packages}" for prefix in dict.fromkeys(every) for packages in _PACKAGES]
+    found = list(dict.fromkeys(folder for pattern in patterns for folder in glob(loader, pattern) if host.list(folder)))
+    for folder in tuple(found):
+        for name in host.list(folder):
+            lines = (host.read(f"{folder}/{name}") or "").splitlines() if name.endswith(".pth") else []
+            added = (os.path.normpath(os.path.join(folder, line.strip())) for line in lines if _is_path(line))
+            found += [each for each in added if each not in found and host.list(each)]
+    return found
+
+
+def _is_path(line: str) -> bool:
+    """The other lines of a .pth file are comments, or code."""
+    return bool(line.strip()) and not line.startswith(("#", "import ", "import\t"))
 
 
 def glob(loader: Loader, pattern: str) -> List[str]:

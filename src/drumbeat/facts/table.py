@@ -180,7 +180,9 @@ def _library(facts: Facts, index: int) -> str:
 
 def _versions(facts: Facts) -> _Rows:
     text = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    return [("versions", f"{text + ', ' if text else ''}Python {_or(facts.python)}")]
+    rows = [("versions", f"{text + ', ' if text else ''}Python {_or(facts.python)}")]
+    none = "no torch among the packages of the active environment, or of the first python3 on the PATH"
+    return rows if "torch" in facts.versions else [*rows, ("versions", none)]
 
 
 def _limits(facts: Facts) -> _Rows:

@@ -22,7 +22,7 @@ class Slot:
     gpu: Optional[int] = None  # as the vendor's runtime counts them; the first, where a rank drives several
     cpus: Tuple[int, ...] = ()  # empty: no affinity is set
     nic: Optional[str] = None
-    numa: Optional[int] = None  # of the GPU
+    numa: Optional[int] = None  # of the GPU; without one, of the cores, if they are all on one
     gpus: Tuple[int, ...] = ()
     env: Tuple[EnvVar, ...] = ()  # variables of this rank alone
     why: str = ""
@@ -75,13 +75,18 @@ def binding(order: Order, facts: Facts, node: int) -> Binding:
                 gpu=gpus[0].index if gpus else None,
                 cpus=cpus[first + local],
                 nic=nics[first + local],
-                numa=gpus[0].numa if gpus else None,
+                numa=gpus[0].numa if gpus else _one_numa(facts, cpus[first + local]),
                 gpus=tuple(gpu.index for gpu in gpus),
                 env=(own,) if own else (),
                 why=words,
             )
         )
     return Binding(tuple(slots), threads, words, chosen.variables, tuple(findings), _bound_by(order))
+
+
+def _one_numa(facts: Facts, cpus: Sequence[int]) -> Optional[int]:
+    nodes = [node for node, members in facts.cpus.numa.items() if set(cpus) & set(members)]
+    return int(nodes[0]) if len(nodes) == 1 and set(cpus) <= set(facts.cpus.numa[nodes[0]]) else None
 
 
 def _bound_by(order: Order) -> str:

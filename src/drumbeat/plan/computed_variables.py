@@ -142,4 +142,22 @@ COMPUTED: Tuple[Computed, ...] = (
         "as HF_HOME",
         "LUMI AI guide",
     ),
+    Computed(
+        "TORCH_FR_BUFFER_SIZE",
+        "`2000`",
+        "unless the job says checks: {hang: off}",
+        "torch keeps its last collectives, so that a hang can be told by name",
+        "PyTorch, flight recorder",
+    ),
+    Computed(
+        "NCCL_DEBUG",
+        "`INFO`, or yours if it says more",
+        "GPUs, or an expect in the job, unless it says checks: {transport: off}; trace",
+        "NCCL's log shows at the first collective which network carries it; what you asked for is still shown",
+        NCCL,
+    ),
+    Computed("NCCL_DEBUG_SUBSYS", "those that name the network; with yours", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL),
+    Computed("NCCL_DEBUG_FILE", "a file per process", "as NCCL_DEBUG", "as NCCL_DEBUG", NCCL),
+    Computed("MIOPEN_ENABLE_LOGGING", "`1`", "trace", "what MIOpen does, in the rank's standard error", "MIOpen"),
+    Computed("FI_LOG_LEVEL", "`info`", "trace", "what libfabric does, in the rank's standard error", "libfabric"),
 )

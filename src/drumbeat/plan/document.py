@@ -7,10 +7,11 @@ from typing import Dict, List, Mapping, Tuple
 
 from drumbeat.plan.computed_variables import COMPUTED
 from drumbeat.plan.known_variables import DEAD, DEBUGGING, OLD
+from drumbeat.plan.ranks import WHO
 from drumbeat.plan.variables import SETTINGS
 
 _INTRO = """\
-<!-- Made by: python -m drumbeat.plan.document. The words stand in src/drumbeat/plan/variables.py and known_variables.py. -->
+<!-- Made by: python -m drumbeat.plan.document. The words stand in the tables of src/drumbeat/plan. -->
 # Environment variables
 
 Every variable that drumbeat can set for a rank: when, to what, why, and who says so. Strongest first, the value comes
@@ -18,7 +19,17 @@ from **you** (the job's `env`, then what you exported), the **site** (its profil
 **default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
 the same list in its folder. What you exported is never overwritten: where it looks wrong, it is questioned.
 
-`RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and their like are set for every rank and not listed here.
+# Who a rank is
+
+Set for every rank when the run starts; they belong to drumbeat.
+"""
+_TASKS = """
+Where one task of a scheduler or of mpirun starts several ranks, each gets that task's variables with its own numbers
+([run.md](run.md)). Below torchrun and accelerate `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` keeps the store of one attempt from the
+next. A script that starts a launcher itself gets `DRUMBEAT_LAUNCHERS`, a longer `PATH`, `BASH_ENV` and shell functions, so that
+the launcher joins this run; the ranks below it do not.
+
+# What fits the job and the node
 """
 
 _WORDS = {
@@ -45,7 +56,9 @@ def environment_page() -> str:
     for fixed in SETTINGS:
         row = (f"`{fixed.value}`", _condition(fixed.when), fixed.why, fixed.reference)
         entries.setdefault(fixed.name, []).append(row)
-    lines = [_INTRO]
+    lines = [_INTRO, "| variable | what it is |", "|---|---|"]
+    lines += [f"| `{name}` | {why} |" for name, why in WHO.items()]
+    lines.append(_TASKS)
     for name in sorted(entries):
         lines.append(f"## `{name}`\n")
         for value, when, why, reference in entries[name]:

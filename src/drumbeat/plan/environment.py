@@ -13,6 +13,7 @@ from drumbeat.plan.exported import alt_read_is_idle
 from drumbeat.plan.interfaces import choose, slingshot_interfaces
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import common_gid_index, hca_value, own_addresses
+from drumbeat.plan.ranks import flight_recorder
 from drumbeat.plan.scene import Scene, matches, scene
 from drumbeat.plan.variables import SETTINGS
 from drumbeat.plan.versions import fits
@@ -70,6 +71,8 @@ def decide(order: Order, facts: Facts, peers: Peers, node: int, bound: Optional[
     proposals += bound.variables
     proposals.append(EnvVar("OMP_NUM_THREADS", str(bound.threads), _threads_why(bound), "detected"))
     proposals += _caches(order, here, node, left)
+    if order.checks.get("hang", "off") != "off":
+        proposals += flight_recorder(proposals)
     variables, conflicts = settle(proposals)
     names = {variable.name for variable in variables}
     kept = tuple(item for item in left if item.name not in names)
@@ -123,7 +126,7 @@ def _interfaces(
 ) -> List[EnvVar]:
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     if here.fabric == "loopback":
-        why = "the nodes are processes of one machine: they meet on its loopback"
+        why = f"{here.fabric_why}: they meet on its loopback"
         return [EnvVar(name, "lo", why, "detected") for name in names]
     if here.nodes == "one":
         left.extend(Left(name, "one node: its ranks find each other on any interface") for name in names)

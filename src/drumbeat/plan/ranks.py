@@ -7,53 +7,64 @@ from typing import List, Mapping, Sequence
 from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
 
-# Set for every process after everything else, so nobody else can.
-IDENTITY = (
-    "RANK", "LOCAL_RANK", "NNODES", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-    "DRUMBEAT_RUN", "DRUMBEAT_ATTEMPT", "DRUMBEAT_METRICS", "DRUMBEAT_FOLDER",
-)  # fmt: skip
+# Set for every process after everything else, so nobody else can. Their values are known when the run starts.
+WHY = {
+    "RANK": "this rank among all",
+    "LOCAL_RANK": "this rank among those of its node",
+    "NNODES": "nodes that mustered",
+    "NODE_RANK": "this node's place among the nodes of the run",
+    "GROUP_RANK": "the same, as torch elastic calls it",
+    "LOCAL_WORLD_SIZE": "ranks on this node",
+    "WORLD_SIZE": "ranks of all nodes",
+    "MASTER_ADDR": "node 0, by the address at which the others reached it",
+    "MASTER_PORT": "free on node 0 when this attempt began",
+    "DRUMBEAT_RUN": "marks every process of this run",
+    "DRUMBEAT_ATTEMPT": "counts the starts of this run",
+    "DRUMBEAT_METRICS": "where drumbeat.metrics writes; one file per node",
+    "DRUMBEAT_FOLDER": "this attempt's part of the run folder: profiles go there",
+}
+IDENTITY = tuple(WHY)
+JAX_WHY = {
+    "JAX_COORDINATOR_ADDRESS": "where JAX's processes meet",
+    "JAX_NUM_PROCESSES": "ranks of all nodes, as JAX calls them",
+    "JAX_PROCESS_ID": "this rank, as JAX calls it",
+}
+_JAX_WHEN = "unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
+WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}}
+_NCCL_LOG = (
+    "NCCL's own log, in a file; where there are GPUs, or the job expects a transport (checks: {transport: off}: never)"
+)
+# All whose values are known only when the run starts.
+AT_START = {**WHO, **{f"NCCL_DEBUG{name}": _NCCL_LOG for name in ("", "_SUBSYS", "_FILE")}}
 
 
 def node_identity(order: Order, peers: Peers, node: int, attempt: int, metrics: str, folder: str) -> List[EnvVar]:
     """What all processes of a node share."""
-    return [
-        _var("NNODES", len(peers.nodes), "nodes that mustered"),
-        _var("NODE_RANK", node, "this node's place among the nodes of the run"),
-        _var("GROUP_RANK", node, "the same, as torch elastic calls it"),
-        _var("LOCAL_WORLD_SIZE", peers.nodes[node].ranks, "ranks on this node"),
-        _var("WORLD_SIZE", peers.world_size, "ranks of all nodes"),
-        _var("MASTER_ADDR", peers.master_addr, "node 0, by the address at which the others reached it"),
-        _var("MASTER_PORT", peers.master_port, "free on node 0 when this attempt began"),
-        _var("DRUMBEAT_RUN", order.run_id, "marks every process of this run"),
-        _var("DRUMBEAT_ATTEMPT", attempt, "counts the starts of this run"),
-        _var("DRUMBEAT_METRICS", metrics, "where drumbeat.metrics writes; one file per node"),
-        _var("DRUMBEAT_FOLDER", folder, "this attempt's part of the run folder: profiles go there"),
-    ]
+    values = {
+        "NNODES": len(peers.nodes), "NODE_RANK": node, "GROUP_RANK": node, "LOCAL_WORLD_SIZE": peers.nodes[node].ranks,
+        "WORLD_SIZE": peers.world_size, "MASTER_ADDR": peers.master_addr, "MASTER_PORT": peers.master_port,
+        "DRUMBEAT_RUN": order.run_id, "DRUMBEAT_ATTEMPT": attempt, "DRUMBEAT_METRICS": metrics, "DRUMBEAT_FOLDER": folder,
+    }  # fmt: skip
+    return [_var(name, value, WHY[name]) for name, value in values.items()]
 
 
 def rank_identity(rank: int, local_rank: int) -> List[EnvVar]:
-    return [
-        _var("RANK", rank, "this rank among all"),
-        _var("LOCAL_RANK", local_rank, "this rank among those of its node"),
-    ]
+    return [_var(name, value, WHY[name]) for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank))]
 
 
-def flight_recorder(variables: Sequence[EnvVar], environ: Mapping[str, str]) -> List[EnvVar]:
+def flight_recorder(variables: Sequence[EnvVar]) -> List[EnvVar]:
     """Torch keeps its last collectives in memory, so that a hang can be told by name; off where the user says so."""
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-    if any(variable.name in names for variable in variables) or any(name in environ for name in names):
+    if any(variable.name in names for variable in variables):
         return []
-    why = "torch keeps its last collectives, so that a hang can be told by name"
+    why = "torch keeps its last collectives, so that a hang can be told by name (checks: {hang: off} leaves it alone)"
     return [EnvVar(names[0], "2000", why, "default")]
 
 
 def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
     """`known` are the rank's variables so far."""
-    return [
-        _var("JAX_COORDINATOR_ADDRESS", f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", "where JAX's processes meet"),
-        _var("JAX_NUM_PROCESSES", known["WORLD_SIZE"], "ranks of all nodes, as JAX calls them"),
-        _var("JAX_PROCESS_ID", rank, "this rank, as JAX calls it"),
-    ]
+    values = (f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", known["WORLD_SIZE"], rank)
+    return [_var(name, value, why) for (name, why), value in zip(JAX_WHY.items(), values)]
 
 
 def trace(log: str) -> List[EnvVar]:

@@ -110,7 +110,7 @@ def ports(meeting: str, ephemeral: Tuple[int, int]) -> Tuple[Tuple[int, ...], Li
 
 def _address(order: Order, peers: Peers, facts: Optional[Facts]) -> Tuple[str, str]:
     if order.emulated:
-        return order.master or "127.0.0.1", "the nodes are processes of one machine"
+        return order.master or "127.0.0.1", order.here_why
     reached = next((peer.address for peer in peers.nodes if peer.node == 0), "")
     if facts is None:
         return order.master, "as the order names node 0" if order.master else "decided on the node"

@@ -48,7 +48,7 @@ def scene(order: Order, facts: Facts, peers: Peers) -> Scene:
 
 def _fabric(order: Order, facts: Facts, peers: Peers, nics: ComputeNics) -> Tuple[str, str]:
     if order.emulated:
-        return "loopback", "the nodes are processes of one machine"
+        return "loopback", order.here_why
     own = own_fabric(facts, nics)
     if own[0] in ("ethernet", "unknown"):
         # A node without the fast network that its peers have is a broken node, not an Ethernet cluster.

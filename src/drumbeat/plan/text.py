@@ -13,12 +13,14 @@ from drumbeat.plan.computed_variables import COMPUTED, Computed
 from drumbeat.plan.environment import EXPORTED
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.node_plan import Difference, NodePlan
+from drumbeat.plan.ranks import AT_START
 
 
 def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = None) -> List[str]:
     """`width` cuts the reasons to the terminal; with `explain` they are given in full, and what is not set too."""
     lines = [*wrapped(f"node {plan.node} ({plan.host}): {plan.fabric}, {plan.fabric_why}", width), ""]
     lines += variable_lines(plan.variables, explain, width)
+    lines += ["", *start_lines(explain, width)]
     lines += ["", *slot_lines(plan, width)]
     meeting = plan.rendezvous
     where = meeting.address or "an address decided on the node"
@@ -26,7 +28,7 @@ def plan_lines(plan: NodePlan, explain: bool = False, width: Optional[int] = Non
     if explain:
         ports = ", ".join(str(port) for port in meeting.ports)
         lines += wrapped(f"  ports tried in turn, from job and step {meeting.run_id}: {ports}", width)
-        lines += ["", "left alone:"]
+        lines += ["", "left alone:"] if plan.left else []
         lines += [line for left in plan.left for line in wrapped(f"  {left.name}: {left.why}", width)]
     return lines + finding_lines(plan.findings, width)
 
@@ -50,6 +52,16 @@ def variable_lines(variables: Sequence[EnvVar], explain: bool, width: Optional[i
             f"{variable.name}={variable.value}",
             *_reason(f"    {variable.source}: {variable.why}", explain, width),
         )
+    ]
+
+
+def start_lines(explain: bool, width: Optional[int]) -> List[str]:
+    """Variables whose values are known when the run starts."""
+    if not explain:
+        return wrapped(f"and, when the run starts: {', '.join(AT_START)} (--explain says why)", width)
+    return [
+        "set when the run starts:",
+        *(line for each in AT_START.items() for line in wrapped("  {}: {}".format(*each), width)),
     ]
 
 

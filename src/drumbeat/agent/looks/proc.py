@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
-from typing import Any, List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import stacks
 from drumbeat.agent.looks import ras
@@ -63,7 +63,7 @@ def read_ranks(
     asked = _AskRas(ranks) if node == 0 else None  # its answer is about all nodes
     begin = time.monotonic()
     before = {pid: _used(pid) for rank in ranks for pid in rank.pids}
-    carried = _carried()
+    carried, waits = _carried(), {rank.main: _waits(rank.main) for rank in ranks}
     for index in range(_ASKS):
         for rank in ranks:
             if rank.sock and not rank.silent:
@@ -74,10 +74,15 @@ def read_ranks(
     seconds = time.monotonic() - begin
     network = round(max(0, _carried() - carried) / seconds)
     after = {pid: _used(pid) for rank in ranks for pid in rank.pids}
+    wakes = {
+        main: None if before is None or now is None else round(max(0, now - before) / seconds, 2)
+        for main, before in waits.items()
+        for now in [_waits(main)]
+    }
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     devices = Sampler(LiveHost(), gpus, nvml).sample()["gpus"] if gpus else []
     looks = [_look(rank, table, before, after, seconds, gpus, devices) for rank in ranks]
-    return [replace(look, network=network) for look in looks], asked.notes() if asked else []
+    return [replace(look, network=network, wakes=wakes[look.pid]) for look in looks], asked.notes() if asked else []
 
 
 class _AskRas(threading.Thread):
@@ -118,6 +123,15 @@ def _used(pid: int) -> Tuple[str, float, int]:
         name, _, value = line.partition(": ")
         moved += int(value) if name in ("rchar", "wchar") else 0
     return fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS, moved
+
+
+def _waits(pid: int) -> Optional[int]:
+    """How often the main thread has gone to sleep so far."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(":")
+        if name == "voluntary_ctxt_switches" and value.strip().isdigit():
+            return int(value)
+    return None
 
 
 def _look(

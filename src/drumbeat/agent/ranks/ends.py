@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Callable, List, Optional, Tuple
 
+from drumbeat import clock
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import Direct, End, plain_end
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
@@ -28,6 +29,7 @@ class Exit:
     at: float  # wall clock
     seconds: float  # after its start
     by_us: bool
+    end: Optional[End] = None  # of one rank whose launcher goes on, where that is what has ended
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Ends:
         self._waiting: List[Exit] = []
         self._reading: Tuple[Exit, ...] = ()
         self._child: Optional[Forked] = None
+        self._began = clock.now()
 
     def __bool__(self) -> bool:
         """Whether an end is not told yet."""
@@ -61,11 +64,17 @@ class Ends:
         return self._child.pid if self._child else 0
 
     def add(self, ended: Exit) -> None:
+        self.hear(ended.process, ended.by_us)
         if ended.status == 0 and ended.by_us and not self.launcher.may_hide_failures and not self:
             end = replace(plain_end(ended.process.rank, 0, ended.at), of_command=not self.launcher.is_rank)
             self.done(RankExit(end, ended.seconds, ended.by_us))
         else:
             self._waiting.append(ended)
+
+    def hear(self, launcher: Process, by_us: bool) -> None:
+        """Ranks that ended with 0 while their launcher goes on, as its driver notes them."""
+        for end in self.launcher.early_ends(self.attempt):
+            self._waiting.append(Exit(launcher, 0, end.at, round(max(0.0, end.at - self._began), 3), by_us, end))
 
     def poll(self) -> None:
         if self._child is not None and self._child.poll():
@@ -94,22 +103,24 @@ class Ends:
         return json.dumps(to_plain(found)).encode()
 
     def _unread(self, ended: Exit) -> RankExit:
-        end = plain_end(ended.process.rank, ended.status, ended.at)
+        end = ended.end or plain_end(ended.process.rank, ended.status, ended.at)
         finding = self.explainer.unread(end, ended.by_us, self.within) if end.exit_code != 0 else None
         return RankExit(replace(end, finding=finding), ended.seconds, ended.by_us)
 
 
 def read_exit(launcher: Direct, explainer: Explainer, attempt: int, ended: Exit) -> List[RankExit]:
     found = []
-    for end in launcher.ends(attempt, ended.process, ended.status, ended.at):
+    ends = [ended.end] if ended.end else launcher.ends(attempt, ended.process, ended.status, ended.at)
+    for end in ends:
         finding, by_us = end.finding, ended.by_us
         if finding is None and end.exit_code != 0:
             finding = explainer.explain(end, ended.by_us)
             if end.by_launcher and end.signal and finding.code in _BY_A_SIGNAL:
                 finding, by_us = ENDED_BY_LAUNCHER, True
         elif finding is None and not ended.by_us:
-            look = explainer.doubt if launcher.may_hide_failures else explainer.caught
-            finding = look(end, launcher.once)
+            one_of_many = not (launcher.is_rank or end.of_command)  # its launcher's driver has seen its exit code
+            look = explainer.doubt if launcher.may_hide_failures and not one_of_many else explainer.caught
+            finding = look(end, launcher.once and not one_of_many)
         elif finding is not None and finding.code == STAGE_FAILED:
             finding = _with_cause(finding, launcher, explainer, end)
         found.append(RankExit(replace(end, finding=finding), ended.seconds, by_us))

@@ -14,11 +14,19 @@ from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
 from drumbeat.facts.host import LiveHost
+from drumbeat.facts.model import Identity
 from drumbeat.finding import CAUGHT, ERROR, LIKELY, WARNING, Evidence, Finding
 from drumbeat.order import Order
 from drumbeat.runfolder.layout import NodeFolder
 
 _STREAM = re.compile(r"std(?:err|out) of (?:process|rank) \d+:")  # as diagnose names what it was given
+
+
+def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
+    """Of an end without words, the last step that was seen is all there is."""
+    if step is None or not finding.cause.endswith("it wrote nothing"):
+        return finding
+    return replace(finding, cause=f"{finding.cause}; the last step seen on this node was {step}")
 
 
 class Explainer:
@@ -27,14 +35,15 @@ class Explainer:
 
     def __init__(
         self, order: Order, logs: NodeFolder, launcher: Direct, attempt: int, run_folder: str, kept: str = "",
-        no_gpu: bool = False,
+        no_gpu: bool = False, identity: Optional[Identity] = None,
     ) -> None:  # fmt: skip
         self.order, self.logs, self.launcher, self.attempt = order, logs, launcher, attempt
-        self.run_folder, self.kept, self.no_gpu = run_folder, kept, no_gpu
+        self.run_folder, self.kept, self.no_gpu, self.identity = run_folder, kept, no_gpu, identity or Identity()
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
         from drumbeat.diagnose.exits import explain_exit  # here and below: the agent of a healthy run starts without it
+        from drumbeat.diagnose.place_advice import for_place
         from drumbeat.diagnose.without_gpu import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
@@ -52,6 +61,7 @@ class Explainer:
         file = os.path.relpath(self.kept or log, self.run_folder)
         if self.no_gpu:
             found = without_gpu(found)
+        found = for_place(found, self.identity)
         seen = tuple(f"the last lines of {file}" if _STREAM.match(each) else each for each in found.seen)
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))

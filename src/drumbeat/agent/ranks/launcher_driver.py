@@ -2,9 +2,9 @@
 
 Launchers exit with 1 whatever happened; this writes a report, as JSON: which rank failed, with which exit code or signal, or why
 no rank was started; of a stage of a script also that all ranks ended well, or how the launcher itself ended. For as long as a
-stage runs, a file lies beside its report: where it is left, the launcher was killed, or its script did not wait for it. Ranks
-write to logs of their own; where a script has redirected the launcher's output, to a pipe into tee say, their lines are copied
-there.
+stage runs, a file lies beside its report: where it is left, the launcher was killed, or its script did not wait for it. A rank
+that ends while the launcher goes on is noted at once, in a file of lines. Ranks write to logs of their own; where a script has
+redirected the launcher's output, to a pipe into tee say, their lines are copied there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Callable, ClassVar, Dict, List, Set
 
 
 class Copier(threading.Thread):
@@ -78,6 +78,42 @@ def redirected(settings: Dict[str, Any]) -> Dict[str, int]:
     return streams
 
 
+class Rank(subprocess.Popen):  # type: ignore[type-arg]
+    """Every process that a launcher starts. `gone` has the ranks among them, in the order in which they were seen to be gone."""
+
+    log = ""  # the file in which their ends are noted
+    running: ClassVar[List[Rank]] = []
+    gone: ClassVar[List[Rank]] = []
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        env = options.get("env") or {}
+        super().__init__(*args, **options)
+        self.rank, self.ended = -1, 0.0
+        if str(env.get("RANK", "")).isdigit() and "LOCAL_RANK" in env:
+            self.rank = int(env["RANK"])
+            Rank.running.append(self)
+
+    def poll(self) -> Any:
+        code = super().poll()
+        if code is not None and self in Rank.running:
+            Rank.note()
+        return code
+
+    @staticmethod
+    def note() -> None:
+        """A launcher asks one rank after another: all that are gone by now get the same time, so that none seems to be first."""
+        now = time.time()
+        gone = [rank for rank in Rank.running if super(Rank, rank).poll() is not None]
+        for rank in gone:
+            rank.ended = now
+            Rank.running.remove(rank)
+        Rank.gone += gone
+        if Rank.log:
+            lines = [json.dumps({"rank": rank.rank, "exit_code": rank.returncode, "t": now}) + "\n" for rank in gone]
+            with contextlib.suppress(OSError), open(Rank.log, "a") as file:
+                file.write("".join(lines))
+
+
 def write(settings: Dict[str, Any], failures: List[Dict[str, Any]], refused: str = "", exit_code: int = 0) -> None:
     """`exit_code`: of a launcher that failed although none of its ranks did, or before it had any."""
     with open(settings["report"] + ".tmp", "w") as file:
@@ -123,12 +159,13 @@ def by_torch(settings: Dict[str, Any], launch: Callable[[], Any], arguments: Lis
     except SignalException as error:
         return 128 + int(error.sigval)
     except ChildFailedError as error:
+        ended_at = {rank.pid: rank.ended for rank in Rank.gone}  # torchrun's own times are whole seconds
         failures = [
             {
                 "rank": rank,
                 "local_rank": failure.local_rank,
                 "exit_code": failure.exitcode,
-                "t": failure.timestamp,
+                "t": ended_at.get(failure.pid, failure.timestamp),
                 "by_launcher": failure.pid in signalled,
             }
             for rank, failure in error.failures.items()
@@ -196,29 +233,14 @@ def several_wanted(processes: int, nodes: int, cpu: bool, worker: List[str]) -> 
 def deepspeed(settings: Dict[str, Any], arguments: List[str]) -> int:
     from deepspeed.launcher import launch
 
-    failures: List[Dict[str, Any]] = []
-
-    class Rank(subprocess.Popen):  # type: ignore[type-arg]
-        """Notes the ranks that the launcher sees fail, in the order in which it does."""
-
-        def __init__(self, command: Any, *args: Any, **options: Any) -> None:
-            self.rank = (options.get("env") or {}).get("RANK")
-            super().__init__(command, *args, **options)
-
-        def poll(self) -> Any:
-            before, code = self.returncode, super().poll()
-            if before is None and code and self.rank is not None:
-                failures.append({"rank": int(self.rank), "exit_code": code, "t": time.time()})
-            return code
-
-    subprocess.Popen = Rank  # type: ignore[misc, assignment]
     sys.argv = ["deepspeed", *arguments]
     try:
         launch.main()
     except SystemExit as end:
-        if failures:
-            write(settings, failures[:1])  # the others it has ended itself
-            return ended(failures[0]["exit_code"])
+        first = next((rank for rank in Rank.gone if rank.returncode), None)
+        if first:  # the others it has ended itself
+            write(settings, [{"rank": first.rank, "exit_code": first.returncode, "t": first.ended}])
+            return ended(first.returncode)
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     return 0
 
@@ -258,6 +280,8 @@ def main() -> int:
     settings, module, arguments = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]
     streams = redirected(settings)
     settings["redirected"] = bool(streams)
+    Rank.log = settings.get("ended", "")
+    subprocess.Popen = Rank  # type: ignore[misc]  # before any launcher is imported
     copier = Copier(settings["folder"], streams).skip()
     if streams:
         copier.start()

@@ -15,7 +15,7 @@ from drumbeat.agent.ranks.console_script import launcher_interpreter
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, stage_failed, unended
-from drumbeat.agent.ranks.stages import Stage, Stages, read_report
+from drumbeat.agent.ranks.stages import Stage, Stages, ended_well, read_report
 from drumbeat.agent.ranks.stand_ins import install, settings_of
 from drumbeat.facts.model import Peers
 from drumbeat.finding import ERROR, WARNING, Finding, shown
@@ -88,6 +88,10 @@ class Direct:
         """The rank that made a launcher in the command's script fail; None where there is none."""
         return None
 
+    def early_ends(self, attempt: int) -> List[End]:
+        """Ranks that ended with 0 since this was last asked, and whose launcher is on this node; each is told once."""
+        return []
+
     def met(self) -> Optional[int]:
         """How many launchers the script has started through our stand-ins by now; None where there are none."""
         return None if self._stages is None else len(self._stages.read())
@@ -118,6 +122,7 @@ class Direct:
         shim = shim_argv(self.bundle, self.logs.attempt(attempt), self.order.wrap, cpus, node, self.first_rank)
         settings = {
             "report": self._report(attempt),
+            "ended": self._ended(attempt),
             "folder": self.logs.attempt(attempt),
             "log": os.path.join(self.folder.attempt(attempt), "launcher"),
             "shim": list(shim),
@@ -142,6 +147,9 @@ class Direct:
 
     def _report(self, attempt: int) -> str:
         return os.path.join(self.folder.attempt(attempt), "launcher.json")
+
+    def _ended(self, attempt: int) -> str:
+        return os.path.join(self.local, f"ended-{attempt}.jsonl")
 
 
 class Once(Direct):
@@ -189,7 +197,7 @@ class Once(Direct):
         if failed is not None:
             later = _later(failed, reported, self._script) if end.exit_code == 0 and running is None else ""
             if not later and not reported[-1].succeeded:
-                return rank_ends(failed.failures)
+                return rank_ends([*failed.ended, *failed.failures])
             if later:
                 return [replace(end, finding=stage_failed(failed, later))]
         if running is not None:
@@ -215,13 +223,20 @@ class Driven(Once):
 
     starts_ranks = True
     is_rank = False
+    _heard = 0  # bytes of the file of ended ranks that were told
 
     def tools(self, attempt: int, node: int, bound: Binding) -> Tools:
         return self.driver_tools(attempt, node, bound)
 
     def prepare(self, attempt: int, node: int, peers: Peers, bound: Binding) -> List[EnvVar]:
         self.first_rank = sum(peer.ranks for peer in peers.nodes[:node])
+        self._heard = 0
         return []
+
+    def early_ends(self, attempt: int) -> List[End]:
+        """By a file on the node's own disk. What failed stands in the driver's report, when its launcher has ended."""
+        found, self._heard = ended_well(self._ended(attempt), self._heard)
+        return rank_ends(found)
 
     def has_started_ranks(self, attempt: int) -> bool:
         return bool(self.logs.ranks(attempt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -15,6 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from drumbeat.problem import Problem
 
 _MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file
+_MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Stage:
     report: Optional[Report] = None  # none: it has not ended, or broke off before it could say how
     unended: bool = False  # its driver began and never came to its end: it still runs, or was killed
     t: Optional[float] = None  # when it began
+    ended: Tuple[Dict[str, Any], ...] = ()  # ranks that ended with 0: rank, exit_code, t; read only where a rank failed
 
     @property
     def began(self) -> bool:
@@ -96,6 +99,10 @@ class Stages:
         """The file in which the driver of this stage says how it ended."""
         return os.path.join(self.folder, f".report-{number}.json")
 
+    def ended(self, number: int) -> str:
+        """The file in which the driver of this stage notes each rank's end."""
+        return os.path.join(self.folder, f".ended-{number}.jsonl")
+
     def read(self) -> List[Stage]:
         stages: List[Stage] = []
         number = 0
@@ -105,9 +112,11 @@ class Stages:
                 report = read_report(self.report(number))
                 unended = report is None and os.path.exists(self.report(number) + ".running")
                 t = line.get("t")
+                ended = ended_well(self.ended(number))[0] if report and report.failures else []
                 stage = replace(
-                    stage, report=report, unended=unended, t=t if isinstance(t, float) and math.isfinite(t) else None
-                )
+                    stage, report=report, unended=unended, ended=tuple(ended),
+                    t=t if isinstance(t, float) and math.isfinite(t) else None,
+                )  # fmt: skip
                 number += 1
             stages.append(stage)
         return stages
@@ -144,6 +153,24 @@ def read_report(path: str) -> Optional[Report]:
     code = found.get("exit_code")
     code = code if isinstance(code, int) else 0
     return Report(tuple(each for each in failures if isinstance(each, dict)), str(found.get("refused", "")), code)
+
+
+def ended_well(path: str, start: int = 0) -> Tuple[List[Dict[str, Any]], int]:
+    """Ranks that the driver has seen end with 0, in the order of their ends: rank, exit_code, t. Only whole lines from `start`
+    on are read; the place of the next one comes with them."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            whole = file.read(_MOST_BYTES).rpartition(b"\n")[0]
+    except OSError:
+        return [], start
+    found = []
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            each = json.loads(line)
+            if each["exit_code"] == 0 and isinstance(each["rank"], int) and math.isfinite(each["t"]):
+                found.append(each)
+    return found, start + len(whole) + bool(whole)
 
 
 def _lines(path: str) -> List[Dict[str, Any]]:

@@ -191,7 +191,8 @@ def _argv(settings: Settings, stages: Stages, command: List[str], real: str, env
     else:
         python = ()
         found = replace(found, python=(real, *found.python[1:]))
-    driver = {**settings.driver_settings, "report": stages.report(number), "stage": True}
+    files = {"report": stages.report(number), "ended": stages.ended(number)}
+    driver = {**settings.driver_settings, **files, "stage": True}
     tools = Tools(settings.shim, settings.driver, json.dumps(driver), python)
     peers = _peers(settings, found, settings.ports[number % len(settings.ports)])
     said = " ".join(f"{flag}={value}" if value else flag for flag, value in found.replaced.items())

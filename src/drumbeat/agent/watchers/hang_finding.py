@@ -20,6 +20,7 @@ from drumbeat.agent.watchers.hang_activity import (
     SILENT,
     STOPPED,
     WAITS,
+    class_of,
     doing,
     say_of,
 )
@@ -62,6 +63,12 @@ _CAUSES = {
         "py-spy dump --pid {pid} on {host} shows where {who} waits; the others in the same way",
     ),
 }
+
+
+_NO_LINE = "py-spy dump --pid {pid} on {host} shows where {who} is"
+_SHOWN_BY_US = (
+    "; drumbeat names the line itself where py-spy is installed, or the program calls drumbeat.metrics.report"
+)
 
 
 @dataclass(frozen=True)
@@ -108,10 +115,14 @@ def early_exit(silence: Silence, looks: Sequence[RankLook]) -> Finding:
 
 def held_up(word: str, odd: Sequence[RankLook], looks: Sequence[RankLook], silence: Silence) -> Finding:
     """`odd` hold the others up; none: no rank works."""
-    first = odd[0] if odd else looks[0]
+    first = odd[0] if odd else next((look for look in looks if class_of(look) == ASLEEP), looks[0])
     cause, fix = _CAUSES[word]
-    line = first.place.rsplit(" ", 1)[0] or "what it does"  # its function is named in the title
+    line = first.place.rsplit(" ", 1)[0]  # its function is named in the title
+    if "{line}" in fix and not line:
+        fix = _NO_LINE
     fix = fix.format(pid=first.pid, who=_name(first), host=first.host or "that node", line=line)
+    if "py-spy dump --pid" in fix and not first.stack:
+        fix += _SHOWN_BY_US
     waited = f"no step for {silence.seconds:.0f} s" if silence.steps else f"nothing moves for {silence.seconds:.0f} s"
     if silence.others_go_on:
         title = f"{say_of(odd, doing(first))}, without a report for {silence.seconds:.0f} s; the others go on"

@@ -34,6 +34,7 @@ _NETWORK = 1e6  # bytes per second of a node: below it nothing worth waiting for
 _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the kernel for a while
 _WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
 _FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
+_POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
 
 
@@ -126,7 +127,15 @@ def _odd_ones(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLo
             odd = [look for look in odd if what[look.key] == ASLEEP]
         if odd and many * 2 > len(looks) and shared[0] in (WAITS, BUSY):
             return odd
-    return []
+    return _sleepers(looks, what)
+
+
+def _sleepers(looks: Sequence[RankLook], what: Mapping[Key, str]) -> List[RankLook]:
+    """Those that sleep by their own will, where all others wait: one that waited for another would look for it now and then."""
+    asleep = [look for look in looks if what[look.key] == ASLEEP and look.wakes is not None and look.wakes < _POLLS]
+    rest = [look for look in looks if look not in asleep]
+    waiting = all(what[look.key] == WAITS and look.call not in _FOR_A_CHILD for look in rest)
+    return asleep if rest and waiting else []
 
 
 def _may_be_done(look: RankLook, word: str) -> bool:
