@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.explain import Explainer, with_last_step
-from drumbeat.agent.ranks.launchers import End, launcher_of
+from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.facts.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
