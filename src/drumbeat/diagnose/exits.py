@@ -17,7 +17,19 @@ from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
-from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, PEER_LOST, STOPPED, UNKNOWN, Evidence, Finding
+from drumbeat.finding import (
+    CERTAIN,
+    ENDED_BY_US,
+    ERROR,
+    INFO,
+    LIKELY,
+    OK,
+    PEER_LOST,
+    STOPPED,
+    UNKNOWN,
+    Evidence,
+    Finding,
+)
 from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED = "finished"
@@ -106,7 +118,7 @@ def explain_exit(
     finding, role = failure.finding, _role(failure)
     ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
     if killed_by_us and not ended_itself:
-        return Finding(STOPPED, INFO, "ended by drumbeat", "another rank, a limit or the user had ended the run")
+        return Finding(STOPPED, INFO, ENDED_BY_US, "another rank, a limit or the user had ended the run")
     if oom_kill_seen and signal == signals.SIGKILL:
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()
         seen = ("the kernel's count of out-of-memory kills",)
