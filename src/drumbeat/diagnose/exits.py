@@ -46,6 +46,7 @@ _NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
 _SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
 )
+_OF_TABLE = re.compile(r"\s*(?:exitcode|traceback) {1,4}: ")  # a line of torchrun's table
 _LOST = "find the rank that stopped first; its own log has the cause"
 _WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
 _TELLING = re.compile(
@@ -124,6 +125,13 @@ def explain_exit(
         seen = ("the kernel's count of out-of-memory kills",)
         sure = CERTAIN if given else LIKELY
         return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
+    if (
+        finding is not None
+        and one_process
+        and signal is None
+        and any(_OF_TABLE.match(e.text) for e in finding.evidence)
+    ):
+        return _own(_in_a_table(finding, exit_code))
     if finding is not None and role == CAUSE:
         return _own(_missing_script(finding, command))
     if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
@@ -154,6 +162,16 @@ def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
         "run the setup lines by hand on that node, in bash with set -e",
         (Evidence(words or texts[-1]),),
         seen=(f"setup ended with exit code {match[1]}",),
+    )
+
+
+def _in_a_table(finding: Finding, exit_code: Optional[int]) -> Finding:
+    """A launcher's table that a rank has printed is about other processes: the rank's own end was seen."""
+    title = f"exit code {exit_code}; a launcher's table that it printed says: {finding.title}"
+    cause = "not known: the table is about another process, which it may have started or only quoted"
+    seen = (f"exit code {exit_code}", *finding.seen)
+    return replace(
+        finding, code="exit-code", title=title, cause=cause, fix="", confidence=UNKNOWN, seen=seen, rank=None
     )
 
 
