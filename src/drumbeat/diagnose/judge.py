@@ -14,6 +14,7 @@ from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.conditions import Whole, holds, with_settings
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.explained import most_specific
 from drumbeat.diagnose.failure import AT_THE_END, NO_FAILURE, NOT_KNOWN, Failure, Log
 from drumbeat.diagnose.first import RankOf, earliest
 from drumbeat.diagnose.judged_lines import with_record, without_itself
@@ -22,7 +23,7 @@ from drumbeat.diagnose.losses import NOT_FINITE, nan_among_the_last
 from drumbeat.diagnose.named_rank import NamedRank
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM
 from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
-from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers, most_specific
+from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers
 from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 

@@ -6,12 +6,19 @@ What only a warning says, what a rank lived through, and what every healthy run 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence
 
 from drumbeat.diagnose.bare import is_listed, may_follow
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
+from drumbeat.diagnose.explained import (
+    MESSAGE_LINES,
+    SURVIVED_LINES,
+    Nearby,
+    explained,
+    without_reraised,
+    without_survived,
+)
 from drumbeat.diagnose.failure import AT_THE_END, Log
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
@@ -20,16 +27,13 @@ from drumbeat.finding import ERROR, Finding
 
 WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
-SURVIVED_LINES = 100  # that a rank goes on writing after an exception which did not end it
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
-MESSAGE_LINES = 25  # below an exception's first line that may still belong to it
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
 _STEP_ENDS = re.compile(r"\*\*\* STEP |srun: (?:launch/slurm: _step_signal: )?Terminating |Job step aborted")
 _ELASTIC_FAILED = re.compile(r"\bfailed \(exitcode: -?\d+\) local_rank: \d+")
-_RERAISED = re.compile(r"^[\w.]+: Caught \w+ in |RemoteTraceback|^[\w.]*(?:ProcessRaised|RayTask)\w*")
 
 
 class Tiers:
@@ -240,15 +244,15 @@ class Tiers:
         known = [event for event in tiers[CAUSE] if event.match and not event.mention]
         near = Nearby(known)
         for tier in (CAUSE, UNEXPLAINED):
-            tiers[tier] = [event for event in tiers[tier] if event.match or not _explained(event, near)]
-        tiers[CAUSE] = self._without_helpers(_without_reraised(tiers[CAUSE]))
+            tiers[tier] = [event for event in tiers[tier] if event.match or not explained(event, near)]
+        tiers[CAUSE] = self._without_helpers(without_reraised(tiers[CAUSE]))
         tiers[CAUSE] = self._without_script_lines(tiers[CAUSE])
         better = [event for event in (*known, *tiers[SYMPTOM]) if event.match]
         absorbed = {(event.evidence.file, code) for event in better if event.match for code in event.match.rule.absorbs}
         if absorbed:
             for tier in (CAUSE, SYMPTOM, UNEXPLAINED):
                 tiers[tier] = [event for event in tiers[tier] if (event.evidence.file, event.code) not in absorbed]
-        tiers[CAUSE] = self._without_trained_on(_without_survived(tiers[CAUSE]))
+        tiers[CAUSE] = self._without_trained_on(without_survived(tiers[CAUSE]))
         tiers[CAUSE] = [event for event in tiers[CAUSE] if event.match or not self._ended_otherwise(event)]
         if self.first or any(tiers[tier] for tier in (CAUSE, SYMPTOM, REPORT, CONSEQUENCE)):
             tiers[UNEXPLAINED] = [event for event in tiers[UNEXPLAINED] if not self._of_reporter(event)]
@@ -273,70 +277,5 @@ class Tiers:
                 self.lived_through = self.lived_through or any(caught for _, caught in went_on)
 
 
-class Nearby:
-    """Events by their place: a log may hold thousands, so that not every one can be compared with every other."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._events: Dict[Optional[str], List[Event]] = {}
-        for event in sorted(events, key=lambda each: each.number):
-            self._events.setdefault(event.evidence.file, []).append(event)
-        self._numbers = {file: [event.number for event in each] for file, each in self._events.items()}
-
-    def between(self, file: Optional[str], first: int, last: int) -> List[Event]:
-        """Those on lines `first` to `last` of this file."""
-        numbers = self._numbers.get(file, [])
-        return self._events.get(file, [])[bisect_left(numbers, first) : bisect_right(numbers, last)]
-
-
 def _survivable(event: Event) -> bool:
     return event.match is not None and event.match.rule.survivable
-
-
-def _explained(exception: Event, known: Nearby) -> bool:
-    """A known cause stands in the traceback's own message, or right before or behind it, in the same rank's lines."""
-    top, bottom = exception.number - exception.lines - 3, exception.number + MESSAGE_LINES
-    return any(
-        event.rank is None or exception.rank is None or event.rank == exception.rank
-        for event in known.between(exception.evidence.file, top, bottom)
-    )
-
-
-def _without_reraised(causes: List[Event]) -> List[Event]:
-    """An exception that only passes on what a worker or replica raised: the worker's own stands below it."""
-    near = Nearby(causes)
-    return [
-        event
-        for event in causes
-        if not (event.match is None and _RERAISED.search(event.exception))
-        or not near.between(event.evidence.file, event.number + 1, event.number + 299)
-    ]
-
-
-def _without_survived(causes: List[Event]) -> List[Event]:
-    """An exception that its rank logged and lived through is not why it ended: a later cause of the same rank is."""
-    last: Dict[Tuple[Optional[str], Optional[int]], int] = {}
-    for event in causes:
-        stream = (event.evidence.file, event.rank)
-        last[stream] = max(last.get(stream, 0), event.number)
-
-    def survived(event: Event) -> bool:
-        goes_on = last[(event.evidence.file, event.rank)] > event.number + SURVIVED_LINES
-        return event.match is None and event.rank is not None and goes_on
-
-    return [event for event in causes if not survived(event)] or causes
-
-
-def most_specific(events: List[Event]) -> List[Event]:
-    """Where several rules match one line, those that another one stands over are dropped, and signs beside a cause."""
-    by_line: Dict[int, List[Event]] = {}
-    for event in events:
-        by_line.setdefault(event.sequence, []).append(event)  # 0: rules on the whole log
-    kept: List[Event] = []
-    for together in by_line.values():
-        weaker = {rule_id for event in together if event.match for rule_id in event.match.rule.over}
-        together = [event for event in together if not event.match or event.match.rule.id not in weaker]
-        if any(event.match is None or event.match.rule.role == CAUSE and event.match.rule.severity == ERROR
-               for event in together):  # fmt: skip
-            together = [event for event in together if event.match is None or event.match.rule.role in (CAUSE, NOTE)]
-        kept += together
-    return kept
