@@ -12,7 +12,9 @@ from typing import Optional, Tuple
 
 MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
 _MAX_PREFIXES = 10
-_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+ESCAPE = b"\x1b"
 _DATE = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _LEVELS = r"(?P<level>INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL)"
 # What a program's own line begins with: before it, a word with a colon is a host.
@@ -34,6 +36,7 @@ _BRACKET = _patterns(
     r"\[(?P<time>" + _DATE + r")\] ?",
     r"\[(?P<time>" + _DATE + r"): (?P<level>[IWEF]) [\w./-]{1,120}:\d+\] ?",  # Horovod
     r"\[(?P<time>" + _DATE + r") (?P<level>[IWEF]) \d{1,9} \d{1,9}\] ?",  # Ray's own processes
+    r"\[(?P<level>[IWEF]) (?P<time>" + _DATE + r")[^\]]{0,60}\] ?",  # Optuna, Jupyter
     r"\[\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?",
     r"\[" + _LEVELS + r"\s{0,4}\] ?",  # DeepSpeed: [2026-01-02 03:04:05,678] [ERROR] [launch.py:325:sigkill_handler]
     r"\[[\w./-]{1,80}\.py:\d+(?::[\w<>]{1,60})?\] ?",
@@ -118,6 +121,7 @@ _PYTHON_WARNING = re.compile(r"\b[A-Z]\w*Warning: ")
 # INFO: text; INFO     text; root - INFO - text
 _SAID_LEVEL = re.compile(
     r"(?:\S{1,60} [-:|] )?(?:(INFO|DEBUG|TRACE)\s*[:|-]?\s|(WARNING|WARN|ERROR|CRITICAL|FATAL)\s{0,5}[:|-]\s)"
+    r"|wandb: (WARNING) "
     r"|[\w.]{1,100}: \[(INFO|DEBUG|WARNING|ERROR|CRITICAL)\] "  # torch elastic, 2.1
     r"|(?:[A-Z]\w{0,15} )?(INFO|DEBUG|WARNING|WARN|ERROR|CRITICAL|FATAL) \d{4}-\d\d-\d\d[ T]"  # Paddle
     r"|(?:\[[\w.-]{1,40}\] )?\[((?i:info|debug|warning|warn|error|critical|fatal))\][ :]"  # LightGBM: [LightGBM] [Fatal]
@@ -162,6 +166,11 @@ class Line:
 
 def decode(raw: bytes) -> str:
     return raw[: MAX_LINE * 2].decode("utf-8", "replace")
+
+
+def without_escapes(raw: bytes) -> bytes:
+    """Without colours, which may stand in the middle of a word: before any word is looked for."""
+    return _ANSI_BYTES.sub(b"", raw) if ESCAPE in raw else raw
 
 
 def without_colour(text: str) -> str:

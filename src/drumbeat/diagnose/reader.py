@@ -23,7 +23,16 @@ from drumbeat.diagnose.endings import GOOD_ENDS, GoodEnds, is_good_end, speaker
 from drumbeat.diagnose.events import Events
 from drumbeat.diagnose.failure import with_unseen
 from drumbeat.diagnose.flight import Dump, compare
-from drumbeat.diagnose.lines import MAX_LINE, Line, clean, decode, split_carriage_returns, without_colour
+from drumbeat.diagnose.lines import (
+    ESCAPE,
+    MAX_LINE,
+    Line,
+    clean,
+    decode,
+    split_carriage_returns,
+    without_colour,
+    without_escapes,
+)
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import Losses
 from drumbeat.diagnose.plain_words import OF_A_RUN, Tails
@@ -54,7 +63,7 @@ _ARROW = ARROW.encode()
 _GLOG_ERROR = re.compile(rb"\b[EF]\d{4} \d\d:\d\d:\d\d")  # E0516 10:49:24.165000 10143 path.py:874]
 _GLOG_SHAPES = (b"E0000 00:00:00", b"F0000 00:00:00")
 # Of lines that tell something without any word of a rule.
-_SIGNS = (*BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
+_SIGNS = (ESCAPE, *BARE_SIGNS, _ARROW, *_GLOG_SHAPES, *nccl_lines.SIGNS)
 MAX_TEXT = 1000  # of an evidence line
 MAX_FILES = 100_000
 MAX_REPEATS = 20_000  # lines of one shape from which something is still learnt
@@ -144,6 +153,10 @@ class Reader:
                 if place not in telling and not waiting:
                     continue
                 number = first + start + place
+                if ESCAPE in raw:
+                    raw = without_escapes(raw)
+                    if not waiting and raw.translate(SHAPE) in dull:
+                        continue
                 if not waiting and self._nccl.is_known(file, number, raw):
                     continue
                 self.lines = before + number  # events are told apart by it
@@ -169,7 +182,7 @@ class Reader:
         self.lines += 1
         self._end(file, number)
         self._tails.add(file, number, (raw,))
-        for part in split_carriage_returns(raw):
+        for part in split_carriage_returns(without_escapes(raw)):
             self._feed(file, number, part[:MAX_LINE])
 
     def _end(self, file: str, number: int) -> None:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.diagnose.mentions import is_exception, is_talk
+from drumbeat.diagnose.mentions import is_exception, is_in_prose, is_quoted, is_talk
 from drumbeat.diagnose.prefilter import SHORTEST, Prefilter, word_of
 from drumbeat.finding import ERROR, SEVERITIES
 from drumbeat.packaged import load, names
@@ -164,14 +164,24 @@ def _apply(rule: Rule, text: str, literal: str) -> Optional[Match]:
         return None
     if not rule.pattern:
         start = text.find(literal)
-        return Match(rule, {}, talk=is_talk(text, start, start + len(literal)))
+        return _match(rule, text, (start, start + len(literal)), {}, False)
     for mention, patterns in ((False, rule.pattern), (True, rule.mentions)):
         for pattern in patterns:
             match = _compiled(pattern).search(text)
             if match:
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
-                return Match(rule, groups, mention and not is_exception(text), is_talk(text, *match.span()))
+                return _match(rule, text, match.span(), groups, mention)
     return None
+
+
+def _match(rule: Rule, text: str, span: Tuple[int, int], groups: Mapping[str, str], mention: bool) -> Optional[Match]:
+    """The words of a rule, by where they stand in their line."""
+    quoted = is_quoted(text, span[0])
+    if quoted and (rule.any_level or rule.fallback):
+        return None
+    told = is_in_prose(text, span[0])
+    talk = quoted or is_talk(text, *span) or (told and rule.role in (REPORT, CONSEQUENCE))
+    return Match(rule, groups, told or (mention and not is_exception(text)), talk)
 
 
 @functools.cache
