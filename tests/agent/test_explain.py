@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.explain import Explainer, with_last_step
-from drumbeat.agent.ranks.launchers import End, launcher_of
+from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.facts.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
@@ -96,7 +97,7 @@ IGNORED = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *TRACEBACK]
     [
         (["step 8/50 loss 0.6"], [*TRACEBACK, "training aborted"], 0.0, "ValueError: shapes do not match"),
         (["step 8/50 loss 0.6", "2026-11-16 10:00:00 - ERROR - no labels"], [], 0.0, "2026-11-16 10:00:00 - ERROR - no labels"),
-        ([], ["\x1b[31mERROR\x1b[0m: no\x07labels \x1b]0;title\x07"], 0.0, "ERROR: no labels"),
+        ([], ["\x1b[31mERROR\x1b[0m: no labels\x07 \x1b]0;title\x07"], 0.0, "ERROR: no labels"),
         (["step 8/50 loss 0.6", "Error: my data is bad"], [], 0.0, "Error: my data is bad"),
         (["step 8/50 loss 0.6"], ["Training failed: shard 7"], 0.0, "Training failed: shard 7"),
         (["Exception caught: RuntimeError('bad')", "bye"], [], 0.0, "Exception caught: RuntimeError('bad')"),

@@ -8,8 +8,9 @@ import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.last_words import Stream, last_error, last_failure, may_hold_error, read_stream, wrote_on
-from drumbeat.agent.ranks.launchers import Direct, End
+from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
