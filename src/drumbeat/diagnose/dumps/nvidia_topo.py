@@ -48,10 +48,10 @@ def _tables(text: str) -> Iterator[_Table]:
     heads = [number for number, line in enumerate(lines) if "GPU0" in line and not _CELL.search(line)]
     for head, following in zip(heads, [*heads[1:], len(lines)]):
         columns = re.findall(_NAME, lines[head][lines[head].index("GPU0") :].split("CPU Affinity")[0])
-        rows, numa, torn = _rows(lines[head + 1 : following], columns, "CPU Affinity" in lines[head])
+        rows, numa = _rows(lines[head + 1 : following], columns, "CPU Affinity" in lines[head])
         if "GPU0" in rows:
             missing = [name for name in columns if name.startswith("GPU") and name not in rows]
-            cut = f"the table is cut here: {torn or 'no row'} of {', '.join(missing)} was read" if missing else ""
+            cut = f"the table is cut here: no whole row of {', '.join(missing)}" if missing else ""
             legend = dict(_LEGEND.findall("\n".join(lines[head:following])))
             yield _Table(columns, rows, numa, legend, cut)
 
@@ -81,13 +81,10 @@ def _content(table: _Table) -> Content:
     return Content("nvidia-smi topo -m", tuple(facts), _findings(beside, judged, legend, nvlink, pairs), data)
 
 
-def _rows(
-    lines: List[str], columns: List[str], affinities: bool
-) -> Tuple[Dict[str, Dict[str, str]], Dict[str, str], str]:
-    """Whole rows, NUMA nodes, and what is said of a row that is torn."""
+def _rows(lines: List[str], columns: List[str], affinities: bool) -> Tuple[Dict[str, Dict[str, str]], Dict[str, str]]:
+    """Whole rows, and NUMA nodes."""
     rows: Dict[str, Dict[str, str]] = {}
     numa: Dict[str, str] = {}
-    torn = ""
     for line in lines:
         name = re.search(rf"^[\s|]*(?:[\d,-]*\s*\|\s*\d*\s*\|)?[\s|]*({_NAME})[\s|]", line)
         if not name:
@@ -99,13 +96,12 @@ def _rows(
         last = rest[cells[-1].end() :] if cells else ""
         # A row of another table (peer access) has other cells. The last cell of a torn row may be half a word.
         if len(cells) < len(columns) or (affinities and name[1].startswith("GPU") and not last.strip() and numa):
-            torn = "only a part of the row" if cells else torn
             continue
         rows[name[1]] = {column: cell[0] for column, cell in zip(columns, cells)}
         affinity = _NUMA.match(last)
         if affinity:
             numa[name[1]] = affinity[1]
-    return rows, numa, torn
+    return rows, numa
 
 
 def _nearest(cells: Dict[str, str], nics: List[str]) -> Tuple[str, List[str]]:
