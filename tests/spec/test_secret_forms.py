@@ -105,3 +105,17 @@ def test_lint_and_diagnose_show_none(drumbeat):
     ):
         done = drumbeat.here(*words)
         assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_the_end_of_a_run_quotes_none(drumbeat):
+    (drumbeat.folder / "t.py").write_text(
+        "raise RuntimeError('cannot reach https://git.example.com/?access_token=' + 's3' + 'cret0123')\n"
+    )
+    assert drumbeat("run", "--", "python", "t.py").returncode == 1
+    (run,) = (drumbeat.folder / "runs").iterdir()
+    for words in (("status", str(run)), ("diagnose", str(run)), ("diagnose", "--json", str(run)), ("report", str(run))):
+        done = drumbeat.here(*words)
+        assert "access_token=…" in done.stdout or words[0] == "report", done.stdout
+        assert "s3cret" not in done.stdout + done.stderr
+    records = [path for path in run.rglob("*.json*") if path.is_file()]
+    assert len(records) > 4 and not any(b"s3cret" in path.read_bytes() for path in records)
