@@ -46,7 +46,7 @@ from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.tracebacks import ARROW, CHAINED, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Evidence
+from drumbeat.finding import Evidence, clipped
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
@@ -276,7 +276,7 @@ class Reader:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
         line = clean(decode(raw))
         text = line.text
-        evidence = Evidence(text[:MAX_TEXT], file, number)
+        evidence = Evidence(clipped(text, MAX_TEXT), file, number)
         matched = False
         tracebacks = self._tracebacks.get(file)
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
