@@ -3,6 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.exits import explain_exit
+from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from tests.diagnose.reading import read
 
@@ -22,6 +23,8 @@ QUOTED = {
     "typographic quotes": f"the answer was \u201c{OOM}\u201d, rated 4 of 5",
     "source code": f'                raise RuntimeError("{OOM}") from e',
     "a test for it": '        if "No space left on device" in str(e): pass',
+    "grep -n": "312:ModuleNotFoundError: No module named 'apex'",
+    "grep -Hn": "old/slurm-1.out:312:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "a report in prose": "when you see srun: error: n3: task 3: Exited with exit code 1 look above",
 }
 ERRORS = {
@@ -39,6 +42,8 @@ ERRORS = {
     "another exit code": ("raylet died with exit code -11", "segfault"),
     "the kernel's own line": ("Out of memory: Killed process 812 (python3) total-vm:8kB, anon-rss:1kB", "oom-kill"),
     "a signal's name": ("  traceback : Signal 4 (SIGILL) received by PID 812", "illegal-instruction"),
+    "srun's label": ("3: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-out-of-memory"),
+    "a time": ("03:04:05 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-out-of-memory"),
     "colours inside the words": (
         "\x1b[31mCUDA out of \x1b[1mmem\x1b[0mory. Tried to allocate 2.00 GiB\x1b[0m",
         "gpu-out-of-memory",
@@ -97,6 +102,11 @@ def test_an_error_for_which_the_program_does_something_else_is_no_failure(line):
 def test_an_exception_that_gives_advice_is_still_one():
     failure = read("ModuleNotFoundError: No module named 'apex'. Using the slow path needs --slow").failure
     assert (failure.answer, failure.confidence) == ("import-error", "certain")
+
+
+def test_a_line_number_of_grep_is_no_rank():
+    assert clean("312:ModuleNotFoundError: No module named 'apex'").rank is None
+    assert [clean(label).rank for label in ("12: RuntimeError: x", "12:", " 3: [rank3]: x")] == [12, 12, 3]
 
 
 def test_colours_are_taken_out_before_words_are_looked_for_among_many_lines():

@@ -53,8 +53,8 @@ _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
     r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
-    r" {0,5}(?P<task>\d{1,6}): ",  # srun -l
-    r" {0,5}(?P<task>\d{1,6}):(?=$|\[|Traceback|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",
+    r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
+    r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x

@@ -35,13 +35,14 @@ def is_talk(text: str, start: int, end: int) -> bool:
     return any(map(_TALK.search, around)) and not _ERROR.search(text[:end])
 
 
-# Who speaks in a conversation, what a model wrote, the lines of a diff, source code.
+# Who speaks in a conversation, what a model wrote, the lines of a diff, what grep found (-n, -H), source code.
 _CHAT = re.compile(
     r"<\|?(?:im_start\|>)?(?:user|assistant|system|human|prompter)\|?>|\[INST\]"
     r"|### (?:Instruction|Response|Input|Human|Assistant)\b"
     r"|^\W{0,4}(?:Human|User|Assistant|Prompt|Question|Answer|[Gg]enerated|[Ss]ample|[Cc]ompletion)(?: \d+)?: "
 )
 _DIFF = re.compile(r"[-+](?: {2,}|\t|(?!(?:ba|z|k|da)?sh: )[A-Za-z_@\"'])")
+_GREP = re.compile(r" {0,5}\d{1,7}:[^\s\d]|[\w./-]{1,200}\.(?:out|log|err|txt):(?:\d{1,7}:)?\S")
 _CODE = re.compile(
     r"\s*(?:raise [A-Z]\w*\(|except \(?[\w., ]+\)?(?: as \w+)?:|(?:el)?if .+:(?: |$)"
     r"|assert [\w\"'(]|print\(|echo |log\w*\.\w+\(|with \w+\.raises\()"
@@ -72,8 +73,8 @@ _TOLD = re.compile(
 
 
 def is_quoted(text: str, start: int) -> bool:
-    """Does the error at `start` stand in a conversation, a diff, source code, or a string of a longer line that is no message?"""
-    if _DIFF.match(text) or _CODE.match(text) or _CHAT.search(text, 0, start):
+    """Does the error at `start` stand in a conversation, a diff, grep's output, code, or a longer line's string?"""
+    if any(form.match(text) for form in (_DIFF, _GREP, _CODE)) or _CHAT.search(text, 0, start):
         return True
     for string in _STRINGS.finditer(text):
         if string.start() > start:
