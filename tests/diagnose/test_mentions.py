@@ -104,6 +104,20 @@ def test_an_exception_that_gives_advice_is_still_one():
     assert (failure.answer, failure.confidence) == ("import-error", "certain")
 
 
+def test_a_mention_that_training_went_on_after_is_no_failure():
+    steps = "\n".join(f"step {step} loss 2.0" for step in range(1, 6))
+    assert read(f"{WEAK['another program was killed']}\n{steps}").failure.answer == "none"
+    assert read(f"the last run had a Segmentation fault\n{steps}").failure.answer == "none"
+    assert read(f"{WEAK['an exit code above 128']}\n{steps}").failure.answer == "segfault", "srun names a task"
+
+
+def test_an_error_behind_which_the_program_tries_something_else_is_not_certain():
+    failure = read(f"trying batch size 64\n{OOM}\ntrying batch size 32\nlargest batch size that fits: 32").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "likely")
+    failure = read(f"trying batch size 64\n{OOM}").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "certain")
+
+
 def test_a_line_number_of_grep_is_no_rank():
     assert clean("312:ModuleNotFoundError: No module named 'apex'").rank is None
     assert [clean(label).rank for label in ("12: RuntimeError: x", "12:", " 3: [rank3]: x")] == [12, 12, 3]
