@@ -23,6 +23,8 @@ QUOTED = {
     "typographic quotes": f"the answer was \u201c{OOM}\u201d, rated 4 of 5",
     "source code": f'                raise RuntimeError("{OOM}") from e',
     "a test for it": '        if "No space left on device" in str(e): pass',
+    "an option's help": "  --oom-retry   retry a step after torch.cuda.OutOfMemoryError: CUDA out of memory.",
+    "a variable": "FAIL_REGEX=slurmstepd: error: .* DUE TO TIME LIMIT",
     "grep -n": "312:ModuleNotFoundError: No module named 'apex'",
     "grep -Hn": "old/slurm-1.out:312:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "a report in prose": "when you see srun: error: n3: task 3: Exited with exit code 1 look above",
@@ -34,6 +36,8 @@ ERRORS = {
     "an exception's repr": (f"the worker ended because of OutOfMemoryError('{OOM}')", "gpu-out-of-memory"),
     "a container's log": (f'{{"log":"torch.OutOfMemoryError: {OOM}\\n","stream":"stderr"}}', "gpu-out-of-memory"),
     "a logger's message": (f'{{"level": "error", "step": 3, "text": "RuntimeError: {OOM}"}}', "gpu-out-of-memory"),
+    "a severity": (f'{{"text": "torch.OutOfMemoryError: {OOM}", "severity": "ERROR"}}', "gpu-out-of-memory"),
+    "a job's state": ("Job 812 ended with state NODE_FAIL", "node-failure"),
     "a message": (f'ts=7 msg="torch.OutOfMemoryError: {OOM}"', "gpu-out-of-memory"),
     "a line that is all quotes": (f'"torch.OutOfMemoryError: {OOM}",', "gpu-out-of-memory"),
     "a login shell": ("-bash: srun: command not found", "command-not-found"),
@@ -136,6 +140,8 @@ def test_colours_are_taken_out_before_words_are_looked_for_among_many_lines():
 def test_an_error_in_the_middle_of_a_sentence_is_likely_at_most():
     failure = read("step 1 loss 2.0\nonce upon a time OSError: [Errno 28] No space left on device").failure
     assert (failure.answer, failure.confidence) == ("disk-full", "likely")
+    failure = read(f"step 1 loss 2.0\nonce upon a time torch.cuda.OutOfMemoryError: {OOM}").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "likely")
 
 
 def test_what_a_model_wrote_is_not_why_its_program_ended():
