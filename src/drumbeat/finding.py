@@ -20,6 +20,7 @@ CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 
 # Codes of a rank's end that tell nothing about the cause: drumbeat, or another rank, came first.
 STOPPED, PEER_LOST = "stopped", "peer-lost"
+ENDED_BY_US = "ended by drumbeat"  # in words; the rank itself had not failed
 CAUGHT = "caught-error"  # the last words of a rank that ended with 0: a program that catches its own failure hides it
 
 

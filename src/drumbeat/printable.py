@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 
-# Escape sequences, other control characters but tabs and line ends, and marks that turn the direction of writing.
-_STEERING = re.compile(
-    r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\^_])?")
+# Control characters but tabs and line ends, and marks that turn the direction of writing.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
     """Without what steers a terminal; lines and tabs stay."""
-    return text if text.isprintable() else _STEERING.sub("", text)
+    return text if text.isprintable() else _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def indented(text: str) -> str:
@@ -23,4 +21,6 @@ def indented(text: str) -> str:
 
 def printable(text: str) -> str:
     """One line: a name with a line end in it must not look like a line of ours."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in harmless(text))
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else " " for letter in _ESCAPES.sub("", text))

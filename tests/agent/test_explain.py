@@ -1,13 +1,15 @@
 """Why a rank ended, where only the agent can know."""
 
 import os
+import shutil
 import signal
 import sys
 
 import pytest
 
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.explain import Explainer, with_last_step
-from drumbeat.agent.ranks.launchers import End, launcher_of
+from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.facts.model import Identity
 from drumbeat.runfolder.layout import NodeFolder
@@ -95,7 +97,7 @@ IGNORED = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *TRACEBACK]
     [
         (["step 8/50 loss 0.6"], [*TRACEBACK, "training aborted"], 0.0, "ValueError: shapes do not match"),
         (["step 8/50 loss 0.6", "2026-11-16 10:00:00 - ERROR - no labels"], [], 0.0, "2026-11-16 10:00:00 - ERROR - no labels"),
-        ([], ["\x1b[31mERROR\x1b[0m: no\x07labels \x1b]0;title\x07"], 0.0, "ERROR: no labels"),
+        ([], ["\x1b[31mERROR\x1b[0m: no labels\x07 \x1b]0;title\x07"], 0.0, "ERROR: no labels"),
         (["step 8/50 loss 0.6", "Error: my data is bad"], [], 0.0, "Error: my data is bad"),
         (["step 8/50 loss 0.6"], ["Training failed: shard 7"], 0.0, "Training failed: shard 7"),
         (["Exception caught: RuntimeError('bad')", "bye"], [], 0.0, "Exception caught: RuntimeError('bad')"),
@@ -165,3 +167,43 @@ def test_an_end_without_words_says_what_ends_a_program_like_that(tmp_path):
     assert "sys.exit, os._exit" in finding.fix
     assert with_last_step(finding, 20).cause == "not known: it wrote nothing; the last step seen on this node was 20"
     assert with_last_step(finding, None) == finding
+
+
+STEPS = [f"step {number} loss 1.9" for number in range(2, 9)]
+FULL = "OSError: [Errno 28] No space left on device: '/scratch/x'"
+
+
+def explained(tmp_path, printed, end):
+    folder = NodeFolder(str(tmp_path / "nodes" / "0"), 0)
+    os.makedirs(folder.attempt(0))
+    asked = order(command=("python", "x.py"))
+    with open(folder.log(0, 0, "out"), "w", encoding="utf-8") as file:
+        file.write("\n".join(printed) + "\n")
+    launcher = launcher_of(asked, folder, folder, "", str(tmp_path))
+    return Explainer(asked, folder, launcher, 0, str(tmp_path)).explain(end, False)
+
+
+@pytest.mark.parametrize("behind", [1, 7])
+def test_an_error_line_with_steps_behind_it_did_not_end_the_rank(tmp_path, behind):
+    found = explained(tmp_path, ["step 1 loss 2.0", FULL, *STEPS[:behind], "below target"], End(0, 3, None, 0.0))
+    assert (found.code, found.confidence) == ("disk-full", "likely")
+    place = f"nodes/0/attempt-0/rank-0.out, {behind + 1} lines before its end"
+    assert found.seen == (f"{place}, with steps behind it",)
+
+
+def test_one_at_the_end_did(tmp_path):
+    found = explained(tmp_path, ["step 1 loss 2.0", FULL, "giving up"], End(0, 1, None, 0.0))
+    assert (found.code, found.confidence, found.seen[0][:14]) == ("disk-full", "certain", "the last lines")
+
+
+def test_a_table_that_a_rank_printed_is_not_its_own_end(tmp_path):
+    table = ["=" * 60, "train.py FAILED", "-" * 60, "Failures:", "  <NO_OTHER_FAILURES>", "-" * 60,
+             "Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-17_01:00:58", "  host      : gpu-node-77",
+             "  rank      : 5 (local_rank: 5)", "  exitcode  : -9 (pid: 104)", "  error_file: <N/A>",
+             "  traceback : Signal 9 (SIGKILL) received by PID 104", "=" * 60]  # fmt: skip
+    found = explained(tmp_path, table, End(0, 1, None, 0.0))
+    assert (found.code, found.confidence, found.rank) == ("exit-code", "unknown", None)
+    assert "SIGKILL" in found.title and found.seen[0] == "exit code 1"
+    shutil.rmtree(tmp_path / "nodes")
+    killed = explained(tmp_path, table, End(0, None, signal.SIGKILL, 0.0))
+    assert killed.code == "killed"

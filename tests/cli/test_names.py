@@ -15,7 +15,9 @@ def _clean(done):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\0\1\2\3" * 1000, gzip.compress(b"step 1\n" * 5000)[:-9], b"step 1 loss 2.0\n", b""]
+    "content",
+    [b"\0\1\2\3" * 1000, gzip.compress(b"step 1\n" * 5000, mtime=0)[:-9], b"step 1 loss 2.0\n", b""],
+    ids=["binary", "a gzip file that is cut off", "a log", "empty"],  # workers of pytest-xdist must agree on them
 )
 def test_diagnose(drumbeat, content):
     (drumbeat.folder / "logs").mkdir()

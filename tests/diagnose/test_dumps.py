@@ -305,3 +305,53 @@ def test_the_interface_of_an_infiniband_port_is_not_the_port():
         ("rdma-port-not-shown", "info"), ("rdma-port-down", "warning"),
     ]  # fmt: skip
     assert "mlx5_2" in dump.findings[1].title and "state not shown" in dump.facts[0]
+
+
+@pytest.mark.parametrize("state", ["Act", "Dow", ""])
+def test_a_port_whose_state_is_cut_is_not_down(state):
+    text = f"CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\nCA 'mlx5_1'\n\tPort 1:\n\t\tState: {state}"
+    (dump,) = read_dumps(text, "x")
+    assert "rdma-port-down" not in codes(dump) and dump.data["down"] == []
+    assert not state or f"cut here, at the state '{state}'" in dump.facts[1]
+
+
+def test_a_rate_in_the_last_line_may_be_cut():
+    port = "CA 'mlx5_{}'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: {}\n"
+    whole = port.format(0, 400) + port.format(1, 40) + "\t\tBase lid: 7\n"
+    assert codes(read_dumps(whole, "x")[0]) == ["rdma-port-slow"]
+    assert codes(read_dumps(port.format(0, 400) + port.format(1, 40), "x")[0]) == []
+
+
+CUT = """\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV18\tNV18\tNV18\tPIX\tSYS\t0-31\t0
+"""
+
+
+@pytest.mark.parametrize(
+    "row", ["", "GPU1\tNV18\t X \tNV1", "GPU1\tNV18\t X \tNV18\tNV18\tSYS\tSYS", "GPU1\tSYS\t X \tSYS\tSYS\tSYS"]
+)
+def test_a_row_of_the_topology_that_is_cut_is_not_judged(row):
+    (dump,) = read_dumps(CUT + row, "x")
+    assert dump.data["nearest"] == {"GPU0": ["NIC0"]} and codes(dump) == []
+    assert (
+        "NVLink between GPUs: NV18" in dump.facts
+        and "cut here" in dump.facts[-1]
+        and "GPU1, GPU2, GPU3" in dump.facts[-1]
+    )
+
+
+def test_two_topologies_in_one_paste_are_both_read():
+    first, second = (
+        f"\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t{link}\t{near}\t0-31\t0\nGPU1\t{link}\t X \tSYS\t32-63\t1\n"
+        f"NIC0\t{near}\tSYS\t X \n\nNIC Legend:\n  NIC0: {name}\n\n"
+        for link, near, name in (("NV18", "PIX", "mlx5_0"), ("SYS", "SYS", "mlx5_8"))
+    )
+    (dump,) = read_dumps(first + second, "x")
+    assert (
+        "table 1 of 2: GPU0: mlx5_0 (PIX), NUMA 0" in dump.facts
+        and "table 2 of 2: GPU0: mlx5_8 (SYS), NUMA 0" in dump.facts
+    )
+    assert [each.title for each in dump.findings] == [
+        "table 1: no card is on the side of GPU1", "table 2: no card is on the side of GPU0, GPU1",
+    ]  # fmt: skip
+    assert read_dumps(first + first, "x") == read_dumps(first, "x")

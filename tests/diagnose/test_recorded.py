@@ -209,3 +209,39 @@ def test_a_run_folder_is_read_before_its_logs(tmp_path, monkeypatch, capsys, wit
     assert (failure["answer"], failure["finding"]["rank"], failure["confidence"]) == ("hang-asleep", 2, "likely")
     assert main(["status", str(folder)]) == 0
     assert "rank 2 is asleep" in capsys.readouterr().out
+
+
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM Killed."
+NO_RULE = Finding("exit-code", ERROR, "exit code 3: giving up", rank=1, confidence="unknown", seen=("exit code 3",))
+
+
+def test_a_rank_that_drumbeat_ended_did_not_fail_whatever_it_wrote():
+    recorded = Recorded("summary.json", "failed", 3, NO_RULE, ended_by_us=frozenset({0, 2}))
+    failure = read(recorded, r0=["step 1 loss 2.0", OOM], r1=["giving up"], r2=traceback("KeyError: 'x'"))
+    assert (failure.answer, failure.confidence, failure.finding.rank) == ("exit-code", "unknown", 1)
+    assert failure.seen == ("exit code 3", "summary.json") and failure.others == ()
+    assert {(note.rank, note.severity) for note in failure.notes} >= {(0, "info")}
+    assert "drumbeat ended later" in failure.notes[0].title
+
+
+def test_what_the_rank_itself_wrote_and_what_a_waiting_one_lost_still_answer():
+    recorded = Recorded("summary.json", "failed", 3, NO_RULE, ended_by_us=frozenset({0}))
+    own = read(recorded, r0=["step 1 loss 2.0"], r1=[OOM])
+    assert (own.answer, own.finding.rank) == ("oom-kill", 1) and own.seen[-1] == "summary.json"
+    lost = Finding("peer-lost", ERROR, "it lost a peer", rank=1, confidence=LIKELY)
+    waited = read(Recorded("summary.json", "failed", 1, lost, ended_by_us=frozenset({0})), r0=[OOM], r1=traceback(LOST))
+    assert (waited.answer, waited.finding.rank) == ("oom-kill", 0)
+
+
+def test_a_run_folder_says_whom_drumbeat_ended(drumbeat):
+    (drumbeat.folder / "q.py").write_text(
+        "import os, sys, time\n"
+        f"if os.environ['RANK'] == '0':\n    print({OOM!r}, flush=True)\n    open('there', 'w').close()\n    time.sleep(600)\n"
+        "while not os.path.exists('there'):\n    time.sleep(0.05)\n"
+        "print('accuracy 0.3 below target 0.7: giving up', flush=True)\nsys.exit(3)\n"
+    )
+    assert drumbeat("run", "--ranks-per-node", "2", "--", "python", "q.py").returncode == 3
+    (run,) = (drumbeat.folder / "runs").iterdir()
+    failure = json.loads(drumbeat.here("diagnose", "--json", str(run)).stdout)["failure"]
+    assert (failure["answer"], failure["finding"]["rank"]) == ("exit-code", 1)
+    assert failure["seen"][-1].endswith("summary.json") and "oom-kill" in [note["code"] for note in failure["notes"]]

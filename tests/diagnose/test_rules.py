@@ -1,13 +1,17 @@
 """Every rule, by its own examples: it speaks on each of them and keeps silent on each near miss."""
 
 import re
-from re import _parser as parser
 
 import pytest
 
 from drumbeat.diagnose.prefilter import Prefilter
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import Match, Rulebook, RuleError, parse, rulebook
+
+try:
+    from re import _parser as parser
+except ImportError:  # before Python 3.11
+    import sre_parse as parser
 
 RULES = rulebook().rules
 

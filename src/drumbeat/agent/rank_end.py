@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional, Sequence
 
 from drumbeat.agent.wire.messages import RankEnded
-from drumbeat.finding import STOPPED, Finding
+from drumbeat.finding import ENDED_BY_US, STOPPED, Finding
 from drumbeat.ranges import named_commands, named_ranks
 
 # Codes of failures that only say that another rank went away or did not come.
@@ -44,13 +44,13 @@ class RankEnd:
         """In a few words, for the summary. One that had lost a peer was going down by itself, whoever ended it."""
         ended_by_us = self.by_us and bool(self.signal or self.code > 128)
         if self.finding is None:
-            return "ended by drumbeat" if self.by_us else f"ended with {self.code}"
+            return ENDED_BY_US if self.by_us else f"ended with {self.code}"
         if self.finding.code == STOPPED:
             return self.finding.title if self.by_us else f"ended with {self.code}"
         if is_consequence(self):
             title = self.finding.title.partition(", first seen by ")[0]  # it is about this rank
-            return f"{title}, then ended by drumbeat" if ended_by_us else title
-        return "ended by drumbeat" if ended_by_us else self.finding.title
+            return f"{title}, then {ENDED_BY_US}" if ended_by_us else title
+        return ENDED_BY_US if ended_by_us else self.finding.title
 
 
 def rank_end(ended: RankEnded, member: int, node: int, at: float) -> RankEnd:

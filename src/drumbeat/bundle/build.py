@@ -21,7 +21,7 @@ from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
-_LEFT_OUT = ("integrations", "train", "watch", "predict")
+_LEFT_OUT = ("integrations", "train", "watch")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (

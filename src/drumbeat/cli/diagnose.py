@@ -64,7 +64,7 @@ def read(paths: List[str]) -> Reader:
 
 
 def _read(reader: Reader, source: Source, progress: Any) -> None:
-    from drumbeat.cli.log_sources import lines, open_binary, start_of, with_tail
+    from drumbeat.cli.log_sources import encoding_of, lines, open_binary, start_of, with_tail
     from drumbeat.diagnose import flight
 
     start = start_of(source)
@@ -75,7 +75,8 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
             except flight.DumpError as error:
                 print(f"drumbeat diagnose: {source.name}: {error}; passed over", file=sys.stderr)
         return
-    if b"\0" in start and start.count(b"\0") * 10 > len(start):
+    encoding = encoding_of(start)
+    if not encoding and b"\0" in start and start.count(b"\0") * 10 > len(start):
         print(f"drumbeat diagnose: {source.name}: not text; passed over", file=sys.stderr)
         return
     _read_dumps(reader, source, start)
@@ -84,15 +85,17 @@ def _read(reader: Reader, source: Source, progress: Any) -> None:
     for number, some, last in with_tail(lines(source)):
         reader.feed_lines(source.name, number, some, last)
         progress.tick(source.name, number)
+    reader.not_whole(source.name, source.cut)
 
 
 def _read_dumps(reader: Reader, source: Source, start: bytes) -> None:
     """Topology, ports, GIDs, jobs: what people paste beside a log. Standard input is read once, as a log."""
+    from drumbeat.cli.log_sources import encoding_of
     from drumbeat.diagnose.dumps import MAX_BYTES, read_dumps
 
     if source.path == "-" or start.startswith(b"\x1f\x8b") or os.path.getsize(source.path) > MAX_BYTES:
         return
-    with open(source.path, encoding="utf-8", errors="replace") as file:
+    with open(source.path, encoding=encoding_of(start) or "utf-8-sig", errors="replace") as file:
         reader.pasted.extend(read_dumps(file.read(MAX_BYTES), source.name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import sys
@@ -11,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
+from drumbeat.diagnose.lines import MAX_LINE as LONGEST
 from drumbeat.diagnose.wrapped import MAX_LINES, unwrap
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
-MAX_LINE = 1 << 16  # of a line without end, the rest is passed over
+MAX_LINE = 1 << 16  # of a line without end, only its start and its end are read
+LONGEST_TAIL = 4096  # bytes at the end of a line that is longer than the reader's own limit
+_MARKS = (  # the one that begins like another stands before it
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 MAX_FILES = 20_000
 TAIL = 2_000  # lines at the end of a file, which are read however often the like of them came before
 # fmt: off
@@ -40,6 +49,7 @@ class Source:
     name: str
     rank: Optional[int] = None
     host: Optional[str] = None
+    cut: List[int] = field(default_factory=list)  # numbers of lines that were too long to be read whole
 
 
 @dataclass
@@ -140,14 +150,17 @@ def lines(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
 
 
 def _as_written(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
-    number, rest, cut = 1, b"", False  # of the next line
+    number, rest, cut = 1, b"", b""  # of the next line; `cut`: the start of one without end, of which `rest` is the end
     for block in _blocks(source.path):
         parts = (rest + block).split(b"\n")
         rest = parts.pop()
         if parts:
-            if cut:  # the end of a line whose beginning was already given
-                cut, number = False, number + 1
-                del parts[0]
+            if cut:
+                parts[0], cut = cut + b"\r" + parts[0][-LONGEST_TAIL:], b""
+                source.cut.append(number)
+            if max(map(len, parts)) > LONGEST:
+                source.cut += [number + place for place, part in enumerate(parts) if _is_long(part)]
+                parts = list(map(_shortened, parts))
             yield number, parts
             number += len(parts)
         if len(rest) > MAX_LINE and not cut and b"\r" in rest:
@@ -155,11 +168,28 @@ def _as_written(source: Source) -> Iterator[Tuple[int, List[bytes]]]:
             written, _, rest = rest.rpartition(b"\r")
             yield number, [written]
         if len(rest) > MAX_LINE:
-            if not cut:
-                yield number, [rest[:MAX_LINE]]
-            cut, rest = True, b""
-    if rest and not cut:
-        yield number, [rest]
+            cut, rest = cut or rest[: LONGEST - LONGEST_TAIL], rest[-LONGEST_TAIL:]
+    if cut:
+        source.cut.append(number)
+        yield number, [cut + b"\r" + rest[-LONGEST_TAIL:]]
+    elif rest:
+        source.cut += [number] if _is_long(rest) else []
+        yield number, [_shortened(rest)]
+
+
+def _is_long(line: bytes) -> bool:
+    return len(line) > LONGEST and any(len(part) > LONGEST for part in line.split(b"\r"))
+
+
+def _shortened(line: bytes) -> bytes:
+    """Start and end of a line that is too long for the reader, which takes them for two that were written over one another."""
+    if len(line) <= LONGEST:
+        return line
+    parts = line.split(b"\r")
+    return b"\r".join(
+        part if len(part) <= LONGEST else part[: LONGEST - LONGEST_TAIL] + b"\r" + part[-LONGEST_TAIL:]
+        for part in parts
+    )
 
 
 def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, List[bytes], bool]]:
@@ -184,11 +214,13 @@ def with_tail(blocks: Iterable[Tuple[int, List[bytes]]]) -> Iterator[Tuple[int, 
 def _blocks(path: str) -> Iterator[bytes]:
     try:
         with open_binary(path) as file:
-            while True:
-                block = file.read1(BLOCK)  # type: ignore[attr-defined]
-                if not block:
-                    return
-                yield block
+            start = file.read(4)
+            encoding = encoding_of(start)
+            decode = codecs.getincrementaldecoder(encoding)("replace").decode if encoding else None
+            block = start[3:] if start.startswith(codecs.BOM_UTF8) else start
+            while start:
+                yield block if decode is None else decode(start).encode()
+                block = start = file.read1(BLOCK)  # type: ignore[attr-defined]
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         # What could be unpacked has been read; a log that is still being written ends like this.
         print(
@@ -206,6 +238,11 @@ def open_binary(path: str) -> IO[bytes]:
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP
     return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
+
+
+def encoding_of(start: bytes) -> str:
+    """By the mark that a file begins with; empty for all that is read as UTF-8."""
+    return next((name for mark, name in _MARKS if start.startswith(mark)), "")
 
 
 def start_of(source: Source) -> bytes:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Dict, Iterable, Optional, Tuple
+from typing import Dict, FrozenSet, Iterable, Optional, Tuple, Union
 
 from drumbeat.desk.closing import near, not_finite_words
 from drumbeat.diagnose.failure import EARLIER
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import OTHER_VALUE as NAN_VALUE
 from drumbeat.diagnose.recorded import Recorded
-from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.ranges import named_ranks
+from drumbeat.finding import ENDED_BY_US, ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.ranges import named_ranks, numbers
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.run import Run
-from drumbeat.runfolder.summary import Summary
+from drumbeat.runfolder.summary import Affected, Summary
 
 _MOST_NOTES = 6
 _MOST_EARLIER = 3
@@ -33,7 +33,8 @@ def recorded_end(run: Run) -> Recorded:
         cause = _cause(summary.failure, summary.hang)
         missing = _steps_missing(run, summary)
         notes += _not_finite(summary.progress)
-        return Recorded(near(run.folder.summary), summary.outcome, summary.exit_code, cause, notes, missing)
+        source, stopped = near(run.folder.summary), _ended_by_us(summary.consequences)
+        return Recorded(source, summary.outcome, summary.exit_code, cause, notes, stopped, missing)
     failed: Optional[Finding] = None
     outcome, code = "", None
     for event in events:
@@ -43,8 +44,9 @@ def recorded_end(run: Run) -> Recorded:
             failed = failed or event.finding
         elif isinstance(event, kinds.RunEnded):
             outcome, code = event.outcome, event.exit_code
-    hang = hang_of(events)
-    return Recorded(near(run.folder.events), outcome, code, _cause(failed, hang.finding if hang else None), notes)
+    hang, stopped = hang_of(events), _ended_by_us(each for each in events if isinstance(each, kinds.Consequence))
+    cause = _cause(failed, hang.finding if hang else None)
+    return Recorded(near(run.folder.events), outcome, code, cause, notes, stopped)
 
 
 def with_paths(run: Run, recorded: Recorded) -> Recorded:
@@ -70,6 +72,10 @@ def _summary(run: Run) -> Optional[Summary]:
 
 def _cause(failure: Optional[Finding], hang: Optional[Finding]) -> Optional[Finding]:
     return failure or (replace(hang, severity=ERROR) if hang else None)
+
+
+def _ended_by_us(consequences: Iterable[Union[Affected, kinds.Consequence]]) -> FrozenSet[int]:
+    return frozenset(rank for each in consequences if each.what == ENDED_BY_US for rank in numbers(each.ranks))
 
 
 def _not_finite(progress: Progress) -> Tuple[Finding, ...]:

@@ -17,7 +17,19 @@ from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
-from drumbeat.finding import CERTAIN, ERROR, INFO, LIKELY, OK, PEER_LOST, STOPPED, UNKNOWN, Evidence, Finding
+from drumbeat.finding import (
+    CERTAIN,
+    ENDED_BY_US,
+    ERROR,
+    INFO,
+    LIKELY,
+    OK,
+    PEER_LOST,
+    STOPPED,
+    UNKNOWN,
+    Evidence,
+    Finding,
+)
 from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED = "finished"
@@ -34,6 +46,7 @@ _NO_SCRIPT = re.compile(r"[Cc]an't open file '?(/[^':]+)'?: \[Errno 2\]")
 _SPAWNED = re.compile(
     r"ProcessExitedException: process (\d+) terminated with (?:signal (SIG[A-Z0-9]+)|exit code (\d+))"
 )
+_OF_TABLE = re.compile(r"\s*(?:exitcode|traceback) {1,4}: ")  # a line of torchrun's table
 _LOST = "find the rank that stopped first; its own log has the cause"
 _WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exit, exit() in a C or C++ library"
 _TELLING = re.compile(
@@ -106,12 +119,19 @@ def explain_exit(
     finding, role = failure.finding, _role(failure)
     ended_itself = signal not in (signals.SIGTERM, signals.SIGKILL) and role in (CAUSE, CONSEQUENCE)
     if killed_by_us and not ended_itself:
-        return Finding(STOPPED, INFO, "ended by drumbeat", "another rank, a limit or the user had ended the run")
+        return Finding(STOPPED, INFO, ENDED_BY_US, "another rank, a limit or the user had ended the run")
     if oom_kill_seen and signal == signals.SIGKILL:
         shown = finding.evidence if finding and finding.code == "oom-kill" else ()
         seen = ("the kernel's count of out-of-memory kills",)
         sure = CERTAIN if given else LIKELY
         return replace(_from_rule("oom-kill", shown), seen=seen, confidence=sure)
+    if (
+        finding is not None
+        and one_process
+        and signal is None
+        and any(_OF_TABLE.match(e.text) for e in finding.evidence)
+    ):
+        return _own(_in_a_table(finding, exit_code))
     if finding is not None and role == CAUSE:
         return _own(_missing_script(finding, command))
     if finding is not None and role == CONSEQUENCE and signal not in _BY_SIGNAL:
@@ -142,6 +162,16 @@ def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
         "run the setup lines by hand on that node, in bash with set -e",
         (Evidence(words or texts[-1]),),
         seen=(f"setup ended with exit code {match[1]}",),
+    )
+
+
+def _in_a_table(finding: Finding, exit_code: Optional[int]) -> Finding:
+    """A launcher's table that a rank has printed is about other processes: the rank's own end was seen."""
+    title = f"exit code {exit_code}; a launcher's table that it printed says: {finding.title}"
+    cause = "not known: the table is about another process, which it may have started or only quoted"
+    seen = (f"exit code {exit_code}", *finding.seen)
+    return replace(
+        finding, code="exit-code", title=title, cause=cause, fix="", confidence=UNKNOWN, seen=seen, rank=None
     )
 
 

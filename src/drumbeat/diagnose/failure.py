@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.endings import GoodEnds, speaker
@@ -12,7 +12,7 @@ from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.survived import Survived
-from drumbeat.finding import UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"
@@ -82,6 +82,12 @@ class Log:
             ),
             None,
         )
+
+
+def with_unseen(failure: Failure, unseen: Sequence[str]) -> Failure:
+    """Where not all was read, `none` is not certain."""
+    sure = LIKELY if failure.answer == NO_FAILURE and failure.confidence == CERTAIN else failure.confidence
+    return replace(failure, confidence=sure, unseen=(*failure.unseen, *unseen))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose import nccl, nccl_lines
@@ -20,6 +21,7 @@ from drumbeat.diagnose.dumps.content import Dump as PastedDump
 from drumbeat.diagnose.elastic import LOCAL_RANK, ROOT_CAUSE, ElasticSummary
 from drumbeat.diagnose.endings import GOOD_ENDS, GoodEnds, is_good_end, speaker
 from drumbeat.diagnose.events import Events
+from drumbeat.diagnose.failure import with_unseen
 from drumbeat.diagnose.flight import Dump, compare
 from drumbeat.diagnose.lines import (
     ESCAPE,
@@ -82,6 +84,7 @@ class Reader:
         self.steps = Steps()
         self.dumps: List[Dump] = []
         self.pasted: List[PastedDump] = []  # topology, ports, jobs, as tools print them
+        self._unseen: List[str] = []  # what of the files was not fed, in words
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
         self.lines = 0
@@ -115,6 +118,12 @@ class Reader:
         """Only one process writes to this file, whatever its rank."""
         if len(self.events.of_one_process) < MAX_FILES:
             self.events.of_one_process.add(file)
+
+    def not_whole(self, file: str, numbers: Sequence[int]) -> None:
+        """Lines of which only the start and the end were fed."""
+        if numbers:
+            more = f" (and of {len(numbers) - 1} more)" if len(numbers) > 1 else ""
+            self._unseen.append(f"the middle of {file}:{numbers[0]}{more}: more than {MAX_LINE // 1024} kB on one line")
 
     def add_dump(self, dump: Dump) -> None:
         """A flight-recorder dump of one rank."""
@@ -195,7 +204,7 @@ class Reader:
         if self.recorded is None:
             self._last_errors.update(self._tails.failures(self.rules.is_noise))
         extra = tuple(compare(self.dumps))
-        return make_report(
+        report = make_report(
             self.rules,
             self.lines,
             self.communicators,
@@ -214,6 +223,7 @@ class Reader:
             self.steps,
             self.losses.last_value(self._ends),
         )
+        return replace(report, failure=with_unseen(report.failure, self._unseen)) if self._unseen else report
 
     def _last_runs(self) -> Dict[str, int]:
         """Where the last run of a file begins, if it holds several; what was found in the earlier ones is forgotten."""

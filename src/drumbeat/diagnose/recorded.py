@@ -1,13 +1,13 @@
 """A run's own record beside its logs: drumbeat watched the run and knows more than the lines that are left of it.
 
 What was seen while the run was there (which rank ended first, a hang, who cancelled it) is the answer; the logs add lines
-and consequences. They answer only where the record names no cause.
+and consequences. They answer only where the record names no cause, and not by what a rank wrote that drumbeat ended itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Optional, Tuple
+from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.losses import NOT_FINITE
@@ -20,6 +20,7 @@ _NO_CAUSE = frozenset((
     "unknown", "exit-code", "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck",
     "watchdog-teardown",
 ))  # fmt: skip
+_OWN_END = ("unknown", "exit-code")  # the rank ended by itself, waiting for nobody
 _ENDS = {
     "cancelled": ("cancelled", "the run was cancelled", "a person or the scheduler asked it to stop"),
     "time-limit": ("time-limit", "the run reached its time limit", "it was asked to stop before it had finished"),
@@ -36,6 +37,7 @@ class Recorded:
     exit_code: Optional[int] = None
     cause: Optional[Finding] = None  # why it failed, or why it hung when it was ended
     notes: Tuple[Finding, ...] = ()  # what the checks of the last attempt warned of, a loss that is no finite number
+    ended_by_us: FrozenSet[int] = frozenset()  # ranks that had not failed when drumbeat ended them
     steps_missing: str = ""  # in words, where the reports of a run that finished end before its last step
 
 
@@ -51,10 +53,27 @@ def with_record(failure: Failure, recorded: Recorded) -> Failure:
     own, end = recorded.cause, _end(recorded)
     if own is None:
         return failure if end is None else _answer(failure, end, recorded)
-    if own.code in _NO_CAUSE and _names_cause(failure):
-        return failure
+    if own.code in _NO_CAUSE and _names_cause(failure) and not _of_one_ended_by_us(failure.finding, own, recorded):
+        return replace(failure, seen=tuple(dict.fromkeys((*failure.seen, recorded.source))))
     answer = _answer(failure, own, recorded)
     return answer if end is None else replace(answer, consequences=(*answer.consequences, end))
+
+
+def _of_one_ended_by_us(found: Optional[Finding], own: Finding, recorded: Recorded) -> bool:
+    """Whether the logs' finding blames a rank that was well when another one failed. Those that wait for others (a lost
+    peer, a timeout) fail after the one that stands still, and drumbeat ends that one too."""
+    return bool(found and own.code in _OWN_END and found.rank != own.rank and found.rank in recorded.ended_by_us)
+
+
+def _as_note(found: Finding) -> Finding:
+    words = f": {found.evidence[0].text[:200]}" if found.evidence else ""
+    return Finding(
+        found.code,
+        INFO,
+        f"written by a rank that drumbeat ended later{words}",
+        evidence=found.evidence,
+        rank=found.rank,
+    )
 
 
 def _without_hang(recorded: Recorded) -> Recorded:
@@ -108,9 +127,14 @@ def _answer(failure: Failure, own: Finding, recorded: Recorded) -> Failure:
         finding=replace(own, evidence=lines, seen=seen, unseen=failure.unseen),
     )  # fmt: skip
     others = tuple(other for other in failure.others if not _is_same(other, own))
+    well = tuple(other for other in others if _of_one_ended_by_us(other, own, recorded))
+    others = tuple(other for other in others if other not in well)
+    answer = replace(answer, notes=(*answer.notes, *map(_as_note, well)))
     if found is None or same:
         return replace(answer, others=others)
     answer = replace(answer, rule="", source="", others=others)
+    if _of_one_ended_by_us(found, own, recorded):
+        return replace(answer, notes=(_as_note(found), *answer.notes))
     if _names_cause(failure):
         return replace(answer, others=(found, *others))
     return replace(answer, consequences=(replace(found, severity=INFO), *failure.consequences))

@@ -56,13 +56,14 @@ def _in_use(case: Case, gpus: List[Gpu]) -> Iterator[Finding]:
     known = [gpu for gpu in gpus if gpu.pids is not None]
     busy = [gpu for gpu in known if gpu.pids]
     for gpu in busy:
+        pids, several = ", ".join(map(str, gpu.pids or ())), len(gpu.pids or ()) > 1
         yield bad(
             "gpu-in-use",
             WARNING,
-            f"GPU {gpu.index} is used by process {', '.join(map(str, gpu.pids or ()))} already",
+            f"GPU {gpu.index} is used by {'processes' if several else 'process'} {pids} already",
             "its memory and time are shared: out of memory, or a slow rank",
-            "end it if it is yours, else leave this node out",
-            support=f"foreign processes on the GPUs of {case.facts.host}: {', '.join(map(str, gpu.pids or ()))}",
+            f"end {'them if they are' if several else 'it if it is'} yours, else leave this node out",
+            support=f"foreign processes on the GPUs of {case.facts.host}: {pids}",
         )
     if known and not busy:
         yield ok("gpus-free", "no other process uses the GPUs")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Callable, List, Optional, Tuple
 
 from drumbeat import clock
+from drumbeat.agent.ranks.end import End, plain_end
 from drumbeat.agent.ranks.explain import Explainer
-from drumbeat.agent.ranks.launchers import Direct, End, plain_end
+from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
 from drumbeat.finding import INFO, STOPPED, Finding
 from drumbeat.forked import Forked

@@ -6,20 +6,25 @@ import os
 import re
 import signal
 from dataclasses import replace
-from typing import List, Optional, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.last_words import Stream, last_error, last_failure, may_hold_error, read_stream, wrote_on
-from drumbeat.agent.ranks.launchers import Direct, End
+from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.finding import CAUGHT, ERROR, LIKELY, WARNING, Evidence, Finding
+from drumbeat.finding import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
-_STREAM = re.compile(r"std(?:err|out) of (?:process|rank) \d+:")  # as diagnose names what it was given
+_STREAM = re.compile(
+    r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$"
+)  # as diagnose names lines that it was given
+_LAST = 40  # lines: what has more behind it is not called the last lines
 
 
 def with_last_step(finding: Finding, step: Optional[int]) -> Finding:
@@ -62,7 +67,14 @@ class Explainer:
         if self.no_gpu:
             found = without_gpu(found)
         found = for_place(found, self.identity)
-        seen = tuple(f"the last lines of {file}" if _STREAM.match(each) else each for each in found.seen)
+        behind = _behind(found.seen, {"err": lines, "out": printed})
+        steps = any(read_line(line) for line in behind)
+        if steps and end.exit_code is not None and found.confidence == CERTAIN:
+            found = replace(found, confidence=LIKELY)  # the line did not end the rank, which chose its exit code itself
+        place = f"the last lines of {file}"
+        if steps or len(behind) > _LAST:
+            place = f"{file}, {len(behind)} lines before its end{', with steps behind it' if steps else ''}"
+        seen = tuple(place if _STREAM.match(each) else each for each in found.seen)
         evidence = tuple(replace(each, file=each.file or file) for each in found.evidence)
         return replace(found, evidence=evidence, seen=tuple(dict.fromkeys(seen)))
 
@@ -138,3 +150,9 @@ class Explainer:
         if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
+
+
+def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The lines behind the last one of a stream that was seen."""
+    places = [(match[1], int(match[2])) for match in map(_STREAM.match, seen) if match]
+    return min((tails[stream][number:] for stream, number in places), key=len, default=())

@@ -7,11 +7,12 @@ import json
 import os
 import pkgutil
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Optional, Sequence
+from dataclasses import replace
+from typing import List, Optional, Sequence
 
 from drumbeat import clock
 from drumbeat.agent.ranks.console_script import launcher_interpreter
+from drumbeat.agent.ranks.end import End, plain_end, rank_ends
 from drumbeat.agent.ranks.rank_shim import shim_argv
 from drumbeat.agent.ranks.script_text import script_of
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED, missing, no_rank, stage_failed, unended
@@ -33,20 +34,6 @@ from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
 _ENDS_PROCESSES = re.compile(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
-
-
-@dataclass(frozen=True)
-class End:
-    """How one rank ended."""
-
-    rank: int
-    exit_code: Optional[int]
-    signal: Optional[int]
-    at: float  # wall clock
-    core_dumped: bool = False
-    of_command: bool = False  # not a rank, but the command that starts this node's ranks; `rank` is the node's first
-    finding: Optional[Finding] = None  # where the reason is known already
-    by_launcher: bool = False  # its launcher ended it, because another rank had failed
 
 
 class Direct:
@@ -260,15 +247,6 @@ def may_run_programs(folder: str) -> bool:
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
-def rank_ends(failures: Sequence[Dict[str, Any]]) -> List[End]:
-    ends = []
-    for failure in failures:
-        code, at = failure["exit_code"], clock.own(float(failure["t"]))
-        code, number = (None, -code) if code < 0 else (code, None)
-        ends.append(End(failure["rank"], code, number, at, by_launcher=failure.get("by_launcher") is True))
-    return ends
-
-
 def _refused_end(process: Process, at: float, why: str) -> End:
     what, _, fix = why.partition("\n")
     finding = Finding("launcher-refused", ERROR, what, "", fix.strip())
@@ -299,12 +277,6 @@ def _unended_end(end: End, stage: Stage, script: Script) -> End:
         return replace(end, finding=unended(stage, "launcher-unended", WARNING, cause))
     cause = "it was killed, or the script did not wait for it; the script itself ended with exit code 0"
     return End(end.rank, 1, None, end.at, of_command=True, finding=unended(stage, "launcher-unended", ERROR, cause))
-
-
-def plain_end(rank: int, status: int, at: float) -> End:
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    return End(rank, code, number, at, bool(os.WCOREDUMP(status)))
 
 
 def launcher_of(order: Order, folder: NodeFolder, logs: NodeFolder, bundle: str, local: str) -> Direct:

@@ -39,6 +39,8 @@ def read(text: str) -> Optional[Content]:
             fields[match[1]] = match[2]
         elif match := _STATUS_FIELD.match(line):
             fields[_NAMES[match[1]]] = match[2]
+    if text.rstrip().rpartition("\n")[2].lstrip().lower().startswith("rate:"):
+        fields.pop("Rate", None)  # 40 may be the start of 400
     close()
     if not found:
         return None

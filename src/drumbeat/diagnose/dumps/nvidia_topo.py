@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.dumps.content import Content
 from drumbeat.finding import INFO, WARNING, Finding
@@ -12,25 +13,51 @@ _NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
 _CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")
 _LEGEND = re.compile(r"^\s*(NIC\d+):\s*(\S+)\s*$", re.MULTILINE)
 _NUMA = re.compile(r"^\s*[\d,-]+\s+(\d+(?:[,-]\d+)*)")
+MAX_TABLES = 8
 # Nearest first; SOC is what old drivers call SYS.
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
 
 
+@dataclass(frozen=True)
+class _Table:
+    columns: List[str]
+    rows: Dict[str, Dict[str, str]]
+    numa: Dict[str, str]
+    legend: Dict[str, str]
+    cut: str  # in words, where the table is not whole
+
+
 def read(text: str) -> Optional[Content]:
-    """The last table in the text, when there are several."""
-    table = None
+    """Every table in the text that differs from those before it, as one content; its data are those of the last."""
+    found: List[Content] = []
+    for table in _tables(text):
+        content = _content(table)
+        if content not in found:
+            found.append(content)
+    if len(found) < 2:
+        return found[0] if found else None
+    facts, findings = [], []
+    for number, each in enumerate(found[-MAX_TABLES:], 1 + len(found) - min(len(found), MAX_TABLES)):
+        facts += [f"table {number} of {len(found)}: {fact}" for fact in each.facts]
+        findings += [replace(one, title=f"table {number}: {one.title}") for one in each.findings]
+    return replace(found[-1], facts=tuple(facts), findings=tuple(findings))
+
+
+def _tables(text: str) -> Iterator[_Table]:
     lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if "GPU0" not in line or _CELL.search(line):
-            continue  # not a header
-        columns = re.findall(_NAME, line[line.index("GPU0") :].split("CPU Affinity")[0])
-        rows, numa = _rows(lines[number + 1 :], columns)
-        if rows and "GPU0" in rows:
-            table = (columns, rows, numa)
-    if table is None:
-        return None
-    columns, rows, numa = table
-    legend = dict(_LEGEND.findall(text))
+    heads = [number for number, line in enumerate(lines) if "GPU0" in line and not _CELL.search(line)]
+    for head, following in zip(heads, [*heads[1:], len(lines)]):
+        columns = re.findall(_NAME, lines[head][lines[head].index("GPU0") :].split("CPU Affinity")[0])
+        rows, numa = _rows(lines[head + 1 : following], columns, "CPU Affinity" in lines[head])
+        if "GPU0" in rows:
+            missing = [name for name in columns if name.startswith("GPU") and name not in rows]
+            cut = f"the table is cut here: no whole row of {', '.join(missing)}" if missing else ""
+            legend = dict(_LEGEND.findall("\n".join(lines[head:following])))
+            yield _Table(columns, rows, numa, legend, cut)
+
+
+def _content(table: _Table) -> Content:
+    columns, rows, numa, legend = table.columns, table.rows, table.numa, table.legend
     gpus = [name for name in columns if name.startswith("GPU")]
     nics = [name for name in columns if not name.startswith("GPU")]
     beside = {gpu: _nearest(rows[gpu], nics) for gpu in gpus if gpu in rows}
@@ -48,10 +75,14 @@ def read(text: str) -> Optional[Content]:
         "nearest": {gpu: [legend.get(name, name) for name in names] for gpu, (_, names) in beside.items()},
         "numa": numa,
     }
-    return Content("nvidia-smi topo -m", tuple(facts), _findings(beside, nics, legend, nvlink, pairs), data)
+    if table.cut:
+        facts.append(table.cut)
+    judged = [] if table.cut else nics  # another GPU's row may have the card beside it
+    return Content("nvidia-smi topo -m", tuple(facts), _findings(beside, judged, legend, nvlink, pairs), data)
 
 
-def _rows(lines: List[str], columns: List[str]) -> Tuple[Dict[str, Dict[str, str]], Dict[str, str]]:
+def _rows(lines: List[str], columns: List[str], affinities: bool) -> Tuple[Dict[str, Dict[str, str]], Dict[str, str]]:
+    """Whole rows, and NUMA nodes."""
     rows: Dict[str, Dict[str, str]] = {}
     numa: Dict[str, str] = {}
     for line in lines:
@@ -62,10 +93,12 @@ def _rows(lines: List[str], columns: List[str]) -> Tuple[Dict[str, Dict[str, str
             continue
         rest = line[name.end() :].replace("|", " ")
         cells = list(_CELL.finditer(rest))[: len(columns)]
-        if 2 * len(cells) < len(columns):
-            continue  # a row of another table (peer access), or torn
+        last = rest[cells[-1].end() :] if cells else ""
+        # A row of another table (peer access) has other cells. The last cell of a torn row may be half a word.
+        if len(cells) < len(columns) or (affinities and name[1].startswith("GPU") and not last.strip() and numa):
+            continue
         rows[name[1]] = {column: cell[0] for column, cell in zip(columns, cells)}
-        affinity = _NUMA.match(rest[cells[-1].end() :]) if len(cells) == len(columns) else None
+        affinity = _NUMA.match(last)
         if affinity:
             numa[name[1]] = affinity[1]
     return rows, numa

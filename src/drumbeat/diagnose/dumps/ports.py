@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.finding import INFO, WARNING, Finding
 
 ACTIVE, INITIALIZING, NOT_SHOWN = "ACTIVE", "INIT", "NOT SHOWN"
+STATES = (ACTIVE, INITIALIZING, "INITIALIZE", "INITIALIZING", "DOWN", "ARMED", "ACTIVE_DEFER", "NOP", NOT_SHOWN)
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,15 @@ class Port:
     @property
     def words(self) -> str:
         state = "state not shown" if self.state == NOT_SHOWN else self.state.lower()
+        if self.is_cut:
+            state = f"cut here, at the state '{self.state.capitalize()}'"
         about = [state, self.link, f"{self.rate:g} Gb/s" if self.rate and self.usable else "", self.netdev]
         return f"{self.device} port {self.port}: {', '.join(part for part in about if part)}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Its state is no word that a tool prints: the text ends in the middle of one."""
+        return self.state not in STATES
 
     @property
     def usable(self) -> bool:
@@ -34,6 +42,8 @@ class Port:
 def findings(ports: Sequence[Port]) -> Tuple[Finding, ...]:
     found: List[Finding] = []
     for port in ports:
+        if port.is_cut:
+            continue
         if port.state.startswith(INITIALIZING):
             found.append(
                 Finding(
@@ -122,5 +132,5 @@ def _software(port: Port) -> Finding:
 def data(ports: Sequence[Port]) -> Dict[str, object]:
     return {
         "active": sorted({port.device for port in ports if port.usable}),
-        "down": sorted({port.device for port in ports if not port.usable}),
+        "down": sorted({port.device for port in ports if not port.usable and not port.is_cut}),
     }
