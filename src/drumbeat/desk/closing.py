@@ -160,6 +160,8 @@ def end_words(summary: Summary) -> str:
         return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
         return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "early-exit":
+        return f"finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
         return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
