@@ -139,10 +139,11 @@ def looks_headless(raw: bytes) -> bool:
     return raw.lstrip().startswith(HEADLESS_STARTS)
 
 
-def worth(word: bytes) -> bool:
-    """May a message that begins with this word say something? No digit in it decides that."""
-    if word[:1].isdigit():  # 0[0] -> 8[0] via NET/IB/0
-        return word.isdigit() or b"[" in word
+def worth(message: bytes) -> bool:
+    """May this message say something? Its first word decides that, and no digit in it."""
+    word = message.split(b" ", 1)[0]
+    if word[:1].isdigit():  # 0[0] -> 8[0] via NET/IB/0; lines of the tuner begin with a number too
+        return b" via " in message
     return word in HEADS or word.startswith((b"ncclComm", b"NCCL_", b"RCCL_", b"NET/", b"comm:", b"transport/"))
 
 

@@ -40,7 +40,7 @@ class NcclLines:
         start = raw.find(_INFO)
         message = raw[start + len(_INFO) :]
         # INFO lines are judged by their first word, before they are decoded: most are not about networks.
-        worth = start < 0 or nccl.worth(message.split(b" ", 1)[0]) or _INFO in message
+        worth = start < 0 or nccl.worth(message) or _INFO in message
         if worth and start >= 0 and _INFO not in message and self._said_before(raw, start, message):
             self._connects(file, number)
         elif worth:
