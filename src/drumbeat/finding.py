@@ -29,6 +29,11 @@ def shown(text: str) -> str:
     return redact(harmless(text))
 
 
+def clipped(text: str, most: int) -> str:
+    """The start of a text, of which no secret is left that the cut would have made unrecognisable."""
+    return text if len(text) <= most else shown(text)[:most]
+
+
 def _clean(record: object, *fields: str) -> None:
     for field in fields:
         value = getattr(record, field)

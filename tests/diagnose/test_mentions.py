@@ -3,6 +3,7 @@
 import pytest
 
 from drumbeat.diagnose.exits import explain_exit
+from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
 from tests.diagnose.reading import read
 
@@ -22,6 +23,10 @@ QUOTED = {
     "typographic quotes": f"the answer was \u201c{OOM}\u201d, rated 4 of 5",
     "source code": f'                raise RuntimeError("{OOM}") from e',
     "a test for it": '        if "No space left on device" in str(e): pass',
+    "an option's help": "  --oom-retry   retry a step after torch.cuda.OutOfMemoryError: CUDA out of memory.",
+    "a variable": "FAIL_REGEX=slurmstepd: error: .* DUE TO TIME LIMIT",
+    "grep -n": "312:ModuleNotFoundError: No module named 'apex'",
+    "grep -Hn": "old/slurm-1.out:312:torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "a report in prose": "when you see srun: error: n3: task 3: Exited with exit code 1 look above",
 }
 ERRORS = {
@@ -31,6 +36,8 @@ ERRORS = {
     "an exception's repr": (f"the worker ended because of OutOfMemoryError('{OOM}')", "gpu-out-of-memory"),
     "a container's log": (f'{{"log":"torch.OutOfMemoryError: {OOM}\\n","stream":"stderr"}}', "gpu-out-of-memory"),
     "a logger's message": (f'{{"level": "error", "step": 3, "text": "RuntimeError: {OOM}"}}', "gpu-out-of-memory"),
+    "a severity": (f'{{"text": "torch.OutOfMemoryError: {OOM}", "severity": "ERROR"}}', "gpu-out-of-memory"),
+    "a job's state": ("Job 812 ended with state NODE_FAIL", "node-failure"),
     "a message": (f'ts=7 msg="torch.OutOfMemoryError: {OOM}"', "gpu-out-of-memory"),
     "a line that is all quotes": (f'"torch.OutOfMemoryError: {OOM}",', "gpu-out-of-memory"),
     "a login shell": ("-bash: srun: command not found", "command-not-found"),
@@ -39,6 +46,8 @@ ERRORS = {
     "another exit code": ("raylet died with exit code -11", "segfault"),
     "the kernel's own line": ("Out of memory: Killed process 812 (python3) total-vm:8kB, anon-rss:1kB", "oom-kill"),
     "a signal's name": ("  traceback : Signal 4 (SIGILL) received by PID 812", "illegal-instruction"),
+    "srun's label": ("3: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-out-of-memory"),
+    "a time": ("03:04:05 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "gpu-out-of-memory"),
     "colours inside the words": (
         "\x1b[31mCUDA out of \x1b[1mmem\x1b[0mory. Tried to allocate 2.00 GiB\x1b[0m",
         "gpu-out-of-memory",
@@ -99,6 +108,25 @@ def test_an_exception_that_gives_advice_is_still_one():
     assert (failure.answer, failure.confidence) == ("import-error", "certain")
 
 
+def test_a_mention_that_training_went_on_after_is_no_failure():
+    steps = "\n".join(f"step {step} loss 2.0" for step in range(1, 6))
+    assert read(f"{WEAK['another program was killed']}\n{steps}").failure.answer == "none"
+    assert read(f"the last run had a Segmentation fault\n{steps}").failure.answer == "none"
+    assert read(f"{WEAK['an exit code above 128']}\n{steps}").failure.answer == "segfault", "srun names a task"
+
+
+def test_an_error_behind_which_the_program_tries_something_else_is_not_certain():
+    failure = read(f"trying batch size 64\n{OOM}\ntrying batch size 32\nlargest batch size that fits: 32").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "likely")
+    failure = read(f"trying batch size 64\n{OOM}").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "certain")
+
+
+def test_a_line_number_of_grep_is_no_rank():
+    assert clean("312:ModuleNotFoundError: No module named 'apex'").rank is None
+    assert [clean(label).rank for label in ("12: RuntimeError: x", "12:", " 3: [rank3]: x")] == [12, 12, 3]
+
+
 def test_colours_are_taken_out_before_words_are_looked_for_among_many_lines():
     coloured = b"\x1b[36m03:04:05\x1b[0m \x1b[32mINFO\x1b[0m st\x1b[1mep %d loss 2.0"
     reader = Reader()
@@ -112,6 +140,8 @@ def test_colours_are_taken_out_before_words_are_looked_for_among_many_lines():
 def test_an_error_in_the_middle_of_a_sentence_is_likely_at_most():
     failure = read("step 1 loss 2.0\nonce upon a time OSError: [Errno 28] No space left on device").failure
     assert (failure.answer, failure.confidence) == ("disk-full", "likely")
+    failure = read(f"step 1 loss 2.0\nonce upon a time torch.cuda.OutOfMemoryError: {OOM}").failure
+    assert (failure.answer, failure.confidence) == ("gpu-out-of-memory", "likely")
 
 
 def test_what_a_model_wrote_is_not_why_its_program_ended():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.finding import Evidence, Finding, Verdict
+from drumbeat.finding import Evidence, Finding, Verdict, clipped
 from drumbeat.secret import in_words, redact
 
 FORMS = [
@@ -105,3 +105,24 @@ def test_lint_and_diagnose_show_none(drumbeat):
     ):
         done = drumbeat.here(*words)
         assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_a_line_that_is_cut_in_the_middle_of_one_holds_none_of_it(drumbeat):
+    for blanks in range(460, 520):
+        assert "s3cr" not in Evidence(clipped("x" * blanks + " https://ada:s3cret0123456789@host/x", 500)).text
+    (drumbeat.folder / "x.log").write_text(f"KeyError: '{'x' * 960} https://ada:s3cret0123456789@host/x'\n")
+    assert "s3cr" not in drumbeat.here("diagnose", "--json", "x.log").stdout
+
+
+def test_the_end_of_a_run_quotes_none(drumbeat):
+    (drumbeat.folder / "t.py").write_text(
+        "raise RuntimeError('cannot reach https://git.example.com/?access_token=' + 's3' + 'cret0123')\n"
+    )
+    assert drumbeat("run", "--", "python", "t.py").returncode == 1
+    (run,) = (drumbeat.folder / "runs").iterdir()
+    for words in (("status", str(run)), ("diagnose", str(run)), ("diagnose", "--json", str(run)), ("report", str(run))):
+        done = drumbeat.here(*words)
+        assert "access_token=…" in done.stdout or words[0] == "report", done.stdout
+        assert "s3cret" not in done.stdout + done.stderr
+    records = [path for path in run.rglob("*.json*") if path.is_file()]
+    assert len(records) > 4 and not any(b"s3cret" in path.read_bytes() for path in records)

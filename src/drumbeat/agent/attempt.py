@@ -9,8 +9,8 @@ from drumbeat.agent.census import WorldCount
 from drumbeat.agent.lead_acts import Act, Record, record_finding
 from drumbeat.agent.lead_findings import left_behind_finding
 from drumbeat.agent.member import Assignment
-from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence
-from drumbeat.finding import CAUGHT, Finding
+from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence, named
+from drumbeat.finding import CAUGHT, LIKELY, WARNING, Finding
 from drumbeat.order import Order
 from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned, Row
@@ -31,6 +31,7 @@ class Attempt:
     roles: Dict[int, int] = field(init=False)  # the same the other way round: member -> node rank
     ends: List[RankEnd] = field(default_factory=list)
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
+    short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
     first_failure: Optional[float] = None
     suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
     last_end: float = 0.0  # when a rank, or a node's command, ended last
@@ -121,11 +122,29 @@ class Attempt:
         doubtful = [end for end in self.ends if end.finding and not end.failed]
         doubtful = [end for end in doubtful if short or (end.finding and end.finding.code != CAUGHT)]
         first = min(doubtful, key=lambda end: (_without_rank(end), end.at), default=None)
+        if first is None and not short:
+            return self._left_early(progress)
         if first is None or first.finding is None or first.finding.code != CAUGHT:
             return first.finding if first else None
         where = f"it ended with exit code 0 at step {progress.step} of {progress.steps}"
         cause = f"{first.finding.cause}; {where}" if first.finding.cause else where
         return replace(first.finding, cause=cause, fix=first.finding.fix or NOT_ZERO)
+
+    def _left_early(self, progress: Progress) -> Optional[Finding]:
+        """A rank that was gone, with steps of its own to make, while others made all of theirs."""
+        last = progress.last_t
+        if not self.short or progress.laps or progress.target_reached or progress.steps is None or last is None:
+            return None
+        gone = [end for end in self.ends if end.rank in self.short and not end.of_command and end.at < last]
+        if not gone:
+            return None
+        one = min(gone, key=lambda end: end.at)
+        where = f"at step {self.short[one.rank]} of {progress.steps}, others at step {progress.step}"
+        return Finding(
+            "early-exit", WARNING, f"{named([one])} ended with exit code 0 {where}",
+            "not known: a signal that it caught, a failure that it caught, or its data ran out", f"look at its log; {NOT_ZERO}",
+            node=one.node, rank=one.rank, confidence=LIKELY, seen=("the steps that each rank reported", "when each ended"),
+        )  # fmt: skip
 
     def affected(self, finding: Optional[Finding]) -> Tuple[Affected, ...]:
         """Ranks that ended because of the first failure, in groups."""

@@ -119,6 +119,7 @@ class Lead:
             return []
         attempt = self.attempts[-1]
         attempt.done[member] = done.progress
+        attempt.short.update({int(rank): step for rank, step in done.short.items() if rank.isdigit()})
         acts: List[Act] = []
         if done.stuck:
             self.members[member] = replace(self.members[member], stuck=True)

@@ -295,7 +295,7 @@ class Node:
             if not self.events.muted:
                 raise
         self.active, self.sweep_until = False, None
-        self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck))
+        self.tell(Done(self.attempt, self.metrics.progress.to_plain(), stuck, self.metrics.ranks.short()))
 
     def _keep(self, logs: List[LogFiles]) -> None:
         """In a child; the rest goes with the node's own folder."""

@@ -11,7 +11,7 @@ from drumbeat.agent.member import Assignment
 from drumbeat.finding import Finding
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
-DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure
+DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
 
 _PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
 

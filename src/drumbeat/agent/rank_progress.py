@@ -11,6 +11,8 @@ from drumbeat.agent.wire.messages import Beat, Pace
 from drumbeat.runfolder.records import Metric
 
 _OVERDUE, _TIMES = 5.0, 5.0  # seconds, or times the usual
+_ENOUGH = 3  # reports that show how a rank reports
+_MOST_SHORT = 16
 _KEPT = 32  # times between two reports, of each rank
 
 
@@ -25,6 +27,25 @@ class _Rank:
     )  # seconds between two steps that it reported
     own: Deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # seconds per step, as it says itself
     phase: str = ""  # announced, and not over
+    reports: int = 0  # of steps
+    widest: int = 1  # steps between two reports
+    back: bool = False  # it has counted anew, as in epochs or stages
+
+    def count(self, metric: Metric) -> None:
+        """Its steps; more of them may be read after its end."""
+        if metric.step is not None:
+            if self.step is not None:
+                self.widest, self.back = max(self.widest, metric.step - self.step), self.back or metric.step < self.step
+            self.step, self.reports = metric.step, self.reports + 1
+        if metric.steps is not None:
+            self.steps = None if metric.of_epoch else metric.steps
+
+    @property
+    def short(self) -> bool:
+        """Its reports surely end before the steps that it announced."""
+        if self.step is None or self.steps is None or self.back or self.reports < _ENOUGH:
+            return False
+        return self.steps - self.step > self.widest
 
     @property
     def done(self) -> bool:
@@ -45,6 +66,8 @@ class RankProgress:
 
     def add(self, metric: Metric, now: float) -> None:
         if metric.rank in self._gone:
+            if metric.kind == "step":
+                self._gone[metric.rank].count(metric)
             return
         rank = self._ranks.setdefault(metric.rank, _Rank())
         if metric.kind != "step":
@@ -57,10 +80,7 @@ class RankProgress:
         if rank.stepped is not None and now > rank.stepped and not rank.phase:
             rank.gaps.append(now - rank.stepped)
         rank.phase, rank.heard, rank.stepped = "", now, now
-        if metric.step is not None:
-            rank.step = metric.step
-        if metric.steps is not None:
-            rank.steps = None if metric.of_epoch else metric.steps
+        rank.count(metric)
         if metric.seconds is not None:
             rank.own.append(metric.seconds)
 
@@ -70,6 +90,12 @@ class RankProgress:
             rank = self._ranks.pop(each, None)
             if rank:
                 self._gone[each] = rank
+
+    def short(self) -> Dict[str, int]:
+        """Ranks whose reports end before their last step, and where; of many the first ones."""
+        found = {**self._gone, **self._ranks}
+        short = [number for number in sorted(found) if found[number].short]
+        return {str(number): found[number].step or 0 for number in short[:_MOST_SHORT]}
 
     def last(self, number: int, now: float) -> Tuple[Optional[int], Optional[float]]:
         """Last step of a rank, and seconds since its last report."""

@@ -7,7 +7,7 @@ import textwrap
 from typing import Collection, List, Mapping, Optional, Tuple
 
 from drumbeat.desk.gpu_use import gpu_use
-from drumbeat.finding import Finding
+from drumbeat.finding import Finding, shown
 from drumbeat.ranges import named_ranks, numbers
 from drumbeat.runfolder.derived import lost_spares
 from drumbeat.runfolder.logs import Log
@@ -160,6 +160,8 @@ def end_words(summary: Summary) -> str:
         return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":
         return f"finished in {took}, but a launcher in the script had not ended; exit code {summary.exit_code}"
+    if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "early-exit":
+        return f"finished in {took}, but a rank ended before it had made its steps; exit code {summary.exit_code}"
     if summary.outcome == "doubtful":
         return f"finished in {took}, but what was written last is a failure; exit code {summary.exit_code}"
     if summary.outcome == "time-limit":
@@ -268,7 +270,7 @@ def _end_of_log(run: Run, name: str, failure: Finding) -> List[str]:
     log = next((log for log in run.logs() if log.name == name), None) or Log(name, failure.node or 0, 0, failure.rank)
     lines = run.last_lines(log)
     mine = [line for line in lines if not log.merged or (line.rank == failure.rank and line.stream == "err")]
-    return [line.text for line in mine if line.text.strip()]
+    return [shown(line.text) for line in mine if line.text.strip()]
 
 
 def folded(text: str, width: int, indent: int = 11) -> List[str]:

@@ -29,6 +29,7 @@ from drumbeat.finding import (
     UNKNOWN,
     Evidence,
     Finding,
+    clipped,
 )
 from drumbeat.plan.argv import SETUP_FAILED
 
@@ -153,7 +154,7 @@ def _failed_setup(lines: Sequence[str]) -> Optional[Finding]:
     words = texts[-2] if len(texts) > 1 else ""
     said = _OF_SETUP.sub("", words)
     missing = _NO_COMMAND.search(said)
-    title = f"setup failed (exit {match[1]}) before the command started" + (f": {said[:200]}" if said else "")
+    title = f"setup failed (exit {match[1]}) before the command started" + (f": {clipped(said, 200)}" if said else "")
     return Finding(
         "setup-failed",
         ERROR,
@@ -321,7 +322,7 @@ def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
     cleaned = (line for line in map(clean, lines[-20:]) if line.level != "I")
     texts: List[str] = [text for text in (line.text.strip() for line in cleaned) if text]
     telling = [text for text in texts[-8:] if _TELLING.search(text)]
-    return tuple(Evidence(text[:500]) for text in (telling or texts)[-1:])
+    return tuple(Evidence(clipped(text, 500)) for text in (telling or texts)[-1:])
 
 
 __all__ = ["CERTAIN", "CONSEQUENCES", "FINISHED", "RankEnd", "explain_exit", "explain_run"]

@@ -53,8 +53,8 @@ _DIGIT = _patterns(
     r"(?P<time>" + _DATE + r")(?: -|:|,)? (?:\| )?(?:" + _LEVELS + r"\s{0,5}[|:-]\s?)?",
     r"\d\d:\d\d:\d\d(?:[.,]\d+)? (?=\S)",
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): ",  # pdsh
-    r" {0,5}(?P<task>\d{1,6}): ",  # srun -l
-    r" {0,5}(?P<task>\d{1,6}):(?=$|\[|Traceback|[\w.-]+:\d+:\d+ \[|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)",
+    r" {0,5}(?P<task>\d{1,6}):(?: |$)",  # srun -l
+    r" {0,5}(?P<task>\d{1,6}):(?=\[|Traceback|[\w.-]+:\d+:\d+ \[)",
 )
 _KERNEL = _patterns(
     r"kern +:\w+ *: (?:(?P<time>" + _DATE + r") )?",  # dmesg -x
@@ -137,7 +137,9 @@ _LAST_WORDS = re.compile(
 _ASCEND = re.compile(r"E[A-Z]\d{4}: (?=\S)")  # CANN's numbers of errors
 _GIVES_UP = ("Aborting", "Giving up", "Exiting")  # at the end of a line
 _WHY = re.compile(r"(?i)\b(?:cannot|can't|could not|no|not|fail\w*|error|invalid|missing|abort\w*|giv\w*)\b")
-_LEVEL_FIELD = re.compile(r"\blevel(?:name)?\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b")
+_LEVEL_FIELD = re.compile(
+    r"\b(?:level(?:name)?|severity)\"?[=:] ?\"?((?i:info|debug|trace|warning|warn|error|critical|fatal))\b"
+)
 _LEVEL_BEHIND_TIME = re.compile(r"\[?(WARNING|WARN|ERROR|CRITICAL|FATAL)\b(?!\.|_)")
 _LEVEL_LETTER = {"I": "I", "W": "W", "E": "E", "F": "F"}
 _LEVEL_LETTER.update(
@@ -228,7 +230,7 @@ def _level(text: str) -> str:
     said = _SAID_LEVEL.match(text)
     if said:
         return _LEVEL_LETTER[next(filter(None, said.groups())).upper()]
-    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] else None
+    field = _LEVEL_FIELD.search(text[:230]) if "level" in text[:230] or "severity" in text[:230] else None
     if field:
         return _LEVEL_LETTER[field[1].upper()]
     if _ASCEND.match(text):

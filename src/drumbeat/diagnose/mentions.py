@@ -18,30 +18,20 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 # Behind an error, in the same line: what the program does now.
 _INSTEAD = re.compile(
     r"(?i)(?:[,;.)]|--?) {1,2}(?:so |now |we are )?"
-    r"(?:using|trying|falling back|retrying|continuing|skipping|switching|defaulting)\b"
+    r"(?:using|trying (?!to\b)|falling back|retrying|continuing|skipping|switching|defaulting)"
 )
 
-
-def is_exception(text: str) -> bool:
-    """Does the line begin as an exception's own last line does?"""
-    return bool(_EXCEPTION.match(text))
-
-
-def is_talk(text: str, start: int, end: int) -> bool:
-    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or replaced?"""
-    around = text[:start], text[end : end + _AFTER]
-    if _INSTEAD.search(text, start) and not is_exception(text):
-        return True
-    return any(map(_TALK.search, around)) and not _ERROR.search(text[:end])
-
-
-# Who speaks in a conversation, what a model wrote, the lines of a diff, source code.
+# Who speaks in a conversation, what a model wrote, the lines of a diff, what grep found (-n, -H), source code, and the like.
 _CHAT = re.compile(
     r"<\|?(?:im_start\|>)?(?:user|assistant|system|human|prompter)\|?>|\[INST\]"
     r"|### (?:Instruction|Response|Input|Human|Assistant)\b"
     r"|^\W{0,4}(?:Human|User|Assistant|Prompt|Question|Answer|[Gg]enerated|[Ss]ample|[Cc]ompletion)(?: \d+)?: "
 )
 _DIFF = re.compile(r"[-+](?: {2,}|\t|(?!(?:ba|z|k|da)?sh: )[A-Za-z_@\"'])")
+_GREP = re.compile(r" {0,5}\d{1,7}:[^\s\d]|[\w./-]{1,200}\.(?:out|log|err|txt):(?:\d{1,7}:)?\S")
+_SETTING = re.compile(
+    r"(?:export )?[A-Z][A-Z0-9_]{2,60}=|\s{0,20}--?\w[\w-]{0,40}(?:[ =]\S{1,40})? {2,}"
+)  # or an option and its help
 _CODE = re.compile(
     r"\s*(?:raise [A-Z]\w*\(|except \(?[\w., ]+\)?(?: as \w+)?:|(?:el)?if .+:(?: |$)"
     r"|assert [\w\"'(]|print\(|echo |log\w*\.\w+\(|with \w+\.raises\()"
@@ -71,9 +61,24 @@ _TOLD = re.compile(
 )
 
 
+def is_exception(text: str) -> bool:
+    """Does the line begin as an exception's own last line does?"""
+    return bool(_EXCEPTION.match(text))
+
+
+def is_talk(text: str, start: int, end: int) -> bool:
+    """Do the words around `text[start:end]` say that the error is guarded against, expected or possible, or replaced?"""
+    around = text[:start], text[end : end + _AFTER]
+    if _INSTEAD.search(text, start) and not is_exception(text):
+        return True
+    return any(map(_TALK.search, around)) and not _ERROR.search(text[:end])
+
+
 def is_quoted(text: str, start: int) -> bool:
-    """Does the error at `start` stand in a conversation, a diff, source code, or a string of a longer line that is no message?"""
-    if _DIFF.match(text) or _CODE.match(text) or _CHAT.search(text, 0, start):
+    """Does the error at `start` stand in a conversation, a diff, grep's output, code, or a longer line's string?"""
+    if any(form.match(text) for form in (_DIFF, _GREP, _CODE)):
+        return True
+    if _SETTING.match(text, 0, start) or _CHAT.search(text, 0, start):
         return True
     for string in _STRINGS.finditer(text):
         if string.start() > start:
@@ -87,7 +92,8 @@ def is_quoted(text: str, start: int) -> bool:
 
 def is_in_prose(text: str, start: int) -> bool:
     """Do plain words lead to the error at `start`, without any that says that something failed?"""
-    header = _HEADER.search(text, 0, start + 1)
+    header = _HEADER.search(text)
+    header = header if header and header.start() <= start else None
     before = text[: header.start() if header else start]
     told = _TOLD.search(before) or (header and _PLAIN.search(before))
     return bool(told) and not _FAILED.search(before)

@@ -46,7 +46,7 @@ from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.tracebacks import ARROW, CHAINED, HEADER, IGNORED, Raised, Tracebacks
 from drumbeat.diagnose.transport import Transport, judge
 from drumbeat.diagnose.watchdog import Timeouts
-from drumbeat.finding import Evidence
+from drumbeat.finding import Evidence, clipped
 
 _TEST_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+) on\s+(\S+)\s+device")
 # Lines that no rule names but that begin or hold something of their own.
@@ -274,11 +274,11 @@ class Reader:
 
     def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""
-        line = clean(decode(raw))
-        text = line.text
-        evidence = Evidence(text[:MAX_TEXT], file, number)
-        matched = False
         tracebacks = self._tracebacks.get(file)
+        line = tracebacks.labelled(clean(decode(raw))) if tracebacks else clean(decode(raw))
+        text = line.text
+        evidence = Evidence(clipped(text, MAX_TEXT), file, number)
+        matched = False
         quoted = bool(_COMMAND.match(text)) or bool(tracebacks and tracebacks.inside(line))
         if found and is_good_end(text):  # benchmarks begin theirs as a shell's prompt may look: `# Avg bus bandwidth`
             self._good_ends.add(file, number, speaker(text, line.rank, line.host))

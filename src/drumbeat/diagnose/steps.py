@@ -22,6 +22,7 @@ _HANDLED = re.compile(
     rb"(?i)\b(?:skip(?:s|ped|ping)?|retry(?:ing)?|retries|recover(?:s|ed|ing)|continu(?:e|es|ing)|ignor(?:ed|ing)"
     rb"|fall(?:s|ing)? ?back)\b"
 )
+_TRIES = re.compile(rb"(?i)\W{0,4}(?:now )?trying (?!to\b)")  # a line of its own: `trying batch size 32`
 HANDLED_LINES = 3
 _OF = re.compile(rb"(?<![\d/.])(\d{1,9})\s{0,3}/\s{0,3}\d{1,9}\b")  # `[ 11/5005]`, `11/100`
 
@@ -34,6 +35,9 @@ class Steps:
     def __init__(self) -> None:
         self._found: Dict[str, List[Step]] = {}
         self._handled: Dict[str, Set[int]] = {}  # lines of errors that the program says it goes on after
+        self._tried: Set[Tuple[str, int]] = (
+            set()
+        )  # file and line of errors behind which the program tries something else
         self._error: Dict[str, int] = {}  # file -> line of its last error
         self.left: Dict[str, int] = {}  # lines that are still to be looked at
         self._total = MAX_LINES
@@ -49,6 +53,8 @@ class Steps:
             step = (*(value for name, value in values if name.lower() != b"loss"), *_OF.findall(raw)[:2])
             self._found.setdefault(file, []).append((number, step))
         self._look(file, number, raw)
+        if number - self._error.get(file, 0) <= HANDLED_LINES and _TRIES.match(raw):
+            self._tried.add((file, self._error.get(file, 0)))
 
     def error(self, file: str, number: int, text: str) -> None:
         """This line of the file is an error."""
@@ -64,6 +70,10 @@ class Steps:
     def handled(self, file: str, number: int) -> bool:
         """Does the program say that it goes on after the error on line `number`?"""
         return number in self._handled.get(file, ())
+
+    def tries(self, file: str, number: int) -> bool:
+        """Does the program try something else after the error on line `number`?"""
+        return (file, number) in self._tried
 
     def goes_on(self, file: str, number: int) -> bool:
         """May training go on behind the error on line `number`?"""

@@ -85,6 +85,8 @@ class Tiers:
             return WARNED if rule.role in (CAUSE, SYMPTOM) else NOISE if rule.role != NOTE else NOTE
         if rule.role == SYMPTOM and event.code not in _ENDS and self._good_end_after(event):
             return NOTE
+        if event.mention and event.rank is None and (self._good_end_after(event) or self.log.trains_on(event)):
+            return NOISE if rule.role in (REPORT, CONSEQUENCE) else NOTE
         if rule.survivable and self._lived_through(event):
             return NOISE if rule.role == CONSEQUENCE else NOTE
         if (rule.role == CONSEQUENCE or event.code == "terminated") and self._done_before(event):
@@ -157,8 +159,10 @@ class Tiers:
         return not others and not self.extra and self.first is None
 
     def may_be_handled(self, event: Event) -> bool:
-        """The log goes on long behind this line or shows steps there, and nobody else says that anything failed."""
-        return self.nobody_else() and (self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event))
+        """The log goes on long behind this line, shows steps there or says what is tried next, and nobody else says that anything
+        failed."""
+        goes_on = self.log.after(event) > CAUGHT_LINES or self.log.trains_on(event)
+        return self.nobody_else() and (goes_on or self.log.steps.tries(event.evidence.file or "", event.number))
 
     def _ended_otherwise(self, event: Event) -> bool:
         """The file goes on long behind this exception and ends with a cancel or a time limit: that ended the run."""

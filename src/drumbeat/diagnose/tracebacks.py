@@ -7,7 +7,7 @@ calls ignored (at interpreter exit, in a destructor, in a logging call) did not 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.bare import BARE
@@ -63,6 +63,7 @@ _HELPER = re.compile(
     r"in (?:_bootstrap|_bootstrap_inner|_wrap|spawn_main|_worker_loop)\b|multiprocessing|threading\.py"
 )
 _RAISES = re.compile(r"raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:\(f?([\"'])((?:(?!\2).){1,200}))?")
+_LABEL = re.compile(r" {0,5}(\d{1,6}):(?=\S)")
 _GLUED_RANK = re.compile(r"\[rank(\d{1,6})\]: ?$")
 _DIGITS = str.maketrans("123456789", "000000000")
 CUT_OFF = "cut off before its"  # our own words about a traceback
@@ -148,6 +149,13 @@ class Tracebacks:
 
     def __bool__(self) -> bool:
         return bool(self._open or self._ignored)
+
+    def labelled(self, line: Line) -> Line:
+        """The line without its label (`7:ValueError: x`), where that is a rank with an open traceback: else it may be grep's."""
+        label = _LABEL.match(line.text) if line.rank is None else None
+        if label is None or int(label[1]) not in self._open:
+            return line
+        return replace(line, text=line.text[label.end() :], rank=int(label[1]))
 
     def inside(self, line: Line) -> bool:
         """Is this line the source text that Python shows below a frame?"""

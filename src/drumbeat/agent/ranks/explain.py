@@ -16,7 +16,7 @@ from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.finding import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding
+from drumbeat.finding import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding, shown
 from drumbeat.order import Order
 from drumbeat.printed.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
@@ -61,7 +61,7 @@ class Explainer:
             command, no_memory = self.order.command, self._no_memory(end)
             alone = not end.of_command
             found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed, alone)
-        if any(each.text in line for each in found.evidence for line in printed):
+        if any(each.text in line for line in map(shown, printed) for each in found.evidence):
             log = out
         file = os.path.relpath(self.kept or log, self.run_folder)
         if self.no_gpu:

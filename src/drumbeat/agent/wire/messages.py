@@ -109,6 +109,9 @@ class Done:
     attempt: int
     progress: Dict[str, Any] = field(default_factory=dict)
     stuck: str = ""  # processes that could not be ended, in words
+    short: Dict[str, int] = field(
+        default_factory=dict
+    )  # rank -> its last step, where its own reports end before its total
 
     def __post_init__(self) -> None:
         Progress.from_plain(self.progress)  # RecordError where it is none
