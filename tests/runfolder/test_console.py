@@ -41,7 +41,7 @@ def test_every_node_says_where_its_ranks_sit_and_those_that_say_the_same_are_one
     assert give(3, "mismatch", "0/1 ranks beside their GPU") == [
         "affinity   node 3: mismatch: 0/1 ranks beside their GPU"
     ]
-    assert give(1) == ["affinity   nodes 0-2: 1/1 ranks on their cores"]
+    assert give(1) == ["affinity   nodes 0-2, each: 1/1 ranks on their cores"]
     assert give(1, "not pinned", "1 rank on all cores") == ["affinity   node 1: not pinned: 1 rank on all cores"]
     view._show([AttemptEnded(*common, "failed", 1), AttemptStarted(*common, 4, "127.0.0.1", 1)])
     assert capsys.readouterr().err == "" and give(0) == [] and give(1, "unknown", "", ()) == []

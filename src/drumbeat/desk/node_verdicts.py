@@ -36,6 +36,9 @@ def _lines(said: Dict[int, str]) -> List[str]:
     for node, words in sorted(said.items()):
         if words:
             groups.setdefault(words, []).append(node)
-    lines = [f"node{'s' * (len(nodes) > 1)} {ranges(nodes, 8)}: {words}" for words, nodes in groups.items()]
+    lines = [
+        f"nodes {ranges(nodes, 8)}, each: {words}" if len(nodes) > 1 else f"node {nodes[0]}: {words}"
+        for words, nodes in groups.items()
+    ]
     more = [f"{len(lines) - _MOST} more differ: drumbeat status --placement"] if len(lines) > _MOST else []
     return lines[:_MOST] + more
