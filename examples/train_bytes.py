@@ -66,6 +66,8 @@ def read_text(limit=4_000_000):
     folder = os.path.dirname(os.__file__)
     whole = bytearray()
     for path in sorted(glob.glob(os.path.join(folder, "*.py"))):
+        if os.path.islink(path):
+            continue  # Debian's sitecustomize.py leads to /etc, which is another one inside a container
         with open(path, "rb") as file:
             whole += file.read()
     text = torch.frombuffer(whole[:limit], dtype=torch.uint8).long()
