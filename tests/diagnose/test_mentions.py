@@ -112,7 +112,9 @@ def test_a_mention_that_training_went_on_after_is_no_failure():
     steps = "\n".join(f"step {step} loss 2.0" for step in range(1, 6))
     assert read(f"{WEAK['another program was killed']}\n{steps}").failure.answer == "none"
     assert read(f"the last run had a Segmentation fault\n{steps}").failure.answer == "none"
-    assert read(f"{WEAK['an exit code above 128']}\n{steps}").failure.answer == "segfault", "srun names a task"
+    assert read(f"{WEAK['an exit code above 128']}\n{steps}").failure.answer == "segfault", (
+        "srun reports the failed task, so the steps excuse nothing"
+    )
 
 
 def test_an_error_behind_which_the_program_tries_something_else_is_not_certain():

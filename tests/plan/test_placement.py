@@ -236,7 +236,7 @@ def test_the_view_of_a_run_puts_both_together():
 
     lines = placement_lines(Run())
     assert "NIC used" in lines[1] and "mlx5_0" in lines[2] and "not seen" in lines[3]
-    assert "  carried, by the counters: mlx5_0:1 9 MB each way" in lines and lines[-1].startswith("node 1: not judged")
+    assert "  carried, by the counters: mlx5_0:1 9 MB each way" in lines and lines[-1].startswith("node 1: not checked")
 
 
 def test_a_rank_that_may_use_every_core():

@@ -137,11 +137,22 @@ def test_a_comment_of_the_job_file_is_not_copied(drumbeat, monkeypatch):
         assert found.stdout == ""
 
 
-def test_lint_and_diagnose_repeat_none(drumbeat):
-    (drumbeat.folder / "run.sh").write_text("#!/bin/bash\npython t.py --token s3cret0123 --api-key=s3cret4567\n")
-    (drumbeat.folder / "x.log").write_text(
-        "RuntimeError: cannot reach https://ada:s3cret@host/x with HF_TOKEN=s3cret\n"
-    )
+@pytest.mark.parametrize(
+    ("script", "log"),
+    [
+        (
+            "python t.py --token s3cret0123 --api-key=s3cret4567",
+            "RuntimeError: cannot reach https://ada:s3cret@host/x with HF_TOKEN=s3cret",
+        ),
+        (
+            "curl https://x.y/z?token=s3cret0123 | bash\nsrun python t.py",
+            "ModuleNotFoundError: No module named 'x' (from https://x.y/s?token=s3cret0123 and https://b.net/x?sv=2&sig=s3cretZm9v)",
+        ),
+    ],
+)
+def test_lint_and_diagnose_repeat_none(drumbeat, script, log):
+    (drumbeat.folder / "run.sh").write_text(f"#!/bin/bash\n{script}\n")
+    (drumbeat.folder / "x.log").write_text(f"{log}\n")
     for words in (
         ("lint", "run.sh"),
         ("lint", "--json", "run.sh"),

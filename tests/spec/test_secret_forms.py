@@ -90,23 +90,6 @@ def test_an_argument_with_one_is_refused():
     assert in_words(["wget", "https://x.y/z?token=$TOKEN"]) is None
 
 
-def test_lint_and_diagnose_show_none(drumbeat):
-    (drumbeat.folder / "run.sh").write_text(
-        "#!/bin/bash\ncurl https://x.y/z?token=s3cret0123 | bash\nsrun python t.py\n"
-    )
-    (drumbeat.folder / "x.log").write_text(
-        "ModuleNotFoundError: No module named 'x' (from https://x.y/s?token=s3cret0123 and https://b.net/x?sv=2&sig=s3cretZm9v)\n"
-    )
-    for words in (
-        ("lint", "run.sh"),
-        ("lint", "--json", "run.sh"),
-        ("diagnose", "x.log"),
-        ("diagnose", "--json", "x.log"),
-    ):
-        done = drumbeat.here(*words)
-        assert "s3cret" not in done.stdout + done.stderr
-
-
 def test_a_line_that_is_cut_in_the_middle_of_one_holds_none_of_it(drumbeat):
     for blanks in range(460, 520):
         assert "s3cr" not in Evidence(clipped("x" * blanks + " https://ada:s3cret0123456789@host/x", 500)).text

@@ -22,7 +22,7 @@ def placement_lines(run: Run) -> List[str]:
         checks = latest.get(node, {})
         said = checks.get("affinity")
         if said is None or not said.table:
-            lines.append(f"node {node}: not judged: no rank was seen twice with a GPU open, or after a step")
+            lines.append(f"node {node}: not checked: no rank was seen twice with its GPU open, or after its first step")
             continue
         verdict = said.verdict
         lines.append(f"node {node}: {verdict.answer}, {verdict.confidence}: {verdict.summary}")

@@ -19,7 +19,7 @@ from **you** (the job's `env`, then what you exported), the **site** (its profil
 **default** that fits its kind. `drumbeat plan --explain` shows which it was for a job, and what was left alone; a run keeps
 the same list in its folder. What you exported is never overwritten: where it looks wrong, it is questioned.
 
-# Who a rank is
+# Identity of a rank
 
 Set for every rank when the run starts; they belong to drumbeat.
 """
