@@ -7,9 +7,9 @@ never certain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterable, Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import harmless
 from drumbeat.secret import redact
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os.path
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import check_schema, from_json, to_json, to_plain
 from drumbeat.signals import STOP_SIGNAL
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.census import WorldCount
@@ -11,6 +11,7 @@ from drumbeat.agent.lead_findings import left_behind_finding
 from drumbeat.agent.member import Assignment
 from drumbeat.agent.rank_end import NOT_ZERO, RankEnd, is_consequence, named
 from drumbeat.finding import CAUGHT, LIKELY, WARNING, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.argv import has_driver
 from drumbeat.plan.world_seen import Planned, Row

@@ -5,10 +5,10 @@ The codes are those of findings (docs/diagnose.md). A code that stands nowhere h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.hang import CODE as HANG
 
 NEVER, SAME_STEP, SAME_WORDS = "never", "same step", "same words"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, Dict, List, Optional, Protocol, Set, Tuple
 
 from drumbeat import clock
@@ -25,6 +25,7 @@ from drumbeat.agent.wire.messages import (
     encode,
 )
 from drumbeat.agent.wire.ports import listen, listening_address
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 
 _TRIPS = 3  # round trips by which a member's clock is compared with ours

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from drumbeat.agent.causes import CONFIGURATION, HARDWARE, NAN, PORT, SCHEDULER
@@ -10,6 +10,7 @@ from drumbeat.agent.history import attempts_in_a_row, is_repeated, same_again, s
 from drumbeat.agent.member import Assignment, Member, reassign, replacements
 from drumbeat.agent.outcome import FAILED, Outcome
 from drumbeat.finding import CERTAIN
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from drumbeat.agent.wire.messages import Welcome
 from drumbeat.facts.model import Facts
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order, dump_order
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run

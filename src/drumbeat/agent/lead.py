@@ -6,7 +6,7 @@ Messages of the members come in (its own too), actions go out: tell members, rec
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Callable, Dict, List, Optional, Tuple
 
 from drumbeat.agent.attempt import Attempt
@@ -25,6 +25,7 @@ from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, St
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
 from drumbeat.agent.world import World
 from drumbeat.finding import UNKNOWN, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.record import to_plain
 from drumbeat.runfolder.summary import AttemptEnd

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Dict, Tuple, Union
 
 from drumbeat.agent.wire.messages import Message
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import to_plain
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import List, Tuple
 
 from drumbeat.agent.local_caches import private_caches
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.binding import Binding, binding, right_binding
 from drumbeat.plan.environment import environment

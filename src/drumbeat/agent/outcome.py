@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Optional
 
 from drumbeat.agent.causes import PROGRAM, Cause, cause_of
 from drumbeat.agent.member import Assignment
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step

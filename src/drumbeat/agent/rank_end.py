@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Sequence
 
 from drumbeat.agent.wire.messages import RankEnded
 from drumbeat.finding import ENDED_BY_US, STOPPED, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.ranges import named_commands, named_ranks
 
 # Codes of failures that only say that another rank went away or did not come.

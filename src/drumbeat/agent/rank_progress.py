@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Deque, Dict, Optional, Tuple
 
 from drumbeat.agent.wire.messages import Beat, Pace
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.records import Metric
 
 _OVERDUE, _TIMES = 5.0, 5.0  # seconds, or times the usual

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.verdict import END, REQUEUE
 
 

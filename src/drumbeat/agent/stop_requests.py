@@ -8,10 +8,10 @@ now: a second Ctrl-C at the desk, a second `drumbeat cancel`.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import Optional
 
 from drumbeat.agent.outcome import CANCELLED, TIME_LIMIT
+from drumbeat.light_dataclass import dataclass
 from drumbeat.signals import EXIT_TIME_LIMIT
 
 SIGNAL = "signal"  # an agent was sent a signal, by its desk or by the scheduler

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import CxiDevice, Facts, Interface, Peer, Peers, RdmaDevice
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.interfaces import candidates, networks
 from drumbeat.plan.nics import compute_nics

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Tuple, Union
 
 from drumbeat import backends
 from drumbeat.desk.preview import prepare
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.node_plan import NodePlan, plan_node
 from drumbeat.problem import Problem

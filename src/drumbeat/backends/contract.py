@@ -11,10 +11,11 @@ facts/identity/given.py; the lead leaves RUN/verdict (runfolder/verdict.py), whi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.facts.model import Identity
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.read import Files

@@ -9,11 +9,12 @@ import sys
 import time
 import zlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.diagnose.lines import MAX_LINE as LONGEST
 from drumbeat.diagnose.wrapped import MAX_LINES, unwrap
+from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
 

@@ -7,10 +7,10 @@ where the backend's script has set `$TASK`, a name that no other task on this ma
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
 from drumbeat.facts.container import OCI
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Container
 
 # What belongs to the host and would break an image.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from drumbeat.convert.literal import plain
 from drumbeat.finding import shown
+from drumbeat.light_dataclass import dataclass
 
 
 class LeftOut(NamedTuple):

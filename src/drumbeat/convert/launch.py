@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.literal import has_marks, literal, marked, plain
 from drumbeat.diagnose.lint.script import Command, Script, read
 from drumbeat.diagnose.lint.tokens import Word
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
 

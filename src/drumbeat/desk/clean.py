@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE
 from drumbeat.desk.create import index_folder
 from drumbeat.desk.runs import all_runs
 from drumbeat.desk.status import status
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.run import Run
 
 

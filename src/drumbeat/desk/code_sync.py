@@ -14,9 +14,9 @@ import os
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
 from typing import List, Sequence
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import List, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.run import Run
 
 

@@ -8,10 +8,10 @@ start is queued or running.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import List, Optional
 
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.summary import Summary
 
 _ENDS = {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
 from drumbeat.desk.node_history import KINDS, learn
 from drumbeat.desk.node_store import Exclusion, Sighting, Store, change_store
 from drumbeat.hostlist import HostlistError, expand
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import AvoidedNode, Order
 from drumbeat.printable import printable
 from drumbeat.problem import Problem

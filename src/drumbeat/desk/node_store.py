@@ -10,10 +10,11 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
 from drumbeat.home import users_folder
+from drumbeat.light_dataclass import dataclass
 from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, check_schema, from_plain, to_json

@@ -9,13 +9,13 @@ inside       a job step, an MPI task or a pod: only this node's agent starts her
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Facts, Identity
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.spec.site import Site
 

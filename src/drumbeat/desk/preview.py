@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.desk.make_order import make_order, site_of
@@ -13,6 +12,7 @@ from drumbeat.facts.gather import gather
 from drumbeat.facts.host import Host, LiveHost
 from drumbeat.facts.model import Facts, Peer, Peers
 from drumbeat.facts.replay import open_host
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order, load_order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_json

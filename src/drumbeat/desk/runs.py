@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Callable, List, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import parse_handle
 from drumbeat.desk.create import index_folder
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.run import Run

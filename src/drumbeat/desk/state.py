@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, RUNNING, Status
 from drumbeat.desk.gpu_use import GpuUse, gpu_use
 from drumbeat.desk.status import read_summary, status
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
 from drumbeat.runfolder.hang import Hang, hang_of

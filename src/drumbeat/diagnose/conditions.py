@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
@@ -11,6 +11,7 @@ from drumbeat.diagnose.events import Event, Events
 from drumbeat.diagnose.rulebook import NEAR, Rule, RuleError
 from drumbeat.diagnose.transport import Transport
 from drumbeat.finding import Evidence
+from drumbeat.light_dataclass import dataclass
 
 MAX_VALUES = 3  # of one setting, in an answer
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
 
 from drumbeat.diagnose.tracebacks import is_library
+from drumbeat.light_dataclass import dataclass
 
 FATAL, STACK = "Fatal Python error: ", "(most recent call first):"  # words of its lines
 _FRAME = re.compile(r'\s*File "([^"]{1,300})", line (\d+) in ')

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.finding import Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)")
 # The same fields where copying has put several of them on one line.

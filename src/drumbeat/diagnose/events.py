@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.lines import Line
@@ -12,6 +12,7 @@ from drumbeat.diagnose.rulebook import Match
 from drumbeat.diagnose.survived import Span
 from drumbeat.diagnose.tracebacks import Raised
 from drumbeat.finding import Evidence
+from drumbeat.light_dataclass import dataclass
 
 MAX_PER_RULE_AND_SOURCE = 3
 MAX_ENDS = 64  # of the lines that end a job: a file may hold several jobs, and the last of them counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.elastic import FirstFailure
@@ -31,6 +31,7 @@ from drumbeat.finding import (
     Finding,
     clipped,
 )
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.argv import SETUP_FAILED
 
 FINISHED = "finished"

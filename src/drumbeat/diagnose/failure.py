@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.endings import GoodEnds, speaker
@@ -13,6 +13,7 @@ from drumbeat.diagnose.places import Places
 from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 
 NO_FAILURE, NOT_KNOWN = "none", "unknown"
 EARLIER_RUNS = "earlier runs in the same file were not judged"

@@ -6,13 +6,13 @@ their place in the log. Files without times cannot be put in order, and then not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
 from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.processes import Process
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.diagnose.plain_pickle import MAX_CONTAINERS, PlainPickleError, load
 from drumbeat.diagnose.watchdog import ranks
 from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 MAX_BYTES = 64 << 20
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")

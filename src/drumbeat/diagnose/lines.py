@@ -7,8 +7,9 @@ tells something (a rank, a host, a time, a level) and none of it belongs to the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 MAX_LINE = 8192  # characters kept of a line; a log may hold lines without end
 _MAX_PREFIXES = 10

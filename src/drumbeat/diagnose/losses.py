@@ -5,10 +5,10 @@ nothing about that, neither as NaN nor as a number."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, Mapping, Optional
 
 from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 CODE = "nan-loss"
 OTHER_VALUE = "nan-value"  # of another loss than that of training

@@ -7,7 +7,6 @@ record says whether it was cut off; what stood behind the cut is never guessed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional
 
 from drumbeat.diagnose.nccl_networks import network
@@ -21,6 +20,7 @@ from drumbeat.diagnose.observations import (
     Used,
     Version,
 )
+from drumbeat.light_dataclass import dataclass
 
 _HEAD = re.compile(
     r"(?P<host>[A-Za-z0-9_<][\w.<>-]*):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<device>-?\d+)\] )?"

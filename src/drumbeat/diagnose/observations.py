@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple, Union
+
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

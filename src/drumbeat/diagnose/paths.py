@@ -6,11 +6,11 @@ bootstrap's interface and a plug-in's name prove nothing at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence
+from drumbeat.light_dataclass import dataclass
 
 RDMA, OFI, TCP, LOCAL, MIXED = "rdma", "ofi", "tcp", "local", "mixed"
 TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")  # of libfabric, with or without ;ofi_rxm

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose import observations
 from drumbeat.finding import Evidence
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass

@@ -6,13 +6,14 @@ and consequences. They answer only where the record names no cause, and not by w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import FrozenSet, Optional, Tuple
 
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.losses import NOT_FINITE
 from drumbeat.diagnose.rulebook import CAUSE, rulebook
 from drumbeat.finding import CERTAIN, INFO, LIKELY, Finding
+from drumbeat.light_dataclass import dataclass
 
 WHY = "recorded by drumbeat while the run was there"
 # Codes that say how a rank ended, or that it lost another one, but not why.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.diagnose import environment, missing, transport
@@ -22,6 +21,7 @@ from drumbeat.diagnose.transport import Transport
 from drumbeat.diagnose.watchdog import Timeouts
 from drumbeat.diagnose.without_gpu import all_quoted
 from drumbeat.finding import Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 SCHEMA = "1.1"
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.mentions import is_exception, is_in_prose, is_quoted, is_talk
 from drumbeat.diagnose.prefilter import SHORTEST, Prefilter, word_of
 from drumbeat.finding import ERROR, SEVERITIES
+from drumbeat.light_dataclass import dataclass
 from drumbeat.packaged import load, names
 
 # A cause explains; a symptom shows what went on but not why; a report is a launcher saying that somebody failed; a

@@ -6,10 +6,10 @@ Python shows as a chain belong together, and those of threads and worker process
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.tracebacks import Raised
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ calls ignored (at interpreter exit, in a destructor, in a logging call) did not 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.bare import BARE
 from drumbeat.diagnose.lines import Line
+from drumbeat.light_dataclass import dataclass
 
 HEADER = "Traceback (most recent call last)"
 EXCEPTION = re.compile(

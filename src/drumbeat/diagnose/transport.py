@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.diagnose.communicators import Communicators
@@ -11,6 +11,7 @@ from drumbeat.diagnose.paths import LOCAL, MAX_LISTED, MIXED, Path, of_choice, o
 from drumbeat.diagnose.processes import Edge, Member, Process
 from drumbeat.diagnose.used_nics import UsedNics, used_nics
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 
 MOST_GPUS = 64  # of one host
 MANY = 4  # ranks of one host: in a group of several hosts one of them would have a connection to another host

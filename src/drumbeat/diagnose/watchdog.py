@@ -7,11 +7,11 @@ collective, or that says of itself that it has called fewer.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.lines import Line
 from drumbeat.finding import ERROR, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 _WORK = re.compile(
     r"Work(?:NCCL|Gloo|RCCL)?\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+))?(?:, NumelOut=\d+)?, Timeout\(ms\)=(\d+)\)"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Iterable, Iterator, List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Gpu, Peer, Peers
 from drumbeat.finding import ERROR, OK, WARNING, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.scene import Scene, scene
 

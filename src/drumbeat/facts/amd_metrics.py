@@ -7,8 +7,9 @@ revision 1.3, MI300 1.4 to 1.8 depending on the driver. Of any other revision no
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Dict, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 _JOULES = 2.0**-16  # per unit of the energy counter
 _LINKS = 8

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts import elf_versions
 from drumbeat.facts.host import Host
+from drumbeat.light_dataclass import dataclass
 
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 243: "riscv64", 3: "i386", 40: "arm"}
 _PT_LOAD, _PT_DYNAMIC = 1, 2

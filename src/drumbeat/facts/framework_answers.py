@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Mapping, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 FRAMEWORKS = ("deepspeed", "horovod", "maxtext", "megatron", "mpi")
 

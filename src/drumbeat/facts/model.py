@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 SCHEMA = "1.0"
 _OF_PROGRAMS = tuple(f"Xid {number} on " for number in (13, 31, 32, 43, 45, 69))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.amd_metrics import parse_gpu_metrics, slowed_by
@@ -16,6 +15,7 @@ from drumbeat.facts.gpu_health import throttle_reasons
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu
 from drumbeat.facts.parse import integer, line, number
+from drumbeat.light_dataclass import dataclass
 
 NVIDIA_COLUMNS = (
     "timestamp", "index", "name", "utilization.gpu", "utilization.memory", "memory.total", "memory.used",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.packaged import load
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Peers
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order, Wrap
 from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.launchers.inside import Script

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gpu
 from drumbeat.finding import Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan import masks
 from drumbeat.plan.cores import Core, place, usable_cores

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Cpus
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import SOURCES, EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence, Set, Tuple, Union
 
 from drumbeat.facts.model import Facts, Interface, Peers
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.nics import natural
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gid, Gpu, RdmaDevice, RdmaPort
+from drumbeat.light_dataclass import dataclass
 
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.

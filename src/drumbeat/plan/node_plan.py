@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.environment import Left, decide

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Container, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Gpu
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.masks import ranges
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Peers
 from drumbeat.finding import Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
 from drumbeat.facts.model import Facts, Library, Peers
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.plan.nics import ComputeNics, compute_nics
 from drumbeat.plan.versions import fits

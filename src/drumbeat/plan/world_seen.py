@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.ranges import ranges
 
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"

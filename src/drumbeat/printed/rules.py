@@ -9,11 +9,12 @@ to cite.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple, Union
 
 from drumbeat import packaged
+from drumbeat.light_dataclass import dataclass
 
 FORMATS = "drumbeat.printed.formats"
 KINDS = ("step", "validation", "throughput", "summary", "target")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
+from drumbeat.light_dataclass import dataclass
 from drumbeat.report.figures import Traffic
 from drumbeat.runfolder.records import Sample
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.report.figures import Figures
 
 # Words of a command that change with the size of a job, and say nothing else.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric
 

@@ -7,9 +7,10 @@ batch of one GPU; where the runs say neither, that is said.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.report.differences import Difference, differences
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
 from drumbeat.finding import Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import RecordError, from_plain
 from drumbeat.runfolder.progress import Progress
 

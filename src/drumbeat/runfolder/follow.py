@@ -8,9 +8,10 @@ turns. Attempts that begin, files that are cut short or replaced, and folders th
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Union
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.logs import Log, list_logs

@@ -40,8 +40,9 @@ RUN/
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Dict
+
+from drumbeat.light_dataclass import dataclass
 
 SCHEMA = "1.0"
 

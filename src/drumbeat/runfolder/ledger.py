@@ -18,9 +18,10 @@ The parts add up to the wall time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, Iterable, List, Mapping, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import List, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.records import Line

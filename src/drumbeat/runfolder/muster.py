@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterable, Optional, Set
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.ranges import ranges
 from drumbeat.runfolder import events as kinds
 

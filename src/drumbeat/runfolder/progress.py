@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 

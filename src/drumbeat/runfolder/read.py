@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.write import append
 
 _WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import RecordError, from_plain
 
 _LARGEST = 1e18  # no count, time or rate is larger; sums of many stay finite

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.finding import Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order, load_order
 from drumbeat.record import RecordError, from_plain
 from drumbeat.runfolder import derived

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from dataclasses import dataclass
 from typing import Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.record import RecordError, check_schema, from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import Files, read_json

@@ -7,9 +7,9 @@ lead alone, and nodes that still wait for it or for their own tasks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import List, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.write import append
 
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts
 from drumbeat.finding import Finding
 from drumbeat.hostlist import fold
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.ranges import ranges
 from drumbeat.record import RecordError, check_schema, from_plain

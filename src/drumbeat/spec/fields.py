@@ -6,8 +6,10 @@ The checker, the flags of `drumbeat run`, its --help and the pages in docs/ are 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Any, Dict, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 # kind -> how a message and the docs name it. What a value of each kind becomes is in check.py.
 KINDS = {

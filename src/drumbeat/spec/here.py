@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.inside import Script
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.spec.check import check
 from drumbeat.spec.fields import origins_field
 from drumbeat.spec.job_course import JobCourse

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.spec.fields import key
 from drumbeat.spec.job_tables import JobChecks, JobExpect, JobWrap
 

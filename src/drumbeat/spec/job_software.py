@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.light_dataclass import dataclass
 from drumbeat.spec.fields import key
 
 

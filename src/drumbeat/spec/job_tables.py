@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import CHECK_LEVELS, TRANSPORTS
 from drumbeat.spec.fields import key
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Union
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 
 MAX_BYTES = 256 * 1024

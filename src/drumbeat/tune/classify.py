@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.tune.observe import Observed
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED
 

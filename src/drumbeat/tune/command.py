@@ -6,9 +6,10 @@ Words are added to a recipe's command, never cut out: what stands last counts th
 from __future__ import annotations
 
 import os.path
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.spec.expand import literal
 from drumbeat.spec.placeholders import DEGREES, fill, places

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional
+
+from drumbeat.light_dataclass import dataclass
 
 AROUND = 30  # seconds to start and to end a trial's ranks, beside --seconds
 

@@ -7,9 +7,9 @@ the steps of both trials show it, whichever is more.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.tune.point import OK, Result
 
 _LEAST = 0.02  # of a speed: trials are short, and nobody changes a job for less

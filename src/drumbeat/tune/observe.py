@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 MAX_REPORTS = 100_000  # of one rank: a trial is short
 

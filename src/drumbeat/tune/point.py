@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Optional
+
+from drumbeat.light_dataclass import dataclass
 
 OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED = "ok", "oom", "nan", "hang", "failed", "refused", "stopped"
 OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)

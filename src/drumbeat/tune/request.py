@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.tune.candidates import HOOKS
 from drumbeat.tune.trial import Limits

@@ -8,9 +8,9 @@ search goes no further up, and says why.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple, Union
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.tune.point import OK, OOM
 
 

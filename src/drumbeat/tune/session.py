@@ -6,9 +6,10 @@ import dataclasses
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Optional
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.processes import become_subreaper
 from drumbeat.record import to_plain

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
 from typing import Mapping, Optional
 
 from drumbeat.desk.join import check_inside
@@ -13,6 +12,7 @@ from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, check_not_login, find_
 from drumbeat.facts import gpus as gpu_facts
 from drumbeat.facts import identity as identities
 from drumbeat.facts.host import LiveHost
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.spec.job import Job

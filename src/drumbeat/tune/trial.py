@@ -12,10 +12,11 @@ import re
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Callable, List, Optional, Tuple
 
 from drumbeat.desk.run import run_job
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.process_signals import plain_signals
 from drumbeat.processes import die_with_parent, fork, sweep

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import List, Optional, Sequence, Tuple, Union
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.train.parallel.layout import Layout

@@ -7,11 +7,11 @@ B (n-1)/n / ((k-1)/k), and a flat ring gets B. Two nodes may thus show nearly tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.facts.model import Facts, Interface, Peer, Peers
 from drumbeat.hardware.links import gpu_link_rate
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import COLLECTIVES
 
 

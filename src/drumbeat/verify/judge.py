@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.facts.model import Peers
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Floor
 from drumbeat.verify.ceiling import Ceiling, ceilings
 from drumbeat.verify.pairs import judge_pairs

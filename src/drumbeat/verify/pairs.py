@@ -6,10 +6,10 @@ side; where only one meeting was slow, it is the link between the two; where the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from drumbeat.finding import ERROR, WARNING, Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 
 _SLOW = 0.5  # of the upper median of all like it
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Mapping
 
 from drumbeat.finding import UNKNOWN, Verdict
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ Names carry their unit; what is unknown has no sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.watch.head import Head
 from drumbeat.watch.node_view import NodeView
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
+from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve

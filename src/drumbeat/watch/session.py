@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, FAILED, UNKNOWN, Status
 from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted

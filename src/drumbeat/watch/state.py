@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Deque, Dict, Optional, Tuple
 
 from drumbeat.finding import Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.runfolder.pace import SKEW
 from drumbeat.runfolder.progress import Progress

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from drumbeat.agent.ranks.stop_targets import Process
 from drumbeat.agent.watchers.rank_processes import below, unnumbered
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass

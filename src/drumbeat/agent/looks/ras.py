@@ -10,8 +10,9 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
 from typing import List, Mapping, Optional, Sequence, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 BEHIND, AHEAD, NO_ANSWER, ERROR = "behind", "ahead", "no answer", "error"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
 from drumbeat import clock
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

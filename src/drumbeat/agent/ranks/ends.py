@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
 from drumbeat import clock
@@ -13,6 +13,7 @@ from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
 from drumbeat.finding import INFO, STOPPED, Finding
 from drumbeat.forked import Forked
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.argv import Process
 from drumbeat.record import from_plain, to_plain
 

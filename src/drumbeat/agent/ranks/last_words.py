@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.finding import PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import printable
 from drumbeat.printed.reader import read_line
 

@@ -9,10 +9,11 @@ import math
 import os
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 
 _MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file

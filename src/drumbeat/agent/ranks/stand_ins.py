@@ -15,13 +15,14 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from drumbeat.agent.ranks.console_script import interpreter_of
 from drumbeat.agent.ranks.rank_shim import USERS_BASH_ENV, without_stand_ins
 from drumbeat.agent.ranks.stages import Stages
 from drumbeat.facts.model import Facts, Peer, Peers
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar
 from drumbeat.plan.argv import STAND_INS
 from drumbeat.plan.launchers import accelerate

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.processes import start_time
 
 # How Python's multiprocessing starts its workers, its fork server and its resource tracker.

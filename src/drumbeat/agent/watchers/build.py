@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence
 
 from drumbeat.agent.watchers.affinity import Placement, RankLooks
@@ -14,6 +13,7 @@ from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.watchers.transport_sensors import OpenGate
 from drumbeat.facts.model import Facts
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar, Order
 from drumbeat.plan.binding import Binding
 

@@ -5,10 +5,11 @@ Some watch one node, some the whole run (they live on the lead). build.py makes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Dict, List, Protocol, Tuple, Union
 
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

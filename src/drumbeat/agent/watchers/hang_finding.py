@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
 from drumbeat.agent.looks.record import RankLook
@@ -25,6 +24,7 @@ from drumbeat.agent.watchers.hang_activity import (
     say_of,
 )
 from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.ranges import named_commands, named_ranks
 
 _MOST_EVIDENCE = 8

@@ -8,12 +8,12 @@ driver has dealt with (63, 92), NVLink errors that may be harmless (144 to 150: 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 
 LOST, ECC, XID, HANG, RESET, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset", "pcie-error"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Saw
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar
 from drumbeat.runfolder.read import Tail
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.world_seen import Row
 from drumbeat.processes import open_files
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Tuple
 
 from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 from drumbeat.finding import UNKNOWN, WARNING, Evidence, Finding
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Expect
 
 

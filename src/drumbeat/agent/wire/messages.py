@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal as signals
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from drumbeat.agent.looks.ras import RasNote
@@ -15,6 +15,7 @@ from drumbeat.agent.looks.record import RankLook
 from drumbeat.agent.world import Network, World
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import Finding, Verdict
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.world_seen import Row
 from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.progress import Progress

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 from urllib.parse import quote, unquote
 
 from drumbeat.backends.contract import Handle, parse_handle
 from drumbeat.backends.kubernetes.options import check_namespace
+from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
 

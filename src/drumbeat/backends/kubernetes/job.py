@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, UNKNOWN, Status
@@ -23,6 +22,7 @@ from drumbeat.backends.kubernetes.states import (
     reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import remove
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Option, Order
 from drumbeat.problem import Problem
 from drumbeat.spec.duration import parse_duration

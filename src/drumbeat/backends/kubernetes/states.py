@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, Status
 from drumbeat.backends.kubernetes.pod import NODE_LABEL
+from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import printable
 
 Plain = Mapping[str, Any]

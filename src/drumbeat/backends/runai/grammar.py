@@ -8,9 +8,9 @@ What differs between releases of CLI 2 is looked up in its own help: `--env-secr
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Mapping, Tuple
 
 from drumbeat.finding import Finding
+from drumbeat.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from drumbeat.diagnose.dumps.content import Content
 from drumbeat.finding import INFO, WARNING, Finding
+from drumbeat.light_dataclass import dataclass
 
 _NAME = r"GPU\d+|NIC\d+|(?:mlx|ib|roce|bnxt|ionic|hfi|irdma|rdmap|efa|cxi)\w*"
 _CELL = re.compile(r"(?<![\w-])(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)(?![\w-])")

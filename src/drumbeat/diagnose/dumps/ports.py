@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from drumbeat.finding import INFO, WARNING, Finding
+from drumbeat.light_dataclass import dataclass
 
 ACTIVE, INITIALIZING, NOT_SHOWN = "ACTIVE", "INIT", "NOT SHOWN"
 STATES = (ACTIVE, INITIALIZING, "INITIALIZE", "INITIALIZING", "DOWN", "ARMED", "ACTIVE_DEFER", "NOP", NOT_SHOWN)

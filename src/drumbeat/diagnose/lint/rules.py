@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Dict, List, Mapping, Tuple
 
 from drumbeat.finding import SEVERITIES
+from drumbeat.light_dataclass import dataclass
 from drumbeat.packaged import load, names
 
 # What a rule's pattern is held against; `check` names a function for what one text cannot show.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.lint.brackets import MAX_DEPTH
 from drumbeat.diagnose.lint.lexer import Lexer
 from drumbeat.diagnose.lint.tokens import Fault, Heredoc, Token, Word
+from drumbeat.light_dataclass import dataclass
 
 # Where a command stands, outermost first.
 SUBSTITUTION, TASK, CONTAINER, FILE = "substitution", "task", "container", "file"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers import accelerate, composer, deepspeed, fabric, torchrun
 from drumbeat.plan.launchers.options import Options, split
 from drumbeat.plan.launchers.wrappers import peel

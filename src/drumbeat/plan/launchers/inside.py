@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import python_module
 from drumbeat.plan.launchers.others import SHELLS, runs_text, without_wrappers
 

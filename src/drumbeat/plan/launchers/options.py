@@ -6,9 +6,10 @@ script or the script for an option's value. Names are written with '-', and comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple
 
+from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os.path
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Tuple
 
 from drumbeat.facts.model import Peers
+from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import Found
 
 # Filled in by the shim, which alone knows it under a launcher.

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from drumbeat.light_dataclass import dataclass
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
