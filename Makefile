@@ -6,21 +6,29 @@ KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
 .PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
-$(VENV)/.cpu: pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+$(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,dev]'
+$(VENV)/.cpu: $(VENV)/.made
+	$(PIP) -e '.[cpu]'
 	@touch $@
+
+# Byte code is made of what the tests import, when they do: of all that these packages bring it would take two minutes.
+$(VENV)/.dev: $(VENV)/.made
+	$(PIP) --no-compile -e '.[cpu,dev]'
+	@touch $(VENV)/.cpu $@
+
+unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/.cpu
 	@PATH="$(CURDIR)/$(BIN):$$PATH" drumbeat run examples/demo.yaml
 
-test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory --jobs=2 check packages
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-others test-train
+test:
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going check test-others test-train
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:

@@ -1,6 +1,5 @@
 """What all tests share: how to call drumbeat the way a user does, and how to see that nobody is left."""
 
-import collections
 import contextlib
 import ctypes
 import io
@@ -61,13 +60,13 @@ LONG = (
 
 
 def about_the_python(items):
-    """Input that is drawn at random, or the fifth case of the same test, says nothing about a Python."""
-    cases = collections.Counter()
+    """Input that is drawn at random, or the second case of the same test, says nothing about a Python."""
+    seen = set()
     for item in items:
         name = (item.path, getattr(item, "originalname", item.name))
-        cases[name] += 1
-        if cases[name] < 5 and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        if name not in seen and not getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             yield item
+        seen.add(name)
 
 
 def pytest_make_parametrize_id(val):
@@ -88,7 +87,8 @@ def pytest_collection_modifyitems(items):
         group = place.parts[0] if place.parts[0] in TOGETHER else str(place)
         groups[item] = "second slurm" if group == "slurm" and place.name in SECOND_SLURM else group
         item.add_marker(pytest.mark.xdist_group(groups[item]))
-    items.sort(key=lambda item: LONG.index(groups[item]) if groups[item] in LONG else len(LONG))
+    place_of = {group: number for number, group in enumerate(LONG)}
+    items.sort(key=lambda item: place_of.get(groups[item], len(LONG)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,7 +21,7 @@ if ! "$venv/bin/python" -c 'import pytest, pytest_timeout, hypothesis, yaml' 2>/
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check PyYAML pytest pytest-timeout hypothesis
 fi
 # Rooms that only compute. What starts processes is covered by tests/bundle, which runs the whole file with this Python; what moves
-# many bytes or reads our source says nothing about a Python, and of many cases of one test a few do (tests/conftest.py).
+# many bytes or reads our source says nothing about a Python, and of many cases of one test the first does (tests/conftest.py).
 DRUMBEAT_OLDEST_PYTHON=1 PYTHONPATH=src exec "$venv/bin/python" -m pytest -q -p no:cacheprovider \
   tests/agent tests/diagnose tests/doctor tests/lint tests/plan tests/runfolder tests/spec \
   tests/contracts/test_golden.py tests/contracts/test_seen.py \
