@@ -65,7 +65,8 @@ class LeadSide:
         self.exit_code: Optional[int] = None  # of the run, once it is decided
 
     def skip_old_stops(self) -> None:
-        self.stop_file.position = self.agent.on_storage(self.stop_file.skip, self.folder.path)
+        events = self.folder.events
+        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(events), self.folder.path)
 
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""

@@ -18,7 +18,7 @@ class Side(Protocol):
         """Whether messages may wait for a moment, so that several are read in one turn."""
 
     def skip_old_stops(self) -> None:
-        """First of all: what stands in the `stop` file now was asked of an earlier start of this run."""
+        """First of all: what the `stop` file asks of an earlier start of this run is not for us."""
 
     def begin(self) -> None:
         """Open the run folder, where this side knows which it is; from now on a stop is obeyed."""

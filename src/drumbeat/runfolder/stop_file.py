@@ -7,6 +7,7 @@ lead alone, and nodes that still wait for it or for their own tasks.
 
 from __future__ import annotations
 
+import os
 from typing import List, Tuple
 
 from drumbeat.light_dataclass import dataclass
@@ -53,7 +54,16 @@ class StopFile:
                 asked.append((name, reason or f"asked to stop by {name}"))
         return asked
 
-    def skip(self) -> int:
-        """What was asked of an earlier start of this run is no longer meant. The position after it."""
-        self.look()
-        return self.position
+    def skip(self, events: str) -> int:
+        """Where to begin. What was asked of an earlier start of this run, which left `events`, is no longer meant; that the
+        run was cancelled still is. Before the first start all of it is meant for that one."""
+        position = 0
+        try:
+            with open(self.path, "rb") as file:
+                for line in file:
+                    if line.startswith(b"CANCEL ") or not line.endswith(b"\n"):
+                        break
+                    position += len(line)
+        except OSError:
+            pass  # nobody has asked
+        return position if os.path.exists(events) else 0
