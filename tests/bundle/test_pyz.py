@@ -54,6 +54,18 @@ def test_same_sources_same_bytes(pyz):
     assert bundle_bytes() == pyz.read_bytes()
 
 
+def test_only_comments_are_left_out_of_the_code(pyz):
+    with zipfile.ZipFile(pyz) as archive:
+        names = [name for name in archive.namelist() if name.startswith("drumbeat/") and name.endswith(".py")]
+        assert len(names) > 300
+        for name in names:
+            sent, written = archive.read(name), (ROOT / "src" / name).read_bytes()
+            assert sent.count(b"\n") == written.count(b"\n"), name
+            assert compile(sent, name, "exec") == compile(written, name, "exec"), (
+                name
+            )  # also by the first line of each function
+
+
 def test_its_rules_are_those_of_the_source_without_their_examples(pyz):
     """Pods get them in a config map, which has little room."""
     with zipfile.ZipFile(pyz) as archive:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import tokenize
 import zipfile
 
 from drumbeat.order import FUNCTION
@@ -38,23 +37,11 @@ def packed(bundle: str) -> bytes:
             )
             # its JSON twin is what is read; the name alone is looked for
             data = b"" if twin else source.read(name)
-            data = _without_comments(data) if name.endswith(".py") else data
             target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     whole = gzip.compress(plain.getvalue(), 9, mtime=0)
     if len(whole) > LARGEST:
         raise Problem(f"drumbeat.pyz is {len(whole)} bytes packed, more than travels to pods ({LARGEST})")
     return whole
-
-
-def _without_comments(source: bytes) -> bytes:
-    """Every line keeps its number."""
-    text = source.decode()
-    lines = text.split("\n")
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column].rstrip()
-    return "\n".join(lines).encode()
 
 
 def as_text(data: bytes) -> str:
