@@ -56,7 +56,7 @@ def test_an_allocation_starts_the_container_itself(oar, image):
     assert refused.returncode == 2 and "but this is outside of it" in refused.stderr
 
 
-def test_a_training_inside_the_image(oar, image):
+def test_the_hosts_libraries_inside_the_image(oar, image):
     """From the job file: the host's library is found by its pattern, bound in, and stands first in the search path."""
     libraries = oar.home / "opt" / "fabric"
     for version in ("1.9.0", "1.15.2", "1.10.1"):
@@ -67,7 +67,7 @@ def test_a_training_inside_the_image(oar, image):
         f"paths:\n  libfabric: {{pattern: '{libraries}/*/lib64', why: drives the network, prepend: LD_LIBRARY_PATH}}\n"
         f"  driver: {{pattern: '{libraries}/1.9.*/lib64/libfabric.so.1', why: at its own place, target: /etc/driver}}\n"
     )
-    command = f"{sys.executable} {ROOT}/examples/train_bytes.py --steps 10"
+    command = f"python3 {oar.ranks('who', WHO)}"
     setup = "sh -c 'echo path $LD_LIBRARY_PATH; cat /opt/host/libfabric/libfabric.so.1 /etc/driver'"
     job = oar.job("boxed", ranks_per_node=1, site=oar.home / "boat.yaml", container=image, command=command, setup=setup,
                   binds=f"[{ROOT}]")  # fmt: skip
@@ -75,7 +75,6 @@ def test_a_training_inside_the_image(oar, image):
     state = oar.cluster.wait(number, ["COMPLETED", "FAILED"], 120)
     text = output(folder)
     assert state["JobState"] == "COMPLETED", text
-    assert "step   10  validation loss" in text
     assert "path /opt/host/libfabric:" in text and "1.15.21.9.0" in text
     found = (folder / "nodes/1/host-paths.tsv").read_text().splitlines()
     assert found[0].split("\t")[:2] == ["libfabric", f"{libraries}/1.15.2/lib64"]

@@ -18,6 +18,7 @@ def slow_link(cluster):
     subprocess.run([*change, "del", "dev", "eth0", "root"], check=True)
 
 
+@pytest.mark.proof  # how it is named: tests/verify/test_judge.py; verify in an allocation: tests/backends/test_toy.py
 def test_a_slow_link_is_named(oar, slow_link):
     done = oar.srun("-woar[9-11]", "-N3", "--ntasks-per-node=1", sys.executable, oar.pyz, "verify", "--quick",
                     "--ranks-per-node", 1, timeout=330)  # fmt: skip

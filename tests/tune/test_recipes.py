@@ -20,7 +20,6 @@ def tune(drumbeat, what, *words, recipe="llama", sets=(), ranks=2):
     return json.loads(done.stdout)
 
 
-@pytest.mark.proof
 def test_batch(drumbeat):
     """2 samples per step: micro-batch 1 in two pieces, then 2 in one. One rank is enough: each takes seconds to import torch."""
     answer = tune(drumbeat, "batch", sets=("data=synthetic", "batch=2", "accumulate=2"), ranks=1)
@@ -40,6 +39,7 @@ def test_what_a_recipe_refuses_is_told_in_its_words(drumbeat):
     assert answer["words"] == "--set hook=all-reduce"
 
 
+@pytest.mark.proof
 def test_layouts(drumbeat):
     """Those that this recipe takes come first: replicas, then shards."""
     answer = tune(drumbeat, "layout", "--candidates", 2, recipe="bert", sets=("batch=4",))

@@ -54,6 +54,19 @@ if sys.version_info < (3, 9):
     )
     sys.exit(2)
 
+import zipimport
+
+
+# That of the standard library loads each module twice: for its code, and before only to name its file.
+class Importer(zipimport.zipimporter):
+    def get_filename(self, fullname):
+        ending = "/__init__.py" if self.is_package(fullname) else ".py"
+        return self.archive + "/" + self.prefix + fullname.rpartition(".")[2] + ending
+
+
+sys.path_hooks.insert(0, Importer)
+sys.path_importer_cache.clear()
+
 from drumbeat.cli.entry import main
 
 sys.exit(main(sys.argv[1:]))
@@ -145,9 +158,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     if running:
         return running
     sources = _sources()
-    content = repr(sorted(sources.items())).encode() + importlib.util.MAGIC_NUMBER
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    path = os.path.join(_cache_folder(environ), f"drumbeat-{digest}.pyz")
+    path = os.path.join(_cache_folder(environ), f"drumbeat-{_digest(sources)}.pyz")
     if not _intact(path):
         try:
             _keep(path, _sealed(_zipped({**_without_comments(sources), **_twins(sources), **_byte_code(sources)})))
@@ -156,6 +167,14 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
         remove_old(os.path.dirname(path))
     hold(path)
     return path
+
+
+def _digest(sources: Dict[str, bytes]) -> str:
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
+    for name, data in sorted(sources.items()):
+        digest.update(f"{name}\n{len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()[:16]
 
 
 def _cache_folder(environ: Mapping[str, str]) -> str:
