@@ -276,7 +276,7 @@ def test_a_stop_lets_the_ranks_save():
 def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
     lead, _ = mustered(restarts=3)  # none of them: mpirun is about to end all its tasks
     request = StopRequest(LAUNCHER, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")
-    assert lead.launcher_stops(request, 20.0) == [] and lead.launcher_stops(request, 20.1) == [] == lead.tick(20.2)
+    assert lead.signalled(request, 20.0) == [] and lead.signalled(request, 20.1) == [] == lead.tick(20.2)
     assert told(lead.tick(20.4)) == [(0, "stop"), (1, "stop")]
     lead.rank_ended(0, ended(1, 5, finding="exception"), 21.0)  # seen before the stop, explained after it
     for rank in (0, 2, 3):
@@ -288,13 +288,41 @@ def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
 
 def test_a_user_who_stops_mpirun_has_cancelled_the_run():
     lead, _ = mustered()
-    lead.launcher_stops(StopRequest(LAUNCHER, signal.SIGTERM, "asked"), 20.0)
+    lead.signalled(StopRequest(LAUNCHER, signal.SIGTERM, "asked"), 20.0)
     lead.tick(20.4)
     lead.rank_ended(1, ended(3, number=signal.SIGKILL), 21.0)  # mpirun was faster than the stop
     for rank in (0, 1, 2):
         lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 21.0)
     done(lead, 0, 22.0)
     assert finish(done(lead, 1, 22.0)) == [143] and lead.history[-1].outcome == CANCELLED
+
+
+@pytest.mark.parametrize("first", ["the loss", "the signal"])
+def test_what_srun_does_when_an_agent_has_died_is_not_a_cancellation(first):
+    lead, _ = mustered(restarts=3)
+    request = StopRequest(SIGNAL, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")
+    if first == "the signal":
+        assert lead.signalled(request, 9.9) == []
+    lead.member_lost(1, "its connection broke", 10.0)
+    assert lead.signalled(request, 10.1) == [] == lead.tick(10.5)
+    assert finish(done(lead, 0, 11.0)) == [EXIT_MUSTER]
+    assert lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "node-lost"
+
+
+def test_a_signal_after_a_loss_that_a_spare_makes_up_for_is_a_request():
+    lead, _ = mustered(nodes=2, spares=1)
+    lead.member_lost(1, "its connection broke", 10.0)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 10.1)
+    assert finish(done(lead, 0, 11.0)) == [143] and lead.history[-1].outcome == CANCELLED
+
+
+def test_a_signal_while_the_ranks_end_after_a_failure_is_not_forgotten():
+    lead, _ = mustered(restarts=3)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGINT, "asked"), 10.0)
+    lead.watcher_stop(Finding("nan", ERROR, "the loss is NaN"), 10.1)
+    lead.tick(10.5)
+    done(lead, 0, 11.0)
+    assert finish(done(lead, 1, 11.0)) == [130] and lead.history[-1].outcome == CANCELLED
 
 
 def test_preemption_signal_is_passed_as_it_is():

@@ -10,6 +10,7 @@ DEFINED = re.compile(r"^(?: *(?:async )?(?:def|class) (\w+)|([A-Z_]\w*)(?::[^=\n
 WORD = re.compile(r"\w+")
 CALLED_BY = {  # by the library or the page that finds them by name
     "yaml": {"ignore_aliases"},
+    "zipimport": {"get_filename"},
     "accelerate": {"store_init_configuration"},
     "lightning": {"log_hyperparams"},
     "torch": {"_compute_outputs"},

@@ -52,7 +52,7 @@ class Row:
 HANGS = (
     Row("rank stopped (SIGSTOP)", "stop", "hang-stopped", quick=True),
     Row("rank asleep", "sleep", "hang-asleep", place="sleep"),
-    Row("endless loop", "loop", "hang-loop", place="loop", within=12, quick=True),
+    Row("endless loop", "loop", "hang-loop", place="loop", within=12),
     Row("deadlock on a lock", "lock", "hang-waits", place="lock"),
     Row("data loader without an answer", "loader", "hang-waits", place="loader"),
     Row("extension holds Python's lock", "gil", "hang-no-answer"),

@@ -119,6 +119,26 @@ def test_killed_worker_restarts_and_finishes(oar):
     assert sorted(path.name for path in folder.glob("nodes/1/attempt-*")) == ["attempt-0", "attempt-1"]
 
 
+def test_a_killed_agent_is_a_lost_node(oar):
+    """srun ends the whole step for it, and nobody has cancelled anything: the job is queued again, without that node."""
+    script = oar.ranks(
+        "dead_agent",
+        "import os, time\n"
+        "print('attempt', os.environ['DRUMBEAT_ATTEMPT'], flush=True)\n"
+        "time.sleep(120 if os.environ['DRUMBEAT_ATTEMPT'] == '0' else 0.2)\n",
+    )
+    job = oar.job("dead-agent", ranks_per_node=1, requeues=1, command=f"python3 {script}")
+    number, folder = oar.submit(job)
+    said(folder, "[1] attempt 0")
+    host = json.loads((folder / "peers.json").read_text())["nodes"][1]["host"]
+    oar.cluster.run(host, ["pkill", "-KILL", "-f", "drumbeat.pyz _node"])
+    ended = oar.cluster.wait(number, ["COMPLETED", "FAILED", "CANCELLED"])
+    assert ended["JobState"] == "COMPLETED" and ended["Restarts"] == "1", output(folder)
+    first, second = summary(folder)["attempts"]
+    assert (first["outcome"], first["finding"]["code"], first["finding"]["host"]) == ("failed", "node-lost", host)
+    assert second["outcome"] == "finished" and host not in ended["NodeList"]
+
+
 def test_array(oar):
     script = oar.ranks("which", "import os; print('task', os.environ['SLURM_ARRAY_TASK_ID'])\n")
     job = oar.job("several", nodes=1, ranks_per_node=1, array="3-4", command=f"python3 {script}")

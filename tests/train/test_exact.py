@@ -70,7 +70,7 @@ def verified(cases: List[Case], folder: str) -> List[Tuple[str, bool]]:
     [
         pytest.param(ONE, 1, id="one"),
         pytest.param(TWO, 2, id="two"),
-        pytest.param(FOUR, 4, id="four"),
+        pytest.param(FOUR, 4, id="four", marks=pytest.mark.proof),
         pytest.param(MORE_TWO, 2, id="more-two", marks=pytest.mark.proof),
         pytest.param(MORE_FOUR, 4, id="more-four", marks=pytest.mark.proof),
     ],

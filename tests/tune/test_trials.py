@@ -95,7 +95,7 @@ def test_one_rank_that_runs_out_of_memory_ends_the_trial_for_all(tune):
 @pytest.mark.parametrize(
     "above, flags, outcome, why",
     [
-        ("limit", (), "oom", "could not get memory from the host"),
+        pytest.param("limit", (), "oom", "could not get memory from the host", marks=pytest.mark.proof),
         pytest.param("stuck-oom", ("--silence", 50), "oom", "the GPU ran out of memory", marks=pytest.mark.proof),
         ("hang", ("--silence", 2), "hang", "no step for 2 s"),
         pytest.param("nan", (), "nan", "the loss was nan at step 4", marks=pytest.mark.proof),

@@ -15,7 +15,7 @@ from drumbeat.agent.attempt_start import start_acts, world_of
 from drumbeat.agent.causes import HARDWARE, cause_of
 from drumbeat.agent.decide import Requeue, Restart
 from drumbeat.agent.lead_acts import Act, Finish, Record, Tell, record_finding
-from drumbeat.agent.lead_findings import guard_lost_finding, lost_finding, stuck_finding
+from drumbeat.agent.lead_findings import NODE_LOST, guard_lost_finding, lost_finding, stuck_finding
 from drumbeat.agent.member import Assignment, Member
 from drumbeat.agent.muster import Muster, refused_finding
 from drumbeat.agent.next_attempt import after_attempt, between_attempts
@@ -49,7 +49,7 @@ class Lead:
     phase: str = "muster"  # muster, running, stopping, waiting (for the next attempt), ended
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
-    held: Optional[Tuple[float, StopRequest]] = None  # a launcher's signal, and when it is passed on to the ranks
+    held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
@@ -196,13 +196,19 @@ class Lead:
         steps = [beat.t + self.members[each].clock_offset for each, beat in self.progress.items() if beat.t is not None]
         attempt.count(self.order, self.node_rank(member), counted.rows, at, first_step, max(steps, default=None))
 
-    def launcher_stops(self, request: StopRequest, now: float) -> List[Act]:
-        """mpirun has signalled its tasks. If that is its answer to an MPI_Abort, the rank that called it ends now by itself:
-        its end must be seen before the others are told to stop."""
+    def signalled(self, request: StopRequest, now: float) -> List[Act]:
+        """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
+        agent that died: so the ranks are not told at once."""
         if self.phase != "running":
-            return self.stop(request)
+            return self._obey(request)
         self.held = self.held or (now + _ABORT, request)
         return []
+
+    def _obey(self, request: StopRequest) -> List[Act]:
+        """A launcher that ends its tasks because one of them is lost asks for nothing that is not under way."""
+        finding = self.attempts[-1].finding if self.phase == "stopping" and not self.requests.outcome else None
+        in_place = self.order.spares or self.order.fewest_nodes is not None  # then the launcher leaves the others alone
+        return [] if finding and finding.code == NODE_LOST and not in_place else self.stop(request)
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
@@ -224,12 +230,13 @@ class Lead:
         elapsed = now - self.started
         if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
+        if self.held and now >= self.held[0]:
+            request, self.held = self.held[1], None
+            return self._obey(request)
         if self.phase == "muster":
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
             return self._start(self.resume[1], now)
-        if self.phase == "running" and self.held and now >= self.held[0]:
-            return self.stop(self.held[1])
         if self.phase == "running":
             attempt = self.attempts[-1]
             if attempt.first_failure is not None and now - attempt.first_failure > timing.settle:

@@ -7,6 +7,8 @@ from typing import Set
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.ranges import ranges
 
+NODE_LOST = "node-lost"
+
 
 def left_behind_finding(ended: Set[int], total: int, what: str, seconds: float) -> Finding:
     """`what`: "ranks", or "nodes" where one command per node starts its ranks itself."""
@@ -23,14 +25,14 @@ def left_behind_finding(ended: Set[int], total: int, what: str, seconds: float) 
 
 def lost_finding(node: int, host: str, why: str) -> Finding:
     return Finding(
-        "node-lost", ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
+        NODE_LOST, ERROR, f"node {node} ({host}) was lost", why, f"look at {host}; exclude it if this happens again",
         (Evidence(why),), node=node, host=host,
     )  # fmt: skip
 
 
 def gone_finding(why: str) -> Finding:
     return Finding(
-        "node-lost", WARNING, why, "the job has a spare for it", "look at what that node printed above",
+        NODE_LOST, WARNING, why, "the job has a spare for it", "look at what that node printed above",
         (Evidence(why),),
     )  # fmt: skip
 

@@ -72,10 +72,11 @@ class MemberMessages:
     def _stop_asked(self, member: int, message: StopAsked) -> None:
         number = message.signal
         why = f"node {member} was asked to stop by {signal.Signals(number).name}"
-        if number == signal.SIGQUIT or not self.by_mpirun:
-            self.do(self.lead.stop(StopRequest(NOW if number == signal.SIGQUIT else SIGNAL, number, why)))
+        if number == signal.SIGQUIT:
+            self.do(self.lead.stop(StopRequest(NOW, number, why)))
         else:
-            self.do(self.lead.launcher_stops(StopRequest(LAUNCHER, number, why), time.monotonic()))
+            way = LAUNCHER if self.by_mpirun else SIGNAL
+            self.do(self.lead.signalled(StopRequest(way, number, why), time.monotonic()))
 
     def _first_step(self, member: int, message: FirstStep) -> None:
         attempt = self.lead.attempts[-1].number if self.lead.attempts else -1
