@@ -37,7 +37,7 @@ SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_v
 # the end: files that only compute come last. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most
 # tests, however short.
 LONG = (
-    *("slurm", "ssh", "second slurm", "bundle/test_oldest_python.py"),
+    *("slurm", "ssh", "second slurm"),
     *("tune/test_trials.py", "kubernetes/test_desk.py", "tune/test_recipes.py", "runs/test_run.py", "verify"),
     *(
         "runs/test_nobody_left.py",

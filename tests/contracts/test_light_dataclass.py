@@ -3,12 +3,16 @@
 import copy
 import dataclasses
 import pickle
+import re
+from pathlib import Path
 from typing import ClassVar, Dict, Tuple
 
 import pytest
 
 from drumbeat import light_dataclass
 
+SOURCE = Path(light_dataclass.__file__).parent
+STANDARD = re.compile(r"^\s*from dataclasses import .*\bdataclass\b|@dataclasses\.dataclass", re.M)
 BOTH = [pytest.param(dataclasses.dataclass, id="standard"), pytest.param(light_dataclass.dataclass, id="light")]
 
 
@@ -117,3 +121,11 @@ def test_own_methods_are_kept(dataclass):
 def test_copied_and_pickled():
     record = Pickled(1, ("a",))
     assert pickle.loads(pickle.dumps(record)) == copy.copy(record) == copy.deepcopy(record) == record
+
+
+def test_every_room_uses_it():
+    """But train and the collective test, which run inside the ranks: torch takes longer to import than they do."""
+    own = [SOURCE / "light_dataclass.py", *SOURCE.glob("train/**/*.py"), *SOURCE.glob("verify/collective_test/*.py")]
+    others = set(SOURCE.rglob("*.py")) - set(own)
+    assert len(others) > 400
+    assert [str(path) for path in sorted(others) if STANDARD.search(path.read_text(encoding="utf-8"))] == []
