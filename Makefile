@@ -6,20 +6,17 @@ KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
 .PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-$(VENV)/.made: pyproject.toml
+# Byte code is made of what is imported, when it is: of all that these packages bring it would take two minutes.
+$(VENV)/.cpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	@touch $@
-
-$(VENV)/.cpu: $(VENV)/.made
 	$(PIP) -e '.[cpu]'
 	@touch $@
 
-# Byte code is made of what the tests import, when they do: of all that these packages bring it would take two minutes.
-$(VENV)/.dev: $(VENV)/.made
-	$(PIP) --no-compile -e '.[cpu,dev]'
-	@touch $(VENV)/.cpu $@
+$(VENV)/.dev: $(VENV)/.cpu
+	$(PIP) -e '.[cpu,dev]'
+	@touch $@
 
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,13 +27,15 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going check test-others test-train
 
+WITH_TORCH := tests/train tests/integrations tests/verify/test_script.py  # they import torch themselves
+
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 --ignore tests/train
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 $(WITH_TORCH:%=--ignore %)
 
 # Beside the others, in a process of its own, which is large and has torch's threads: it ends with its tests. Told when it is over.
 test-train:
-	@$(BIN)/python -m pytest tests/train > $(VENV)/test-train.out 2>&1 || { cat $(VENV)/test-train.out; exit 1; }
+	@$(BIN)/python -m pytest $(WITH_TORCH) > $(VENV)/test-train.out 2>&1 || { cat $(VENV)/test-train.out; exit 1; }
 	@grep ' passed' $(VENV)/test-train.out  # after it triton writes hundreds of lines about itself
 
 packages:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib.util
 import io
 import os
 import signal
@@ -37,7 +38,7 @@ SECOND_SLURM = ("test_comes_back.py", "test_stopped.py", "test_tune.py", "test_v
 # the end: files that only compute come last. Needs --no-loadscope-reorder: xdist itself would begin with the groups of the most
 # tests, however short.
 LONG = (
-    *("slurm", "ssh", "second slurm"),
+    *("slurm", "ssh", "second slurm", "bundle/test_oldest_python.py"),
     *("tune/test_trials.py", "kubernetes/test_desk.py", "tune/test_recipes.py", "runs/test_run.py", "verify"),
     *(
         "runs/test_nobody_left.py",
@@ -46,7 +47,7 @@ LONG = (
         "faults/test_rows.py",
         "runs/test_join.py",
     ),
-    *("bundle/test_pyz.py", "integrations/test_integrations.py", "runai/test_runai.py", "report/test_runs.py"),
+    *("bundle/test_pyz.py", "runai/test_runai.py", "report/test_runs.py"),
     *("runs/test_torchrun.py", "api/test_api.py", "gate/test_live.py", "kubernetes/test_other_desks.py"),
     *(
         "runs/test_stopping.py",
@@ -110,6 +111,12 @@ def is_subreaper():
     answer = ctypes.c_int()
     ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
     return bool(answer.value)
+
+
+def need_torch(who):
+    """A test or a file that starts torch in other processes: in its own, every worker would import it to collect the tests."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip(f"{who}: pip install '.[cpu]'", allow_module_level=True)
 
 
 SOURCE = str(ROOT / "src")

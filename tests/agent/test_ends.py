@@ -185,7 +185,7 @@ def test_a_member_uses_the_leads_folder_where_it_sees_it(tmp_path):
     assert (record.run_id, record.lead) == ("another", "h0") and (tmp_path / "own" / "order.json").exists()
 
 
-def led(tmp_path, *hanging, command=("true",)):
+def led(tmp_path, *hanging, **changes):
     """The exit code of a real lead's loop, in a process of its own; these functions that it calls hang."""
     pid = os.fork()
     if pid == 0:
@@ -195,7 +195,8 @@ def led(tmp_path, *hanging, command=("true",)):
             for name in hanging:
                 setattr(lead_side, name, hang)
             _, beat_fd = os.pipe()
-            asked = order(folder=str(tmp_path), nodes=1, ranks_per_node=1, command=command, checks={"preflight": "off"})
+            plain = {"nodes": 1, "ranks_per_node": 1, "command": ("true",), "checks": {"preflight": "off"}}
+            asked = order(folder=str(tmp_path), **{**plain, **changes})
             code = Loop(asked, 0, "t", "", beat_fd, lambda message: None).run()
         finally:
             os._exit(code)
@@ -209,20 +210,22 @@ def test_a_lead_whose_stop_file_hangs_says_so_and_ends(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    "started_before, line, code",
+    "events, start, line, code",
     [
-        (False, "CANCEL drumbeat cancel", 143),  # while the job started, before its lead was there
-        (False, "USR2 Slurm ends this job in 60 s", EXIT_TIME_LIMIT),
-        (True, "TERM Slurm ends this job", 0),  # it has, and the scheduler has started it again
-        (True, "CANCEL drumbeat cancel", 143),  # a cancelled run does not come back
+        (False, 0, "CANCEL drumbeat cancel", 143),  # while the job started, before its lead was there
+        (False, 0, "USR2 Slurm ends this job in 60 s", EXIT_TIME_LIMIT),
+        (True, 1, "TERM Slurm ends this job", 0),  # it has, and the scheduler has started it again
+        (False, 1, "TERM Slurm ends this job", 0),  # the same, and no lead had begun
+        (True, 0, "LOST node 1", 0),  # a second lead in the same start of the job
+        (True, 1, "CANCEL", 143),  # a cancelled run does not come back
     ],
 )
-def test_what_the_stop_file_says_before_the_lead_begins(tmp_path, started_before, line, code):
+def test_what_the_stop_file_says_before_the_lead_begins(tmp_path, events, start, line, code):
     write_run_record(RunFolder(str(tmp_path)), RunRecord("r"))
     (tmp_path / "stop").write_text(line + "\n")
-    if started_before:
+    if events:
         (tmp_path / "events.jsonl").touch()
-    assert led(tmp_path, command=("sleep", "600") if code else ("true",)) == code
+    assert led(tmp_path, command=("sleep", "600") if code else ("true",), start=start) == code
 
 
 def test_a_lead_whose_folder_hangs_at_the_start_says_so_and_ends(tmp_path, capfd):

@@ -309,6 +309,35 @@ def test_what_srun_does_when_an_agent_has_died_is_not_a_cancellation(first):
     assert lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "node-lost"
 
 
+@pytest.mark.parametrize("number, seconds, code", [(signal.SIGINT, 2.0, 130), (signal.SIGTERM, 8.0, 143)])
+def test_who_stops_a_run_that_ends_for_a_lost_node_has_cancelled_it(number, seconds, code):
+    lead, _ = mustered()
+    lead.member_lost(1, "its connection broke", 10.0)
+    lead.signalled(StopRequest(SIGNAL, number, "asked"), 10.0 + seconds)
+    assert finish(done(lead, 0, 20.0)) == [code] and lead.history[-1].outcome == CANCELLED
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_ranks_that_the_same_signal_ends_before_they_are_told(restarts):
+    """A scheduler signals every process of a step at once."""
+    lead, _ = mustered(restarts=restarts)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 20.0)
+    for rank in range(4):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM), 20.05)
+    done(lead, 0, 20.1)
+    assert finish(done(lead, 1, 20.1)) == [143]
+    assert [outcome.outcome for outcome in lead.history] == [CANCELLED]
+
+
+def test_a_second_interrupt_while_the_first_is_held_ends_the_run_now():
+    lead, _ = mustered()
+    lead.signalled(StopRequest(SIGNAL, signal.SIGINT, "asked"), 20.0)
+    acts = lead.stop(StopRequest(NOW, signal.SIGQUIT, "asked again"))
+    assert [act.message.grace for act in acts if isinstance(act, Tell)] == [60.0, 0.0]
+    done(lead, 0, 21.0)
+    assert finish(done(lead, 1, 21.0)) == [130]
+
+
 def test_a_signal_after_a_loss_that_a_spare_makes_up_for_is_a_request():
     lead, _ = mustered(nodes=2, spares=1)
     lead.member_lost(1, "its connection broke", 10.0)

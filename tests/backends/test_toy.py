@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_for
+from tests.conftest import need_torch, wait_for
 
 HERE = Path(__file__).parent
 SRC = HERE.parent.parent / "src"
@@ -203,7 +203,7 @@ def test_tune_here_and_submitted(toys):
 
 
 def test_verify_in_an_allocation(toys):
-    pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+    need_torch("needs torch")
     done = toys("verify", "--quick", "--backend", "gloo", "--ranks-per-node", 1, "--python", sys.executable, "--json",
                 timeout=200, **allocation(2))  # fmt: skip
     assert done.returncode == 0, done.stderr

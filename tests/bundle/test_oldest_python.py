@@ -8,7 +8,6 @@ import pytest
 from tests.conftest import ROOT
 
 
-@pytest.mark.proof  # test_pyz.py runs every command and whole jobs with it
 @pytest.mark.timeout(1800)  # more than a thousand tests, beside all others
 def test_the_node_rooms_with_the_oldest_python():
     """Rooms that only compute: with what starts processes, the whole file is tried in test_pyz.py."""

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from drumbeat.runfolder.stop_file import ask_to_stop
-from tests.conftest import wait_for
+from tests.conftest import need_torch, wait_for
 from tests.runs.programs import SAVES
 
 PY = sys.executable
@@ -80,7 +80,7 @@ def test_two_machines_join_one_run(drumbeat, hosts):
 
 
 def test_gloo_across_both(drumbeat, hosts):
-    pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+    need_torch("needs torch")
     code = (
         "import torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1) * (d.get_rank() + 1);"
         "d.all_reduce(x); print('sum', x.item()); d.destroy_process_group()"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import wait_for
+from tests.conftest import need_torch, wait_for
 from tests.runs import little_torch
 
 BIN = os.path.dirname(sys.executable)
@@ -274,7 +274,7 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
 
 
 def test_with_the_real_torchrun(drumbeat, cache):
-    pytest.importorskip("torch", reason="torchrun needs torch: pip install '.[cpu]'")
+    need_torch("torchrun needs torch")
     (drumbeat.folder / "f.py").write_text(
         "import os, time\nrank = os.environ['RANK']\nprint('who', rank, os.environ['WORLD_SIZE'], flush=True)\n"
         "open(f'here-{rank}', 'w').close()\n"

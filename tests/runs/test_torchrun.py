@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="torchrun needs torch: pip install '.[cpu]'")
+from tests.conftest import need_torch
+
+need_torch("torchrun needs torch")
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist

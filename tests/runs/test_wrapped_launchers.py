@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="the launchers need torch: pip install '.[cpu]'")
+from tests.conftest import need_torch
+
+need_torch("the launchers need torch")
 
 WHO = "import os; print('who', *(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')), os.environ.get('FOO', ''))\n"
 BIN = os.path.dirname(sys.executable)

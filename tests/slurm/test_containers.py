@@ -68,14 +68,14 @@ def test_the_hosts_libraries_inside_the_image(oar, image):
         f"  driver: {{pattern: '{libraries}/1.9.*/lib64/libfabric.so.1', why: at its own place, target: /etc/driver}}\n"
     )
     command = f"python3 {oar.ranks('who', WHO)}"
-    setup = "sh -c 'echo path $LD_LIBRARY_PATH; cat /opt/host/libfabric/libfabric.so.1 /etc/driver'"
+    setup = f"sh -c 'echo path $LD_LIBRARY_PATH; cat /opt/host/libfabric/libfabric.so.1 /etc/driver; head -n 1 {ROOT}/README.md'"
     job = oar.job("boxed", ranks_per_node=1, site=oar.home / "boat.yaml", container=image, command=command, setup=setup,
                   binds=f"[{ROOT}]")  # fmt: skip
     number, folder = oar.submit(job)
     state = oar.cluster.wait(number, ["COMPLETED", "FAILED"], 120)
     text = output(folder)
     assert state["JobState"] == "COMPLETED", text
-    assert "path /opt/host/libfabric:" in text and "1.15.21.9.0" in text
+    assert "path /opt/host/libfabric:" in text and "1.15.21.9.0" in text and "# drumbeat" in text
     found = (folder / "nodes/1/host-paths.tsv").read_text().splitlines()
     assert found[0].split("\t")[:2] == ["libfabric", f"{libraries}/1.15.2/lib64"]
     assert len(found[1].split("\t")[3]) == 64  # a file's checksum

@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+from tests.conftest import need_torch
+
+need_torch("needs torch")
 
 
 @pytest.fixture

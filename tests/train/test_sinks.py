@@ -108,7 +108,6 @@ def log_records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-@pytest.mark.proof
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

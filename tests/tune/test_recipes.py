@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+from tests.conftest import need_torch
+
+need_torch("needs torch")
 pytestmark = pytest.mark.timeout(600)  # torch starts twice a trial, and takes its time on a busy machine
 
 RECIPE = (sys.executable, "-m", "drumbeat", "train")

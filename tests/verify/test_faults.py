@@ -9,8 +9,9 @@ import pytest
 from drumbeat.desk.verify import peers_of
 from drumbeat.runfolder.run import Run
 from drumbeat.verify.judge import judge
+from tests.conftest import need_torch
 
-pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+need_torch("needs torch")
 
 FAULTY = Path(__file__).parent / "faulty.py"
 

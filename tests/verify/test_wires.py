@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from tests.conftest import need_torch
 from tests.wires import TALK, Machines, needs_namespaces
 
-pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+need_torch("needs torch")
 pytestmark = needs_namespaces
 
 

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tests.conftest import SOURCE
+from tests.conftest import SOURCE, need_torch
 
-pytest.importorskip("torch", reason="needs torch: pip install '.[cpu]'")
+need_torch("needs torch")
 
 OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"}
 

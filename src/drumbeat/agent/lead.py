@@ -32,7 +32,8 @@ from drumbeat.runfolder.summary import AttemptEnd
 from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_STORAGE
 
 _LONG = 30.0  # seconds: a command of this length may have trained, though no step of it was recognised
-_ABORT = 0.3  # seconds: mpirun ends its tasks about one second after its first signal
+_HELD = 0.3  # seconds that a signal waits: mpirun ends its tasks about one second after its first one
+_ANSWER = 5.0  # seconds after a loss in which a launcher ends the other agents for it
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Lead:
     resume: Tuple[float, Assignment] = (0.0, ())  # while it waits: when the next attempt begins, and with whom
     requests: StopRequests = field(default_factory=StopRequests)
     held: Optional[Tuple[float, StopRequest]] = None  # a signal, and when it is passed on to the ranks
+    lost_at: float = 0.0  # when the last member was lost
     progress: Dict[int, Beat] = field(default_factory=dict)  # member -> how far it said it is
     without_storage: bool = False  # the run folder cannot be written any more
     requeue: Optional[Requeue] = None  # why, and without which hosts, the scheduler should start the run again
@@ -141,6 +143,7 @@ class Lead:
             del self.members[number]
             return acts
         self.members[number] = replace(member, lost=True)
+        self.lost_at = now
         if self.phase == "waiting":
             return acts + self._plan_again()
         attempt = self.attempts[-1]
@@ -199,21 +202,25 @@ class Lead:
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
         """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
         agent that died: so the ranks are not told at once."""
-        if self.phase != "running":
-            return self._obey(request)
-        self.held = self.held or (now + _ABORT, request)
-        return []
+        if self.phase == "running":
+            self.held = self.held or (now + _HELD, request)
+            return []
+        return [] if self._is_answer_to_a_loss(request, now) else self.stop(request)
 
-    def _obey(self, request: StopRequest) -> List[Act]:
-        """A launcher that ends its tasks because one of them is lost asks for nothing that is not under way."""
+    def _is_answer_to_a_loss(self, request: StopRequest, now: float) -> bool:
+        """A launcher that ends all agents because one has died asks for nothing that is not under way."""
         finding = self.attempts[-1].finding if self.phase == "stopping" and not self.requests.outcome else None
-        in_place = self.order.spares or self.order.fewest_nodes is not None  # then the launcher leaves the others alone
-        return [] if finding and finding.code == NODE_LOST and not in_place else self.stop(request)
+        in_place = self.order.spares or self.order.fewest_nodes is not None  # then it leaves the others alone
+        lost = finding is not None and finding.code == NODE_LOST and now - self.lost_at < _ANSWER
+        return lost and not in_place and request.number == signal.SIGTERM
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
         if self.phase == "ended":
             return []
+        if self.held:
+            (_, first), self.held = self.held, None
+            return self.stop(first) + self.stop(request)
         step = self.requests.on(request)
         if self.phase in ("muster", "waiting"):
             return self._end(Outcome(self.requests.outcome, self.requests.exit_code))
@@ -231,8 +238,8 @@ class Lead:
         if limit and elapsed > limit and not self.requests.outcome and self.phase in ("muster", "running", "waiting"):
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.held and now >= self.held[0]:
-            request, self.held = self.held[1], None
-            return self._obey(request)
+            (_, request), self.held = self.held, None
+            return self.signalled(request, now) if self.phase != "running" else self.stop(request)
         if self.phase == "muster":
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
@@ -280,6 +287,9 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
+        if self.held and not self._is_answer_to_a_loss(self.held[1], now):
+            self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
+        self.held = None
         outcome, acts = concluded(attempt, self.requests, self.members, now)
         trained = self.first_step is not None and self.first_step[0] == attempt.number
         perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG

@@ -65,8 +65,8 @@ class LeadSide:
         self.exit_code: Optional[int] = None  # of the run, once it is decided
 
     def skip_old_stops(self) -> None:
-        events = self.folder.events
-        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(events), self.folder.path)
+        again, events = self.agent.order.start > 0, self.folder.events
+        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(again, events), self.folder.path)
 
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""

@@ -64,8 +64,8 @@ class MemberSide:
         self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
 
     def skip_old_stops(self) -> None:
-        folder = RunFolder(self.agent.order.folder)
-        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(folder.events), folder.path)
+        again, folder = self.agent.order.start > 0, RunFolder(self.agent.order.folder)
+        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(again, folder.events), folder.path)
 
     def begin(self) -> None:
         """A member's folder is opened when the lead has said which it is. While we wait, nobody tells us that the run was asked

@@ -75,7 +75,7 @@ sys.exit(main(sys.argv[1:]))
 
 def bundle_bytes() -> bytes:
     sources = _sources()
-    return _zipped({**_without_comments(sources), **_twins(sources)})
+    return _zipped({**_code_alone(sources), **_twins(sources)})
 
 
 def _zipped(sources: Dict[str, bytes]) -> bytes:
@@ -124,14 +124,14 @@ def _used(name: str, data: bytes) -> Any:
     return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
 
 
-def _without_comments(sources: Dict[str, bytes]) -> Dict[str, bytes]:
-    """What travels to pods has little room. Every line keeps its number."""
+def _code_alone(sources: Dict[str, bytes]) -> Dict[str, bytes]:
+    """Without comments: what travels to pods has little room. Every line keeps its number."""
 
-    def code_alone(found: re.Match[bytes]) -> bytes:
-        return b"" if found[0].lstrip().startswith(b"#") else found[0]
+    def without_comment(match: re.Match[bytes]) -> bytes:
+        return b"" if match[0].lstrip().startswith(b"#") else match[0]
 
     python = {name: data for name, data in sources.items() if name.endswith(".py")}
-    return {**sources, **{name: _TEXT_OR_COMMENT.sub(code_alone, data) for name, data in python.items()}}
+    return {**sources, **{name: _TEXT_OR_COMMENT.sub(without_comment, data) for name, data in python.items()}}
 
 
 def _byte_code(sources: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -161,7 +161,8 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     path = os.path.join(_cache_folder(environ), f"drumbeat-{_digest(sources)}.pyz")
     if not _intact(path):
         try:
-            _keep(path, _sealed(_zipped({**_without_comments(sources), **_twins(sources), **_byte_code(sources)})))
+            code = _code_alone(sources)
+            _keep(path, _sealed(_zipped({**code, **_twins(sources), **_byte_code(code)})))
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None
         remove_old(os.path.dirname(path))

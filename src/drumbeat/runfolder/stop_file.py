@@ -54,16 +54,16 @@ class StopFile:
                 asked.append((name, reason or f"asked to stop by {name}"))
         return asked
 
-    def skip(self, events: str) -> int:
-        """Where to begin. What was asked of an earlier start of this run, which left `events`, is no longer meant; that the
-        run was cancelled still is. Before the first start all of it is meant for that one."""
+    def skip(self, started_before: bool, events: str) -> int:
+        """Where to begin. What was asked of an earlier start of this run is no longer meant; that the run was cancelled still
+        is. There was an earlier one if the scheduler says so (`started_before`), or if a lead left `events`."""
         position = 0
         try:
             with open(self.path, "rb") as file:
                 for line in file:
-                    if line.startswith(b"CANCEL ") or not line.endswith(b"\n"):
+                    if line.split()[:1] == [b"CANCEL"] or not line.endswith(b"\n"):
                         break
                     position += len(line)
         except OSError:
             pass  # nobody has asked
-        return position if os.path.exists(events) else 0
+        return position if started_before or os.path.exists(events) else 0
