@@ -1,7 +1,7 @@
 """The standard library's dataclass without the methods that it writes and compiles for each class.
 
 A process of drumbeat imports two hundred dataclasses; compiling their methods took half of the time that it needs to start. Here
-the classes share their methods; to make or compare an instance takes some microseconds longer. To type checkers, to
+the classes share their methods; to make, compare or hash an instance takes some microseconds longer. To type checkers, to
 `dataclasses.fields` and to `replace` it is the same.
 """
 

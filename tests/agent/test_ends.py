@@ -225,7 +225,8 @@ def test_what_the_stop_file_says_before_the_lead_begins(tmp_path, events, start,
     (tmp_path / "stop").write_text(line + "\n")
     if events:
         (tmp_path / "events.jsonl").touch()
-    assert led(tmp_path, command=("sleep", "600") if code else ("true",), start=start) == code
+    assert led(tmp_path, command=("touch", str(tmp_path / "ran")), start=start) == code
+    assert (tmp_path / "ran").exists() == (code == 0)
 
 
 def test_a_lead_whose_folder_hangs_at_the_start_says_so_and_ends(tmp_path, capfd):

@@ -273,6 +273,21 @@ def test_a_stop_lets_the_ranks_save():
     assert finish(done(lead, 1, 13.0)) == [EXIT_REQUEUE]
 
 
+def test_ranks_that_had_to_be_killed_and_a_save_that_failed_are_told():
+    lead, _ = mustered()
+    lead.stop(StopRequest(SIGNAL, signal.SIGTERM, "asked"))
+    lead.rank_ended(0, ended(0, EXIT_REQUEUE, by_us=True), 12.0)
+    lead.rank_ended(0, ended(1, 1, by_us=True, finding="disk-full"), 12.0)
+    for rank in (2, 3):
+        lead.rank_ended(1, ended(rank, number=signal.SIGKILL, by_us=True), 70.0)
+    done(lead, 0, 70.0)
+    acts = done(lead, 1, 70.0)
+    told = [act.data["finding"]["title"] for act in acts if isinstance(act, Record) and act.kind == "finding"]
+    assert told == [
+        "ranks 2-3 did not end when asked to, and had to be killed", "rank 1 failed after it was asked to stop: disk-full"
+    ]  # fmt: skip
+
+
 def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
     lead, _ = mustered(restarts=3)  # none of them: mpirun is about to end all its tasks
     request = StopRequest(LAUNCHER, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")
@@ -331,11 +346,11 @@ def test_ranks_that_the_same_signal_ends_before_they_are_told(restarts):
 
 def test_a_second_interrupt_while_the_first_is_held_ends_the_run_now():
     lead, _ = mustered()
-    lead.signalled(StopRequest(SIGNAL, signal.SIGINT, "asked"), 20.0)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 20.0)
     acts = lead.stop(StopRequest(NOW, signal.SIGQUIT, "asked again"))
     assert [act.message.grace for act in acts if isinstance(act, Tell)] == [60.0, 0.0]
     done(lead, 0, 21.0)
-    assert finish(done(lead, 1, 21.0)) == [130]
+    assert finish(done(lead, 1, 21.0)) == [143]
 
 
 def test_a_signal_after_a_loss_that_a_spare_makes_up_for_is_a_request():
@@ -345,13 +360,21 @@ def test_a_signal_after_a_loss_that_a_spare_makes_up_for_is_a_request():
     assert finish(done(lead, 0, 11.0)) == [143] and lead.history[-1].outcome == CANCELLED
 
 
+@pytest.mark.parametrize("changes, number", [({}, signal.SIGINT), ({"spares": 1}, signal.SIGTERM)])
+def test_a_request_that_no_launcher_makes_is_passed_on_at_once(changes, number):
+    lead, _ = mustered(**changes)
+    acts = lead.signalled(StopRequest(SIGNAL, number, "asked"), 10.0)
+    assert [act.message.grace for act in acts if isinstance(act, Tell)] == [60.0]
+    assert told(lead.member_lost(1, "its connection broke", 10.1)) == [], "they keep the time to save"
+
+
 def test_a_signal_while_the_ranks_end_after_a_failure_is_not_forgotten():
     lead, _ = mustered(restarts=3)
-    lead.signalled(StopRequest(SIGNAL, signal.SIGINT, "asked"), 10.0)
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 10.0)
     lead.watcher_stop(Finding("nan", ERROR, "the loss is NaN"), 10.1)
     lead.tick(10.5)
     done(lead, 0, 11.0)
-    assert finish(done(lead, 1, 11.0)) == [130] and lead.history[-1].outcome == CANCELLED
+    assert finish(done(lead, 1, 11.0)) == [143] and lead.history[-1].outcome == CANCELLED
 
 
 def test_preemption_signal_is_passed_as_it_is():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame, hardware_behind
 from drumbeat.agent.lead_acts import Act, Record, record_finding
+from drumbeat.agent.lead_findings import failed_save_finding, killed_finding
 from drumbeat.agent.member import Member
 from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome
 from drumbeat.agent.rank_end import RankEnd, is_consequence, named
@@ -41,6 +43,7 @@ def concluded(
     if outcome.finding and outcome.outcome != DOUBTFUL:
         acts.append(record_finding(outcome.finding, "failed"))
     acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
+    acts += [record_finding(each) for each in (_not_saved(attempt) if requests.outcome else ())]
     ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
     return outcome, [*acts, Record("attempt-ended", ended)]
 
@@ -80,6 +83,17 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     if requests.outcome == TIME_LIMIT and whole and not any(end.failed for end in attempt.ends):
         return Outcome(FINISHED, 0)  # the signal came while they were ending: who is cut short says 75
     return Outcome(requests.outcome, requests.exit_code)
+
+
+def _not_saved(attempt: Attempt) -> List[Finding]:
+    """Of ranks that were asked to save and end: those that were killed, and those that failed instead."""
+    killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
+    failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
+    return [killed_finding(named(killed))] * bool(killed) + [failed_save_finding(end) for end in failed[:1]]
+
+
+def _explained(end: RankEnd) -> bool:
+    return end.finding is not None and end.finding.code not in _OUTSIDE and not is_consequence(end)
 
 
 def _own_failure(attempt: Attempt) -> Optional[RankEnd]:

@@ -21,7 +21,7 @@ from drumbeat.agent.muster import Muster, refused_finding
 from drumbeat.agent.next_attempt import after_attempt, between_attempts
 from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, Outcome
 from drumbeat.agent.rank_end import rank_end
-from drumbeat.agent.stop_requests import END_NOW, LIMIT, SIGNAL, StopRequest, StopRequests
+from drumbeat.agent.stop_requests import END_NOW, LAUNCHER, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
 from drumbeat.agent.world import World
 from drumbeat.finding import UNKNOWN, Finding
@@ -202,17 +202,17 @@ class Lead:
     def signalled(self, request: StopRequest, now: float) -> List[Act]:
         """An agent was sent a signal. That may be its launcher's answer to an end that we are about to see, an MPI_Abort or an
         agent that died: so the ranks are not told at once."""
-        if self.phase == "running":
+        in_place = self.order.spares or self.order.fewest_nodes is not None  # then it leaves the others alone
+        may_be_answer = request.way == LAUNCHER or (request.number == signal.SIGTERM and not in_place)
+        if may_be_answer and self.phase == "running":
             self.held = self.held or (now + _HELD, request)
             return []
-        return [] if self._is_answer_to_a_loss(request, now) else self.stop(request)
+        return [] if may_be_answer and self._has_just_lost(now) else self.stop(request)
 
-    def _is_answer_to_a_loss(self, request: StopRequest, now: float) -> bool:
-        """A launcher that ends all agents because one has died asks for nothing that is not under way."""
+    def _has_just_lost(self, now: float) -> bool:
+        """A launcher that now ends all agents because one has died asks for nothing that is not under way."""
         finding = self.attempts[-1].finding if self.phase == "stopping" and not self.requests.outcome else None
-        in_place = self.order.spares or self.order.fewest_nodes is not None  # then it leaves the others alone
-        lost = finding is not None and finding.code == NODE_LOST and now - self.lost_at < _ANSWER
-        return lost and not in_place and request.number == signal.SIGTERM
+        return finding is not None and finding.code == NODE_LOST and now - self.lost_at < _ANSWER
 
     def stop(self, request: StopRequest) -> List[Act]:
         """Asked to end: by a signal, a line in the `stop` file, the scheduler, the time limit."""
@@ -223,7 +223,8 @@ class Lead:
             return self.stop(first) + self.stop(request)
         step = self.requests.on(request)
         if self.phase in ("muster", "waiting"):
-            return self._end(Outcome(self.requests.outcome, self.requests.exit_code))
+            asked = Record("stopping", {"why": request.why, "signal": int(request.number), "grace": 0.0})
+            return [asked, *self._end(Outcome(self.requests.outcome, self.requests.exit_code))]
         if step == END_NOW:
             return self._stop_ranks(request.why, self.order.stop_signal, 0.0)
         if step is None or self.phase == "stopping":
@@ -239,7 +240,7 @@ class Lead:
             return self.stop(StopRequest(LIMIT, self.order.stop_signal, f"the time limit of {limit:g} s is reached"))
         if self.held and now >= self.held[0]:
             (_, request), self.held = self.held, None
-            return self.signalled(request, now) if self.phase != "running" else self.stop(request)
+            return [] if self._has_just_lost(now) else self.stop(request)
         if self.phase == "muster":
             return self._tick_muster(elapsed, now)
         if self.phase == "waiting" and now >= self.resume[0]:
@@ -287,7 +288,7 @@ class Lead:
 
     def _conclude(self, now: float) -> List[Act]:
         attempt = self.attempts[-1]
-        if self.held and not self._is_answer_to_a_loss(self.held[1], now):
+        if self.held and not self._has_just_lost(now):
             self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
         self.held = None
         outcome, acts = concluded(attempt, self.requests, self.members, now)

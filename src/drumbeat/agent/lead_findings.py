@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Set
 
+from drumbeat.agent.rank_end import RankEnd
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.ranges import ranges
 
@@ -67,4 +68,20 @@ def stalled_finding(node: int, host: str, folder: str, seconds: float) -> Findin
         "its storage hangs or is very slow; the ranks go on, and what is to be written waits",
         f"look at the file system of {folder} on {host}; --runs puts run folders elsewhere",
         node=node, host=host,
+    )  # fmt: skip
+
+
+def killed_finding(ranks: str) -> Finding:
+    return Finding(
+        "not-saved", WARNING, f"{ranks} did not end when asked to, and had to be killed",
+        "what was not saved by then is lost", "handle the stop signal (docs/run.md); stop-grace gives more time",
+    )  # fmt: skip
+
+
+def failed_save_finding(end: RankEnd) -> Finding:
+    assert end.finding
+    return Finding(
+        "not-saved", WARNING, f"rank {end.rank} failed after it was asked to stop: {end.finding.title}",
+        "its checkpoint may be missing or incomplete", f"look at the log of rank {end.rank} before you resume",
+        end.finding.evidence, rank=end.rank,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import errno
 import json
 import signal
 import time
-from typing import List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.agent import Agent
 from drumbeat.agent.connections import Connections
@@ -63,10 +63,16 @@ class LeadSide:
         self.last_look = 0.0
         self.outbox = Outbox(self._deliver)
         self.exit_code: Optional[int] = None  # of the run, once it is decided
+        self.asked: List[List[str]] = []  # lines of the `stop` file from before our start that are meant for it
 
     def skip_old_stops(self) -> None:
         again, events = self.agent.order.start > 0, self.folder.events
-        self.stop_file.position = self.agent.on_storage(lambda: self.stop_file.skip(again, events), self.folder.path)
+
+        def first_look() -> Any:
+            self.stop_file.position = self.stop_file.skip(again, events)
+            return self.stop_file.look(), self.stop_file.position
+
+        self.asked, self.stop_file.position = self.agent.on_storage(first_look, self.folder.path)
 
     def begin(self) -> None:
         """Open the run folder: from now on a stop is obeyed, and recorded."""
@@ -90,6 +96,7 @@ class LeadSide:
         }  # fmt: skip
         self.events.write("run-started", started)
         self.events.attempt = self.lead.first_attempt
+        self._obey_lines(self.asked)  # before any rank starts
         try:
             agent.on_storage(self._write_packages, order.workdir, _PACKAGES)
         except TimeoutError as error:
@@ -102,6 +109,8 @@ class LeadSide:
 
     def open(self) -> None:
         agent, order = self.agent, self.agent.order
+        if self.lead.phase == "ended":
+            return
         if order.members > 1:
             self.connections.open()
             self.meeting.address = resolve(order.master, agent.wait_politely) or self.meeting.address
@@ -147,7 +156,10 @@ class LeadSide:
         self._do(self.lead.storage_lost(finding))
 
     def look_for_stop(self, now: float) -> None:
-        for name, why in self.agent.child.take_stops() if self.agent.child else ():
+        self._obey_lines(self.agent.child.take_stops() if self.agent.child else ())
+
+    def _obey_lines(self, lines: Iterable[Sequence[str]]) -> None:
+        for name, why in lines:
             if name == "LOST":
                 self._do(self.lead.waits_in_vain(why))
                 continue

@@ -35,8 +35,10 @@ def run(args: Any) -> int:
         return 0
     order = found.order()
     grace = order.stop_grace if order else 0.0
+    again = found.was_cancelled()
     cancel(found)
-    print(f"stopping {found.run_id}: its ranks have {grace:g} s to save", file=sys.stderr)
+    how = "it was asked before, so it ends now" if again else f"its ranks have {grace:g} s to save"
+    print(f"stopping {found.run_id}: {how}", file=sys.stderr)
     if wait_ended(found, grace + _AFTER_GRACE) or (_is_stopping(found) and wait_ended(found, _HEARD)):
         print(f"{found.run_id} has ended")
         return 0

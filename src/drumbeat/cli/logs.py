@@ -21,7 +21,9 @@ _PATIENCE = 30.0  # seconds without a line of a run whose state is unknown
 def add_arguments(parser: Any) -> None:
     add_run(parser, "default: the newest")
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
-    parser.add_argument("--attempt", type=int, metavar="N", help="of this attempt only; default: the last one")
+    parser.add_argument(
+        "--attempt", type=int, metavar="N", help="of this attempt only, counted from 0; default: the last one"
+    )
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
     add_json(parser)
 
@@ -29,8 +31,12 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     from drumbeat.desk.runs import find_run
     from drumbeat.problem import Problem
+    from drumbeat.ranges import ranges
 
     found = find_run(args.run, os.environ)
+    attempts = sorted({attempt for each, _ in _runs(found) for attempt in each.attempts()})
+    if args.attempt is not None and attempts and args.attempt not in attempts and not args.follow:
+        raise Problem(f"{found.run_id} has no attempt {args.attempt}", f"attempts, counted from 0: {ranges(attempts)}")
     printed = _follow(found, args) if args.follow else _print_all(found, args)
     if printed:
         return 0
@@ -42,7 +48,8 @@ def run(args: Any) -> int:
     who = "" if args.rank is None else f" of rank {args.rank}"
     if found.logs(rank=args.rank):
         nobody = f"no rank of {found.run_id}" if args.rank is None else f"rank {args.rank} of {found.run_id}"
-        print(f"{nobody} has printed {'anything' if args.rank is None else 'nothing'}", file=sys.stderr)
+        which = "" if args.attempt is None else f" in attempt {args.attempt}, counted from 0"
+        print(f"{nobody} has printed {'anything' if args.rank is None else 'nothing'}{which}", file=sys.stderr)
         return 0
     if _is_queued(found):
         print(f"{found.run_id} is queued: its ranks have not started", file=sys.stderr)

@@ -57,7 +57,8 @@ def _open_again(order: Order, identity: Identity) -> None:
     if not os.path.exists(folder.run_json):
         os.makedirs(folder.at("nodes"), exist_ok=True)
         replace(folder.order, dump_order(order))
-        replace(folder.stop, "")
+        if not os.path.exists(folder.stop):  # the batch script may have written into it already
+            replace(folder.stop, "")
         record = RunRecord(order.run_id, name=order.name, created=order.created, handle=job_handle(identity))
         write_run_record(folder, record)
     forget_end(folder)

@@ -77,7 +77,10 @@ def check_command(order: Order, environ: Mapping[str, str]) -> None:
     """Before anything starts. After a `setup` only the node can tell."""
     path, workdir = environ.get("PATH", os.defpath), order.source_workdir
     for program in [] if order.setup else _programs(order):
-        if shutil.which(os.path.join(workdir, program) if "/" in program else program, path=path) is None:
+        where = os.path.join(workdir, program) if "/" in program else program
+        if shutil.which(where, path=path) is None:
+            if "/" in program and os.path.isfile(where):
+                raise Problem(f"{program} is not executable", f"chmod +x {program}, or name its interpreter before it")
             raise Problem(f"command not found: {program}", f"looked in {workdir if '/' in program else path}")
     if not os.path.isdir(workdir):
         raise Problem(f"workdir {workdir} is not a folder")

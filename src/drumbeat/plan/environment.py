@@ -259,7 +259,7 @@ def _expected(order: Order, here: Scene) -> List[Finding]:
 
 
 def _threads_why(bound: Binding) -> str:
-    return f"{bound.threads} core{'s' if bound.threads > 1 else ''} a rank: {bound.threads_why}"
+    return f"{bound.threads} core{'s' if bound.threads > 1 else ''} per rank: {bound.threads_why}"
 
 
 def _caches(order: Order, here: Scene, node: int, left: List[Left]) -> List[EnvVar]:

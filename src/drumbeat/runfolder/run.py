@@ -62,6 +62,10 @@ class Run:
         """A line for the lead, wherever its folder is; false while the lead cannot be reached. `word`: stop_file.WORDS."""
         return self.files.append(_AT.stop, stop_line(word, reason))
 
+    def was_cancelled(self) -> bool:
+        """Whether `drumbeat cancel` has asked its lead before."""
+        return any(line.startswith(b"CANCEL") for line in (self.files.read(_AT.stop) or b"").splitlines())
+
     # -- whole files -------------------------------------------------------------------------------------------------
 
     def order(self) -> Optional[Order]:

@@ -84,4 +84,4 @@ def default_words(cls: Any, field: str, key: Key) -> str:
     default = {each.name: each.default for each in dataclasses.fields(cls)}[field]
     if key.default_text or default in (None, (), ""):
         return key.default_text or "none"
-    return f"`{str(default).lower()}`"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
