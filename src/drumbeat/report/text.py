@@ -74,7 +74,8 @@ def software_words(name: str, version: str, gpus: Optional[int]) -> str:
 
 
 def end_words(figures: Figures) -> str:
-    took = f" in {duration(figures.seconds)}" if figures.seconds is not None else ""
+    so_far = "for" if figures.outcome == "running" else "in"
+    took = f" {so_far} {duration(figures.seconds)}" if figures.seconds is not None else ""
     code = f", exit code {figures.exit_code}" if figures.exit_code is not None else ""
     tries = f", {figures.attempts} attempts" if figures.attempts > 1 else ""
     return f"{figures.outcome}{took}{code}{tries}"
