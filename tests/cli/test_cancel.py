@@ -18,7 +18,10 @@ STOPPING = Stopping("stopping", 2.0, 2.0, 5, "host", 0, 0, "drumbeat cancel", 15
     ([STOPPING], [20.0, 60.0], "has ended"),
 ])  # fmt: skip
 def test_a_lead_that_is_stopping_is_given_longer(monkeypatch, capsys, events, waited, said):
-    found = SimpleNamespace(run_id="a", order=lambda: SimpleNamespace(stop_grace=5.0), last_run_events=lambda: events)
+    found = SimpleNamespace(
+        run_id="a", order=lambda: SimpleNamespace(stop_grace=5.0), last_run_events=lambda: events,
+        was_cancelled=lambda: bool(events),
+    )  # fmt: skip
     waits = []
     monkeypatch.setattr(runs, "find_running", lambda *_: found)
     monkeypatch.setattr(leftovers, "leftovers", lambda _: [])
@@ -29,3 +32,4 @@ def test_a_lead_that_is_stopping_is_given_longer(monkeypatch, capsys, events, wa
     assert cancel.run(argparse.Namespace(run="a")) == 0 and waits == waited
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
+    assert ("so it ends now" if events else "have 5 s to save") in shown.err
