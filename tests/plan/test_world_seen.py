@@ -138,7 +138,7 @@ def test_every_finding_about_the_world_is_known_as_one():
 def test_copies_of_one_training():
     lonely = [replace(row, alone=True, joined=False) for row in world()]
     finding = copies(lonely, PLAN)
-    assert finding.title == "4 ranks have no TCP connection to each other: probably 4 copies of one training"
+    assert finding.title == "4 ranks never joined each other: they are 4 copies of one training"
     assert finding.fix.endswith("Trainer(devices=2, num_nodes=2); for one training alone: --nodes 1 --ranks-per-node 1")
     two = replace(PLAN, world_size=2, nodes=2)
     assert copies([lonely[0], lonely[2]], two).fix.endswith("for one training alone: --nodes 1")

@@ -306,7 +306,7 @@ def test_a_loss_that_is_no_number_and_ranks_that_train_apart_stand_in_every_summ
     )
     lonely = [Row(0, 100 + rank, rank, 2, "m", alone=True) for rank in (0, 1)]
     apart = copies(lonely, Planned(2, 1, True))
-    words = "2 ranks have no TCP connection to each other: probably 2 copies of one training"
+    words = "2 ranks never joined each other: they are 2 copies of one training"
     events(
         run,
         ("attempt-started", {"world_size": 2, "master_addr": "h", "master_port": 1}),

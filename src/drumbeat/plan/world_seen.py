@@ -97,8 +97,8 @@ def copies(rows: Sequence[Row], planned: Planned) -> Optional[Finding]:
     return Finding(
         "ranks-never-joined",
         WARNING,
-        f"{_count(len(ranks), 'rank')} have no TCP connection to each other: probably {len(ranks)} copies of one training",
-        "steps are reported, but no rank is connected to another, or to MASTER_ADDR:PORT (Unix sockets are not looked at)",
+        f"{_count(len(ranks), 'rank')} never joined each other: they are {len(ranks)} copies of one training",
+        "steps are reported, but no rank has a TCP connection to another, or to MASTER_ADDR:PORT: no process group was made",
         "call torch.distributed.init_process_group (drumbeat sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); Lightning: "
         f"Trainer(devices={max(1, planned.world_size // planned.nodes)}, num_nodes={planned.nodes})"
         + (f"; for one training alone: {alone}" if alone else ""),
