@@ -9,13 +9,18 @@ KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Byte code is made of what is imported, when it is: of all that these packages bring it would take two minutes.
-$(VENV)/.cpu: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/.cpu: pyproject.toml $(VENV)/.pip
 	$(PIP) -e '.[cpu]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu
+$(VENV)/.dev: pyproject.toml $(VENV)/.pip
 	$(PIP) -e '.[cpu,dev]'
+	@touch $(VENV)/.cpu $@
+
+# The pip that comes with Python 3.11 takes twice as long as the newest. Where there is no newer one, it will do.
+$(VENV)/.pip:
+	$(PYTHON) -m venv $(VENV)
+	-$(PIP) --upgrade pip
 	@touch $@
 
 unexport PYTHONDONTWRITEBYTECODE

@@ -5,20 +5,21 @@
 
 from __future__ import annotations
 
-import re
 from typing import Iterable, List, NoReturn, Tuple
+
+from drumbeat.regex import regex
 
 DEFAULT_LIMIT = 1 << 16
 _NAME_LIMIT = 255  # the longest host name DNS allows
 _DIGIT_LIMIT = 18
 _DEPTH_LIMIT = 8
-_WORD = re.compile(r"[A-Za-z0-9._-]+")
-_NUMBER = re.compile(r"[0-9]+")
-_RANGE = re.compile(r"[0-9]+-[0-9]+")
+_WORD = regex(r"[A-Za-z0-9._-]+")
+_NUMBER = regex(r"[0-9]+")
+_RANGE = regex(r"[0-9]+-[0-9]+")
 # The two common forms, read in one go: names without brackets, and brackets with numbers alone.
-_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,255}(?:,[A-Za-z0-9._-]{1,255})*")
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
-_NUMBERS = re.compile(r"\[([0-9]{1,18}(?:-[0-9]{1,18})?(?:,[0-9]{1,18}(?:-[0-9]{1,18})?)*)\]")
+_PLAIN = regex(r"[A-Za-z0-9._-]{1,255}(?:,[A-Za-z0-9._-]{1,255})*")
+_NUMBERED = regex(r"(.*?)([0-9]{1,18})")
+_NUMBERS = regex(r"\[([0-9]{1,18}(?:-[0-9]{1,18})?(?:,[0-9]{1,18}(?:-[0-9]{1,18})?)*)\]")
 
 
 class HostlistError(ValueError):

@@ -10,82 +10,84 @@ from __future__ import annotations
 import re
 from typing import Iterator, Optional, Sequence, Tuple
 
+from drumbeat.regex import regex
+
 # Names are compared in whole words between underscores: HF_TOKEN is secret, TOKENIZERS_PARALLELISM is not.
-_NAME = re.compile(
+_NAME = regex(
     r"(^|_)(TOKEN|SECRETS?|PASS|PASSWD|PWD|PASSPHRASE|CREDENTIALS?|APIKEY|PAT|JWT|COOKIE"
     r"|(API|ACCESS|ACCOUNT|PRIVATE|SECRET|AUTH|SSH)_?KEY)(_|$)|(PASSWORD|PASSWD|_PWD|TOKEN|SECRET)$"
 )
 # Names that are as often harmless (SORT_KEY, NUM_TOKENS): secret only with a value that could be one.
-_DOUBTFUL_NAME = re.compile(r"(^|_)(TOKENS|KEYS?|AUTH|PRIVATE|SIGNATURE|SIG)(_|$)")
-_HARMLESS_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK|TYPE|NAME|ID)$|^(OLD)?PWD$")
-_HARMLESS_VALUE = re.compile(r"[\d.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
+_DOUBTFUL_NAME = regex(r"(^|_)(TOKENS|KEYS?|AUTH|PRIVATE|SIGNATURE|SIG)(_|$)")
+_HARMLESS_NAME = regex(r"_(FILE|PATH|DIR|SOCK|TYPE|NAME|ID)$|^(OLD)?PWD$")
+_HARMLESS_VALUE = regex(r"[\d.,:x+-]*|.{0,7}|[~./$].*", re.DOTALL)
 
 # Values that say themselves what they are.
-_TOKENS = re.compile(
+_TOKENS = regex(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
     r"|A[KS]IA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|nvapi-[\w-]{20,}|eyJ[A-Za-z0-9_-]{10,}\.[\w.-]{2,}"
     r"|[rs]k_(?:live|test)_\w{10,}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,})"
 )
 # user:password@, where the password may hold a slash (a port before a path is none); or one long word before the @
-_IN_URL = re.compile(
+_IN_URL = regex(
     r"://(?:[^/\s:@]{0,100}:(?!\$)([^/\s]{1,200}|(?!\d{1,5}/)[^\s\"',]{1,200}?)"
     r"|((?=[A-Za-z_-]{0,99}\d)(?=[\d_-]{0,99}[A-Za-z])[\w-]{20,200}))@"
 )
-_IN_QUERY = re.compile(r"(?<=[?&;])([A-Za-z][\w.-]{0,80})=([^\s&\"'$<>{}]+)")
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(.+?)(?:-----END|\Z)", re.DOTALL)
-_WHOLE_VALUE = re.compile(
+_IN_QUERY = regex(r"(?<=[?&;])([A-Za-z][\w.-]{0,80})=([^\s&\"'$<>{}]+)")
+_PRIVATE_KEY = regex(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(.+?)(?:-----END|\Z)", re.DOTALL)
+_WHOLE_VALUE = regex(
     r"(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ[A-Za-z0-9_-]{10}|-----BEGIN )"
 )
 
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})")
+_OPTION = regex(r"--?([A-Za-z][\w.-]{0,80})")
 # --eos-token names a token of a vocabulary; --token, --hf-token and --api-key an account's.
-_VOCABULARY = re.compile(
+_VOCABULARY = regex(
     r"(^|_)(EOS|BOS|PAD|UNK|SEP|CLS|MASK|EOD|EOT|BOT|IMAGE|AUDIO|VIDEO|SPECIAL|STOP|START|END|FIM|NEW|TASK|PREFIX|PER|MAX"
     r"|MIN|NUM|USE|NO)(_|$)"
 )
 
 # What may stand between a name and its value: `=`, `: `, `': '`, `\\": \\"`. A value in quotes may hold blanks.
-_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[bru]?(\\{0,2}[\"'])?)")
-_JSON = re.compile(r"\\{0,2}[\"']([A-Za-z_][\w.-]{0,80})\\{0,2}[\"']\s{0,4}:\s{0,4}[bru]?(\\{0,2}[\"'])")
-_GIVEN = re.compile(
+_ASSIGNED = regex(r"(?<![\w$])([A-Za-z_]\w{0,80})([ \t]?[=:][ \t]?[bru]?(\\{0,2}[\"'])?)")
+_JSON = regex(r"\\{0,2}[\"']([A-Za-z_][\w.-]{0,80})\\{0,2}[\"']\s{0,4}:\s{0,4}[bru]?(\\{0,2}[\"'])")
+_GIVEN = regex(
     r"(?<![^\s\"'`(\[,])(--?[A-Za-z][\w.-]{0,80})([= \t]+|\\{0,2}[\"'],?[ \t]{1,4}(?=\\{0,2}[\"']))(\\{0,2}[\"'])?"
 )
 _CLOSING = {  # what stands in front of the quote that closes the one given; one after a backslash closes nothing
-    quote: re.compile(
+    quote: regex(
         rf"(?:(?!{re.escape(quote)})[^\n]){{0,4000}}(?={re.escape(quote)})"
         if quote.startswith("\\")
         else rf"(?:\\.|[^\n\\{quote}]){{0,4000}}(?={quote})"
     )
     for quote in ('"', "'", '\\"', "\\'", '\\\\"', "\\\\'")
 }
-_BARE_VALUE = re.compile(r"[^\s\"'$<>{}]+")
-_HEADER = re.compile(
+_BARE_VALUE = regex(r"[^\s\"'$<>{}]+")
+_HEADER = regex(
     r"(?i)\b((?:proxy-)?authorization\\{0,2}[\"']?\s*[:=]\s*\\{0,2}[\"']?(?:bearer|basic|token)\s+|\bbearer\s+)([\w.~+/=-]{8,})"
 )
 # password is hunter2; API key provided: 0123456789abcdef
-_SPOKEN = re.compile(
+_SPOKEN = regex(
     r"(?i)\b(?:(?:password|passwd|passphrase)[ \t]{1,4}(?:is|was)[ \t:]{1,4}[\"']?(?=\S{0,100}\d)([^\s\"'$<>{};,]+)"
     r"|(?:wandb|api|access|account|secret|private)[ _-]?key[ \t]{1,4}(?:provided|is|was)?[ \t:=]{0,4}[\"']?([\w+/=-]{16,}))"
 )
 # X-Api-Key: x, Private-Token: x
-_OTHER_HEADER = re.compile(r"(?<![\w-])([A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){1,5})(:[ \t]?)([^\s\"'$<>{}]+)")
+_OTHER_HEADER = regex(r"(?<![\w-])([A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){1,5})(:[ \t]?)([^\s\"'$<>{}]+)")
 # Programs that take a secret without a name: curl -u me:x, wandb login x, mysql -px, sshpass -p x.
 _BY_PROGRAM = (
-    (re.compile(r"\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[= \t]?[\"']?[^\s:\"'$]{1,100}:([^\s\"'$]+)"), "curl -u"),
-    (re.compile(r"\bwandb\s{1,4}login\s[^\n|;&]{0,100}?(?<![\w./:-])([A-Za-z0-9_-]{20,})"), "wandb login"),
-    (re.compile(r"\b(?:mysql\w{0,10}|mariadb)\s[^\n|;&]{0,200}?(?<!\S)-p([^\s\"'$]+)"), "mysql -p"),
-    (re.compile(r"\bsshpass\s[^\n|;&]{0,100}?(?<!\S)-p[ \t]{0,4}[\"']?([^\s\"'$]+)"), "sshpass -p"),
-    (re.compile(r"\bredis-cli\s[^\n|;&]{0,200}?(?<!\S)-a[ \t]{1,4}[\"']?([^\s\"'$]+)"), "redis-cli -a"),
+    (regex(r"\bcurl\b[^\n|;&]{0,300}?\s(?:-u|--user)[= \t]?[\"']?[^\s:\"'$]{1,100}:([^\s\"'$]+)"), "curl -u"),
+    (regex(r"\bwandb\s{1,4}login\s[^\n|;&]{0,100}?(?<![\w./:-])([A-Za-z0-9_-]{20,})"), "wandb login"),
+    (regex(r"\b(?:mysql\w{0,10}|mariadb)\s[^\n|;&]{0,200}?(?<!\S)-p([^\s\"'$]+)"), "mysql -p"),
+    (regex(r"\bsshpass\s[^\n|;&]{0,100}?(?<!\S)-p[ \t]{0,4}[\"']?([^\s\"'$]+)"), "sshpass -p"),
+    (regex(r"\bredis-cli\s[^\n|;&]{0,200}?(?<!\S)-a[ \t]{1,4}[\"']?([^\s\"'$]+)"), "redis-cli -a"),
     (
-        re.compile(
+        regex(
             r"\b(?:docker|podman|az)\s[^\n|;&]{0,100}?login\s[^\n|;&]{0,200}?(?<!\S)-p[ \t]{1,4}[\"']?([^\s\"'$-][^\s\"']*)"
         ),
         "login -p",
     ),
 )
-_KEY_OF_CONFIG = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]{0,120})")  # hf.token=x, +trainer.api_key=x
-_LIKE_A_PASSWORD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}")
-_NOT_ONE = re.compile(r"(?i)true|false|yes|no|none|null|auto|\d{1,6}")
+_KEY_OF_CONFIG = regex(r"[+~]{0,2}([A-Za-z_][\w.@/-]{0,120})")  # hf.token=x, +trainer.api_key=x
+_LIKE_A_PASSWORD = regex(r"(?=\S*\d)(?=\S*[A-Za-z])\S{8,}")
+_NOT_ONE = regex(r"(?i)true|false|yes|no|none|null|auto|\d{1,6}")
 _JUDGED = 300  # characters of a value that are looked at; all of it is hidden
 HIDDEN = "…"
 # Nothing above matches a text without one of these, in lower case. Looked for one by one: a pattern of them all is slower.
@@ -94,7 +96,7 @@ _SIGNS = (
     "hf_", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "glpat", "sk-", "akia", "asia", "xox", "nvapi", "eyj", "curl", "wandb",
     "mysql", "mariadb", "redis-cli", "docker", "podman", "login", "sk_", "rk_", "aiza", "npm_", "pypi-",
 )  # fmt: skip
-_PAT = re.compile(r"(?:\b|_)pat\b")  # a path is none
+_PAT = regex(r"(?:\b|_)pat\b")  # a path is none
 
 
 def looks_secret(name: str) -> bool:

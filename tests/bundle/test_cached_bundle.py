@@ -45,6 +45,21 @@ def test_an_intact_one_is_used_again(planted):
     assert cached_bundle(environ) == str(path) and not rebuilt
 
 
+def test_a_source_that_changed_is_another_bundle(tmp_path, monkeypatch):
+    source = tmp_path / "agent.py"
+    source.write_text("a = 1")
+    files = {"drumbeat/agent.py": str(source)}
+    first = build._key(files)
+    assert build._key(files) == first
+    os.utime(source, (1, 1))
+    second = build._key(files)
+    source.write_text("a = 12")
+    os.utime(source, (1, 1))
+    third = build._key(files)
+    monkeypatch.setattr(build, "_ROOT", "/another/installation")
+    assert len({first, second, third, build._key(files)}) == 4
+
+
 def test_python_runs_a_sealed_bundle(planted):
     done = subprocess.run([sys.executable, "-I", "-S", str(planted[0]), "--version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 
-import yaml
-
 FOLDER = os.environ.get("STAND_IN", "")
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
@@ -55,6 +53,8 @@ def config(words):
 
 
 def create(words):
+    import yaml  # here: the other words are called often, and yaml takes half of their time
+
     for item in yaml.safe_load_all(sys.stdin.read()):
         if item is None or "--dry-run=server" in words:
             continue

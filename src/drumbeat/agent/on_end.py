@@ -7,20 +7,20 @@ DRUMBEAT_RUN_ID, DRUMBEAT_OUTCOME, DRUMBEAT_EXIT_CODE, DRUMBEAT_SECONDS and DRUM
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
 from typing import Callable, Dict
 
 from drumbeat.order import Order
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.write import open_to_write
 
 DEADLINE = 15.0  # seconds; a batch script ends what is left 20 s after the verdict
 _PRIVATE = ("DRUMBEAT_TOKEN",)
-_PLACE = re.compile(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
+_PLACE = regex(r"\{(run_id|outcome|exit_code|seconds|folder)\}")
 
 
 def run_on_end(order: Order, folder: RunFolder, summary: Summary, meanwhile: Callable[[], None]) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Optional
 
 from drumbeat.agent.causes import PROGRAM, Cause, cause_of
 from drumbeat.agent.member import Assignment
 from drumbeat.finding import Finding
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
 
-_PORT = re.compile(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
+_PORT = regex(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
 
 
 @dataclass(frozen=True)

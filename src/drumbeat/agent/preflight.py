@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from typing import List, Sequence
 
@@ -12,10 +11,11 @@ from drumbeat.doctor.examine import preflight
 from drumbeat.facts.model import Facts, Library
 from drumbeat.finding import ERROR, WARNING, Evidence, Finding
 from drumbeat.order import Order
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import RunFolder
 
 _HOST_PATHS = "host-paths.tsv"  # name, path, where it leads to, sha256: written on the host, before the container
-_PROVIDER = re.compile(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
+_PROVIDER = regex(r"lib(bnxt_re|mlx5|ionic|irdma|efa)\b")
 
 
 def check_node(

@@ -10,7 +10,6 @@ facts/identity/given.py; the lead leaves RUN/verdict (runfolder/verdict.py), whi
 
 from __future__ import annotations
 
-import re
 from dataclasses import field
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -18,6 +17,7 @@ from drumbeat.facts.model import Identity
 from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.runfolder.read import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (
@@ -74,7 +74,7 @@ class Handle:
         return f"{self.job}_{self.task}" if self.task else self.job
 
 
-_HANDLE = re.compile(r"([a-z][a-z0-9-]*)://([^/]*)/([A-Za-z0-9.-]+)(?:_(\d+))?")
+_HANDLE = regex(r"([a-z][a-z0-9-]*)://([^/]*)/([A-Za-z0-9.-]+)(?:_(\d+))?")
 
 
 def parse_handle(text: str) -> Optional[Handle]:

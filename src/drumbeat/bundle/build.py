@@ -20,6 +20,7 @@ from drumbeat.home import home_folder
 from drumbeat.packaged import parse_yaml
 from drumbeat.private_folder import make_private, unsafe
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
 _LEFT_OUT = ("integrations", "train", "watch")
@@ -36,10 +37,11 @@ _BROUGHT = (
     ),
 )  # fmt: skip
 
+_ROOT = os.path.dirname(os.path.abspath(drumbeat.__file__))
 _SEAL = hashlib.sha256().hexdigest().encode()  # its length is what counts
 _ELSEWHERE = "export XDG_CACHE_HOME=/a/folder/of/yours"
 
-_TEXT_OR_COMMENT = re.compile(
+_TEXT_OR_COMMENT = regex(
     rb"""(\"{3}|'{3})(?:\\.|[^\\])*?\1|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[ \t]*\#[^\n]*""", re.DOTALL
 )
 
@@ -74,7 +76,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def bundle_bytes() -> bytes:
-    sources = _sources()
+    sources = _read_all(_files())
     return _zipped({**_code_alone(sources), **_twins(sources)})
 
 
@@ -89,25 +91,29 @@ def _zipped(sources: Dict[str, bytes]) -> bytes:
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
 
 
-def _sources() -> Dict[str, bytes]:
-    found = {"__main__.py": _MAIN}
-    root = os.path.dirname(os.path.abspath(drumbeat.__file__))
-    for base, folders, names in os.walk(root):
-        place = os.path.relpath(base, root)
+def _files() -> Dict[str, str]:
+    """What belongs into the bundle: its name there, and where it lies here."""
+    found = {}
+    for base, folders, names in os.walk(_ROOT):
+        place = os.path.relpath(base, _ROOT)
         if place == ".":
             folders[:] = [folder for folder in folders if folder not in _LEFT_OUT]
         for name in names:
             if name.endswith((".py", ".yaml", ".sh")):
-                found[os.path.normpath(os.path.join("drumbeat", place, name))] = _read(os.path.join(base, name))
-    found.update({f"drumbeat/{name}": _read(os.path.join(root, name)) for name in _BROUGHT})
+                found[os.path.normpath(os.path.join("drumbeat", place, name))] = os.path.join(base, name)
+    found.update({f"drumbeat/{name}": os.path.join(_ROOT, name) for name in _BROUGHT})
     spec = importlib.util.find_spec("yaml")
     if spec is None or not spec.submodule_search_locations:
         raise Problem("PyYAML is not installed here, and it belongs into the bundle", "pip install PyYAML")
     yaml = spec.submodule_search_locations[0]
     for name in os.listdir(yaml):
         if name.endswith(".py") and name != "cyaml.py":  # the compiled part would tie the file to one machine
-            found[f"yaml/{name}"] = _read(os.path.join(yaml, name))
+            found[f"yaml/{name}"] = os.path.join(yaml, name)
     return found
+
+
+def _read_all(files: Dict[str, str]) -> Dict[str, bytes]:
+    return {"__main__.py": _MAIN, **{name: _read(path) for name, path in files.items()}}
 
 
 def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -157,10 +163,11 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     running = running_bundle()
     if running:
         return running
-    sources = _sources()
-    path = os.path.join(_cache_folder(environ), f"drumbeat-{_digest(sources)}.pyz")
+    files = _files()
+    path = os.path.join(_cache_folder(environ), f"drumbeat-{_key(files)}.pyz")
     if not _intact(path):
         try:
+            sources = _read_all(files)
             code = _code_alone(sources)
             _keep(path, _sealed(_zipped({**code, **_twins(sources), **_byte_code(code)})))
         except OSError as error:
@@ -170,11 +177,12 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     return path
 
 
-def _digest(sources: Dict[str, bytes]) -> str:
-    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
-    for name, data in sorted(sources.items()):
-        digest.update(f"{name}\n{len(data)}\n".encode())
-        digest.update(data)
+def _key(files: Dict[str, str]) -> str:
+    """By size and time stamp, as Python finds its own byte code: to read 600 files at each start takes longer."""
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + os.fsencode(_ROOT))
+    for name, path in sorted(files.items()):
+        status = os.stat(path)
+        digest.update(f"{name}\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -6,8 +6,10 @@ import difflib
 import re
 from typing import Any, List, Optional, Sequence, Tuple
 
+from drumbeat.regex import regex
+
 LOOKED_AT = "the keys and values of a job file; drumbeat plan shows what becomes of them"
-_KEY = re.compile(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
+_KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 
 def review_job_file(text: str, name: str) -> Any:

@@ -6,6 +6,7 @@ import re
 from typing import Iterable, List, Optional
 
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 # What building and checking RDMA libraries takes on Ubuntu; kernel headers are the host's matter, not an image's.
 _PACKAGES = (
@@ -13,7 +14,7 @@ _PACKAGES = (
     "libibmad5", "libibnetdisc5", "libibumad-dev", "libibumad3", "libibverbs-dev", "libibverbs1", "libnl-3-dev",
     "libnl-route-3-dev", "librdmacm-dev", "libtool", "make", "perftest", "rdma-core", "rdmacm-utils", "strace",
 )  # fmt: skip
-_SOURCE = re.compile(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
+_SOURCE = regex(r"libbnxt_re-[0-9][0-9A-Za-z.]*\.tar\.gz")
 
 
 def recipe(site: str, patterns: Iterable[str], runtime: str, base: str, source: Optional[str] = None) -> str:

@@ -12,13 +12,14 @@ from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, st
 from drumbeat.convert.literal import BLANK, for_shell, in_job_file, literal
 from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.plan.known_variables import DEBUGGING
+from drumbeat.regex import regex
 from drumbeat.secret import is_secret
 
-_IN_THE_JOB = re.compile(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
-_BASH_ONLY = re.compile(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
-_ARGUMENT = re.compile(r"\$(\{[@*0-9][^}]*\}|[@*0-9])")  # of the batch script
-_SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
-_ENVIRONMENTS = re.compile(
+_IN_THE_JOB = regex(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
+_BASH_ONLY = regex(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that
+_ARGUMENT = regex(r"\$(\{[@*0-9][^}]*\}|[@*0-9])")  # of the batch script
+_SUBSTITUTION = regex(r"\$\(\(.*?\)\)|\$\([^()]*\)|`[^`]*`", re.DOTALL)
+_ENVIRONMENTS = regex(
     r"(source|\.)\s+\S|(conda|mamba|micromamba|pyenv|spack)\s+(activate|load|shell)|eval\s.*(conda|spack)"
 )
 _VERBS = (

@@ -13,6 +13,7 @@ from drumbeat.diagnose.lint.tokens import Word
 from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import find_launcher
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 # What drumbeat works out on each node.
 OURS = {
@@ -25,7 +26,7 @@ WORKED_OUT = "worked out on each node, with its reason (drumbeat plan)"
 STARTERS = ("srun", "mpirun", "mpiexec")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-_NAMES_LAUNCHER = re.compile(
+_NAMES_LAUNCHER = regex(
     r"torchrun|torch\.distributed\.(run|launch)|deepspeed(\.launcher\.runner)?|launch|accelerate\.\S+"
 )
 _LABELS = ("--role", "--tee", "-t")
@@ -55,8 +56,8 @@ class Launch:
     size: Dict[str, int] = field(default_factory=dict)  # nodes and ntasks that srun itself asks for
 
 
-_TRAINS = re.compile(r"\.py\b|\.sh\b|\.sif\b|\s-m\s|\b(torchrun|accelerate|deepspeed|python3?)\b")
-_MONITORS = re.compile(r"\b(nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop)\b")
+_TRAINS = regex(r"\.py\b|\.sh\b|\.sif\b|\s-m\s|\b(torchrun|accelerate|deepspeed|python3?)\b")
+_MONITORS = regex(r"\b(nvidia-smi|rocm-smi|amd-smi|hostname|dcgmi|nvtop)\b")
 
 
 def starts_training(command: Command, fill: Callable[[str], str]) -> bool:

@@ -7,11 +7,12 @@ import shlex
 from typing import Any, Iterator, Tuple
 
 from drumbeat.diagnose.lint.tokens import Word
+from drumbeat.regex import regex
 
 BLANK = "\x01"  # a blank inside $(...), where no word ends
 _MARKS = {"$": "\x02", "`": "\x03", "\\": "\x04"}
-_SPECIAL = re.compile(r"[$`]|\\(?!\n)")
-_MARKED = re.compile(r"[\x02-\x04]")
+_SPECIAL = regex(r"[$`]|\\(?!\n)")
+_MARKED = regex(r"[\x02-\x04]")
 
 
 def literal(word: Word) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from dataclasses import replace
@@ -17,10 +16,11 @@ from drumbeat.order import AvoidedNode, Order
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
 from drumbeat.record import to_plain
+from drumbeat.regex import regex
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.site import Site
 
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _MOST_HOSTS = 500
 _LONGEST_WHY = 300
 

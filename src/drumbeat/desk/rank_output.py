@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from typing import Dict, Iterable, List, Optional, TextIO, Tuple
 
 from drumbeat.ranges import ranges
+from drumbeat.regex import regex
 from drumbeat.runfolder.records import Line
 
-_OWN_PREFIX = re.compile(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
+_OWN_PREFIX = regex(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback
 
 
 def write_lines(lines: Iterable[Line]) -> None:

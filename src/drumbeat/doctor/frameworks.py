@@ -12,10 +12,11 @@ from drumbeat.doctor.examine import worst_first
 from drumbeat.doctor.mpi_builds import mpi_findings
 from drumbeat.facts.framework_answers import FrameworkAnswers
 from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.regex import regex
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_OPERATOR = re.compile(r"^(\w+) \.*\s*\[(YES|NO)\] \.*\s*\[(OKAY|NO|FAIL)\]", re.MULTILINE)
-_BOX = re.compile(r"\[([X ])\] (\w+)")
+_COLOUR = regex(r"\x1b\[[0-9;]*m")
+_OPERATOR = regex(r"^(\w+) \.*\s*\[(YES|NO)\] \.*\s*\[(OKAY|NO|FAIL)\]", re.MULTILINE)
+_BOX = regex(r"\[([X ])\] (\w+)")
 # Used by almost everybody, on each kind of GPU; the others are needed by a few configurations.
 _IMPORTANT = ("fused_adam", "cpu_adam", "async_io")
 

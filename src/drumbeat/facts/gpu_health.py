@@ -13,6 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import Gpu, GpuHealth, of_program
 from drumbeat.facts.parse import integer, line, number
+from drumbeat.regex import regex
 
 _PCI = "/sys/bus/pci/devices"
 _FIELDS = (
@@ -32,8 +33,8 @@ _THROTTLE = (
 )
 _EVENTS_KEPT = 16
 _FAULTS_KEPT = 4  # of those that programs cause: one bug writes dozens of lines
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.{0,120})")
-_AMD = re.compile(
+_XID = regex(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.{0,120})")
+_AMD = regex(
     r"amdgpu ([0-9a-f:.]+): .{0,40}?((?:GPU reset|ring \S+ timeout|uncorrectable|RAS|page fault|hardware errors).{0,100})"
 )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 import resource
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
@@ -128,7 +128,7 @@ class LiveHost:
         return socket.gethostname()
 
     def python(self) -> str:
-        return platform.python_version()
+        return sys.version.split()[0]
 
 
 def read_piece(path: str, start: int, size: int) -> Optional[bytes]:

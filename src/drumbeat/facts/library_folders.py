@@ -9,6 +9,7 @@ from typing import List, Sequence, Tuple
 
 from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.parse import natural
+from drumbeat.regex import regex
 
 # When they are not on the library path. Patterns: versions age.
 _USUAL = (
@@ -28,7 +29,7 @@ _MODULES = ("ROCM_PATH", "CUDA_HOME", "EBROOTLIBFABRIC", "EBROOTAWSMINOFIMINNCCL
 _IN_WHEELS = ("nvidia/nccl/lib", "torch/lib")
 _PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages")
 
-_SETTING = re.compile(r"^([\w-]+)\s*=\s*(.*?)\s*$", re.MULTILINE)  # of pyvenv.cfg
+_SETTING = regex(r"^([\w-]+)\s*=\s*(.*?)\s*$", re.MULTILINE)  # of pyvenv.cfg
 
 
 def search_folders(loader: Loader) -> Tuple[str, ...]:

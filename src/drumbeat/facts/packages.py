@@ -9,9 +9,10 @@ from typing import Dict
 from drumbeat.facts.dynamic_loader import Loader
 from drumbeat.facts.host import Host
 from drumbeat.facts.library_folders import package_folders, visible_folders
+from drumbeat.regex import regex
 
 _NAMES = ("torch", "jax", "deepspeed", "horovod")
-_DIST = re.compile(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
+_DIST = regex(r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>\d[^-]*)\.(?:dist|egg)-info")
 
 
 def all_versions(host: Host, program: str = "", workdir: str = "/") -> Dict[str, object]:

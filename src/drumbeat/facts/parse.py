@@ -7,9 +7,10 @@ import re
 from typing import Dict, List, Optional, Set, Tuple, Union
 
 from drumbeat.facts.host import Host
+from drumbeat.regex import regex
 
 _CPU_LIMIT = 1 << 14
-_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_PCI = regex(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 
 def natural(name: str) -> List[Tuple[int, int, str]]:

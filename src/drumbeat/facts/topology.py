@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import List, Optional, Tuple, TypeVar, Union
 
 from drumbeat.facts.host import Host
 from drumbeat.facts.model import CxiDevice, Gpu, Interface, RdmaDevice
+from drumbeat.regex import regex
 
 # Nearest first. PIX: one switch; PXB: several; PHB: over the host bridge; NODE: the same NUMA node; SYS: another one.
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 Device = Union[Gpu, RdmaDevice, CxiDevice, Interface]
 D = TypeVar("D", RdmaDevice, CxiDevice, Interface)
-_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ROOT = regex(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_FUNCTION = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def pci_path(host: Host, sysfs: str) -> Optional[str]:

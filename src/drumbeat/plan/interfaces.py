@@ -10,12 +10,13 @@ from typing import Callable, List, Optional, Sequence, Set, Tuple, Union
 from drumbeat.facts.model import Facts, Interface, Peers
 from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.nics import natural
+from drumbeat.regex import regex
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 # Bridges and tunnels of container engines and virtual machines: an address there is not reachable from another node.
-_LOCAL_ONLY = re.compile(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
+_LOCAL_ONLY = regex(r"(lo|docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|vnet|tap|kube-|nerdctl|cilium)")
 ENOUGH_MBPS = 10_000  # for meeting and small messages; from here on a faster link makes no difference
 
 

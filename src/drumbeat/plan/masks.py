@@ -6,9 +6,10 @@ import re
 from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.finding import Evidence, Finding
+from drumbeat.regex import regex
 
 MOST_CPUS = 8192  # the kernel's own bound; a longer text is not a mask
-_LIST = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+_LIST = regex(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
 def mask(cpus: Iterable[int]) -> str:

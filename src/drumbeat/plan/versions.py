@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Optional, Tuple
 
-_LEADING = re.compile(r"\D{0,8}(\d{1,9}(?:\.\d{1,9}){0,3})")
-_CONDITION = re.compile(r"(<|<=|>|>=)(\d[\d.]*)( or unknown)?")
+from drumbeat.regex import regex
+
+_LEADING = regex(r"\D{0,8}(\d{1,9}(?:\.\d{1,9}){0,3})")
+_CONDITION = regex(r"(<|<=|>|>=)(\d[\d.]*)( or unknown)?")
 
 
 def parse(text: Optional[str]) -> Optional[Tuple[int, ...]]:

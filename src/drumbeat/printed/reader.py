@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from drumbeat.printed.epoch_steps import EpochSteps
 from drumbeat.printed.rules import Rule, by_plain_text
+from drumbeat.regex import regex
 
 RATES = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}  # the later one is shown
 _WHOSE_UNIT = {"all": "{}", "rank": "{} per rank", "device": "{} per device", "unknown": "{} as printed"}
@@ -23,9 +23,9 @@ _KEPT = 1 << 16  # bytes of an unfinished line
 _CHUNK = 1 << 20  # bytes of one log that are read at a time
 _BEHIND = 8 << 20
 _EVERY = 0.25  # seconds between two looks at the logs
-_LOG_NAME = re.compile(r"rank-(\d{1,7})\.(?:out|err)")
-_LAUNCHER_NAME = re.compile(r"launcher\.(?:out|err)")
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
+_LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
+_COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 # Every line of every format has one of these words (a test sees to it); hardly any other line has.
 WORDS = (
     "loss", "Loss", "/sec", "_sec", "PerSec=", "Acc@1", "ccuracy", "step=", "step_avg:", "Batchsize:", "completed", "[batch=",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Dict, List, Mapping, Sequence
 
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 from drumbeat.report.figures import Figures
 
 # Words of a command that change with the size of a job, and say nothing else.
-_SIZES = re.compile(
+_SIZES = regex(
     r"--?(?:nnodes|nproc[-_]per[-_]node|node[-_]rank|nodes|ranks[-_]per[-_]node|num[-_]processes|num[-_]machines|gpus)"
     r"(?:[= ]\S+)?|--(?:master|rdzv)[-_]\w+(?:[= ]\S+)?"
 )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from drumbeat.desk.closing import code_words
 from drumbeat.facts.model import Facts
 from drumbeat.order import Order
+from drumbeat.regex import regex
 from drumbeat.report.figures import Setting
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import gpus_of_run, gpus_used
 
-_PRECISION = re.compile(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
-_SWITCH = re.compile(r"(?:^|\s)--(bf16|fp16|fp8|tf32|amp|fp32)(?=\s|$)")
-_TARGET = re.compile(r"--?target[-_](?:accuracy|acc)[= ]+([0-9.]+)")
+_PRECISION = regex(r"(?:--)?(?:precision|mixed[-_]precision|dtype|torch[-_]dtype)[= ]+([\w.-]+)")
+_SWITCH = regex(r"(?:^|\s)--(bf16|fp16|fp8|tf32|amp|fp32)(?=\s|$)")
+_TARGET = regex(r"--?target[-_](?:accuracy|acc)[= ]+([0-9.]+)")
 
 
 def setting_of(run: Run, order: Optional[Order], facts: Optional[Facts], setup: Mapping[str, Any]) -> Setting:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Dict, List, Tuple, Type
 
+from drumbeat.regex import regex
 from drumbeat.runfolder.events import COMMON, TYPES, Event
 
-_FIELD = re.compile(r"^    (\w+): ([^=#]+?)\s*(?:=[^#]*)?(?:#\s*(.*))?$")
+_FIELD = regex(r"^    (\w+): ([^=#]+?)\s*(?:=[^#]*)?(?:#\s*(.*))?$")
 _BY_AGENTS = ("agent-started", "rank-started", "rank-exited", "verdict", "finding", "kernel-log", "agent-ended")
 
 

@@ -7,15 +7,16 @@ import re
 from typing import List, Optional
 
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.records import Line
 
-_RANK = re.compile(r"rank-(\d{1,9})\.(out|err)")
-_LAUNCHER = re.compile(r"(?:launcher|torchrun)\.(out|err)")
+_RANK = regex(r"rank-(\d{1,9})\.(out|err)")
+_LAUNCHER = regex(r"(?:launcher|torchrun)\.(out|err)")
 # A rank's line, copied for the script's own log: it stands in the rank's log too.
-_COPY = re.compile(r"\[rank \d{1,9}\] ")
-_MERGED_LINE = re.compile(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
+_COPY = regex(r"\[rank \d{1,9}\] ")
+_MERGED_LINE = regex(r"(\d{1,9}) (out|err) (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)

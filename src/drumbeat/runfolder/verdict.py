@@ -8,15 +8,15 @@ start to start.
 from __future__ import annotations
 
 import os
-import re
 from typing import List, Sequence
 
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.write import replace
 
 VERDICT = "verdict"
 END, REQUEUE = "end", "requeue"
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def write_verdict(folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 import shlex
 from typing import Any, Callable, Dict, Iterable, List, NoReturn, Optional, Tuple, Type, TypeVar
 
 from drumbeat.hostlist import HostlistError, expand
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.spec.duration import parse_duration
 from drumbeat.spec.fields import KINDS, Key, keys_of, required_keys
 from drumbeat.spec.shell_syntax import refuse_shell, shell_syntax
@@ -20,12 +20,12 @@ from drumbeat.spec.yamlfile import Items, Node, Table, Text, kind_of, shown
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-_SIZE = re.compile(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,8})")
-_TOO_LARGE = re.compile(r"[1-9][0-9]{9,}")
-_BETWEEN_HOSTS = re.compile(r",(?![^\[]*\])")  # a comma, but not one in brackets
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = regex(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_SIZE = regex(r"\d{1,12}(?:[KMGTPkmgtp]i?)?B?")
+_WHOLE = regex(r"-?(0|[1-9][0-9]{0,8})")
+_TOO_LARGE = regex(r"[1-9][0-9]{9,}")
+_BETWEEN_HOSTS = regex(r",(?![^\[]*\])")  # a comma, but not one in brackets
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 

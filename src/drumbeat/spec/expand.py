@@ -6,9 +6,10 @@ import re
 from typing import Mapping
 
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.secret import is_secret
 
-_DOLLAR = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
+_DOLLAR = regex(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})?")
 
 
 def expand(text: str, environ: Mapping[str, str], place: str) -> str:

@@ -8,13 +8,14 @@ from typing import Dict, List, Mapping
 
 from drumbeat.hostlist import HostlistError, expand
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.spec.expand import expand as fill_in
 from drumbeat.spec.job import Job
 from drumbeat.spec.yamlfile import shown, shown_path
 
 _LIMIT = 1 << 20
 _MOST_SLOTS = 4096
-_WORD = re.compile(r"(slots|max[_-]slots)\s*=\s*(\S+)\s*")
+_WORD = regex(r"(slots|max[_-]slots)\s*=\s*(\S+)\s*")
 
 
 def with_hostfile(job: Job, environ: Mapping[str, str]) -> Job:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Mapping, Sequence, Tuple
+
+from drumbeat.regex import regex
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "pp", "cp")
 NAMES = ("batch", "accumulate", "hook", "layout", *DEGREES)
-_PLACE = re.compile(r"(?<!\$)\{(" + "|".join(NAMES) + r")\}")
+_PLACE = regex(r"(?<!\$)\{(" + "|".join(NAMES) + r")\}")
 
 
 def places(command: Sequence[str]) -> Tuple[str, ...]:

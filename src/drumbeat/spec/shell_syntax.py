@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import NoReturn, Optional, Sequence
 
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
-_OPERATOR = re.compile(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
+_OPERATOR = regex(r"(&&|\|\||\||;|&|\|&|\d?>>?|\d?<|<<<?|&>>?|\d?>&\d|\(|\))$")
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
 
 
 def shell_syntax(text: str) -> Optional[str]:

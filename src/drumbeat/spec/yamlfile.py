@@ -8,20 +8,20 @@ Anchors, tags and merge keys have no place in a job file, and a bomb needs one o
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import field
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Union
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_VALUES = 10_000  # keeps the pure parser's time bounded
 
 # All that YAML does not call printable; refused before the parser sees it.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = regex("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Optional, Tuple
 
 from drumbeat.finding import Finding
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 from drumbeat.tune.observe import Observed
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED
 
@@ -18,7 +19,7 @@ STEPS, TIME, SILENCE, NOT_FINITE, NO_MEMORY, ENDED, INTERRUPTED = (
 
 OUT_OF_MEMORY = frozenset({"gpu-out-of-memory", "host-out-of-memory", "oom-kill"})
 WAITED = frozenset({"collective-timeout", "dataloader-stuck"})
-_NOT_A_NUMBER = re.compile(r"FloatingPointError\b|.{0,200}\bloss is (?:nan|inf)\b", re.IGNORECASE)
+_NOT_A_NUMBER = regex(r"FloatingPointError\b|.{0,200}\bloss is (?:nan|inf)\b", re.IGNORECASE)
 _REFUSAL_EXIT = 2  # a recipe's own
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.facts.telemetry import GpuSample
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric, Sample
 from drumbeat.watch.curve import Curve
 
 # Interfaces that pass on what another one has counted already.
-_REPEATS = re.compile(r"(docker|veth|br-|virbr|cni|cali|flannel|vxlan|tunl|tap|lxc|cilium|podman)")
+_REPEATS = regex(r"(docker|veth|br-|virbr|cni|cali|flannel|vxlan|tunl|tap|lxc|cilium|podman)")
 MOST_NODES, MOST_RANKS = 1 << 14, 1 << 17  # more than any run has; a record that names others is not believed
 CURVES = ("gpu_use", "power", "memory", "network")  # of every node; per cent, watts, per cent, bytes per second
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import stat
 import subprocess
@@ -20,6 +19,7 @@ from drumbeat.agent.looks.log_position import LogPosition
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.process_signals import ignore_stops
 from drumbeat.processes import close_all_but, die_with_parent, fork, kill, name_process
+from drumbeat.regex import regex
 
 NAME = "drumbeat-kmsg"
 _OWN_LOG = (
@@ -27,7 +27,7 @@ _OWN_LOG = (
 )
 _KMSG = "/dev/kmsg"
 _COMMANDS = (("dmesg",), ("journalctl", "--dmesg", "--quiet", "--lines", "500", "--output", "short-monotonic"))
-_OF_DRIVERS = re.compile(rb"NVRM: Xid|amdgpu|PCIe Bus Error")
+_OF_DRIVERS = regex(rb"NVRM: Xid|amdgpu|PCIe Bus Error")
 _MOST_LINES = 400  # per attempt: a driver in trouble may write thousands
 _LONGEST = 1000  # bytes of a line
 _PIECE = 1 << 20  # bytes read at a time

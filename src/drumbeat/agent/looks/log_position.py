@@ -7,18 +7,17 @@ read, before the moment at which the reading began. Lines without a stamp, or wi
 from __future__ import annotations
 
 import calendar
-import re
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from drumbeat.regex import regex
+
 Stamp = Tuple[str, float]  # form, seconds; only stamps of one form can be compared
 
-_BOOT = re.compile(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl: since the machine's start
-_ISO = re.compile(
-    rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:Z|([+-])(\d\d):?(\d\d))?"
-)  # rsyslog
-_SYSLOG = re.compile(rb"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")  # without a year
-_DATED = re.compile(rb"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]")  # dmesg -T
+_BOOT = regex(rb"(?:<\d{1,5}>)?\[ *(\d{1,12}\.\d{1,9})\]")  # dmesg, journalctl: since the machine's start
+_ISO = regex(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:Z|([+-])(\d\d):?(\d\d))?")  # rsyslog
+_SYSLOG = regex(rb"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)\b")  # without a year
+_DATED = regex(rb"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]")  # dmesg -T
 _MONTHS = {name: number + 1 for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())}
 _HALF_A_YEAR = 183 * 86400.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -50,7 +49,7 @@ _CALLS = {
         82: "fsync", 83: "fdatasync", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 202: "accept", 203: "connect",
         207: "recvfrom", 212: "recvmsg", 260: "wait4",
     },
-}.get(platform.machine(), {})  # fmt: skip
+}.get(os.uname().machine, {})  # fmt: skip
 
 
 def read_ranks(

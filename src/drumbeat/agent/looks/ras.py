@@ -7,12 +7,12 @@ one node asks. Whatever is not understood is left out: silence, garbage or someb
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 
 BEHIND, AHEAD, NO_ANSWER, ERROR = "behind", "ahead", "no answer", "error"
 
@@ -24,11 +24,11 @@ _MOST_BYTES = 1 << 20
 _MOST_NOTES = 256
 _QUESTION = b"TIMEOUT 1\nVERBOSE STATUS\n"  # seconds that it may wait for processes that do not answer
 
-_HEAD = re.compile(r"#\d+-\d+ \(([0-9a-f]{1,16})\) (MISMATCH|INCOMPLETE|ERROR)$")
-_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w{1,40}) operation counts$")
-_MANY = re.compile(r"\s+(\d{1,7}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)$")
-_REPORTED = re.compile(r"\s+(\d{1,7}) ranks reported (.{1,120})$")
-_RANK = re.compile(
+_HEAD = regex(r"#\d+-\d+ \(([0-9a-f]{1,16})\) (MISMATCH|INCOMPLETE|ERROR)$")
+_DIFFERENT = regex(r"\s+Communicator ranks have different (\w{1,40}) operation counts$")
+_MANY = regex(r"\s+(\d{1,7}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)$")
+_REPORTED = regex(r"\s+(\d{1,7}) ranks reported (.{1,120})$")
+_RANK = regex(
     r"\s+Rank (\d{1,7})(?: has launched up to operation (?P<last>\d{1,18})| has (?P<none>not launched any operations)"
     r"| reported (?P<error>.{1,120}?))? -- GPU [\w, ()]{1,80} managed by process (?P<pid>\d{1,9}) on node (?P<node>\S{1,255})$"
 )

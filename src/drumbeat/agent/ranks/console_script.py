@@ -10,8 +10,9 @@ from typing import Tuple
 
 from drumbeat.order import Order
 from drumbeat.plan.launchers.find import find_launcher
+from drumbeat.regex import regex
 
-_LONG_PATH = re.compile(r"""^'''exec' (.+?) "\$0" "\$@"$""", re.MULTILINE)  # for paths longer than a kernel's limit
+_LONG_PATH = regex(r"""^'''exec' (.+?) "\$0" "\$@"$""", re.MULTILINE)  # for paths longer than a kernel's limit
 
 
 def interpreter(start: str) -> Tuple[str, ...]:

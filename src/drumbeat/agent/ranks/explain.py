@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple
@@ -19,11 +18,10 @@ from drumbeat.facts.model import Identity
 from drumbeat.finding import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding, shown
 from drumbeat.order import Order
 from drumbeat.printed.reader import read_line
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 
-_STREAM = re.compile(
-    r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$"
-)  # as diagnose names lines that it was given
+_STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # as diagnose names lines that it was given
 _LAST = 40  # lines: what has more behind it is not called the last lines
 
 

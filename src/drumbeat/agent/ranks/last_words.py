@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.log_tail import tail
@@ -11,6 +10,7 @@ from drumbeat.finding import PEER_LOST, WARNING, Evidence, Finding, shown
 from drumbeat.light_dataclass import dataclass
 from drumbeat.printable import printable
 from drumbeat.printed.reader import read_line
+from drumbeat.regex import regex
 
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 _LAST = 8  # lines among which an error line counts as the last words
@@ -22,12 +22,12 @@ _OWN_WORDS = (
     r"(?i:(?:an? )?(?:(?:fatal|unexpected|caught) )?(?:error|exception)(?: (?:was )?(?:caught|raised|occurred))?"
     r"|(?:[\w-]{1,30} ){1,4}failed) ?:(?!\s*(?:[-+.]?\d|(?i:none|nan|inf|null|false)\b))"
 )
-_SIGN = re.compile(
+_SIGN = regex(
     r"Traceback \(most recent call last\)|(?:\b|\x1b\[[\d;]*m)(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
     r"|(?:\b|\x1b\[[\d;]*m)" + _OWN_WORDS
 )
-_ERROR_LINE = re.compile(r"(?:ERROR|CRITICAL|FATAL)\b")
-_OWN_LINE = re.compile(_OWN_WORDS)
+_ERROR_LINE = regex(r"(?:ERROR|CRITICAL|FATAL)\b")
+_OWN_LINE = regex(_OWN_WORDS)
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,11 @@ from drumbeat.plan.launchers.others import starts_its_own_ranks
 from drumbeat.plan.launchers.owned import Tools
 from drumbeat.plan.ranks import rank_identity
 from drumbeat.plan.rendezvous import DEFAULT_EPHEMERAL, ports
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
 
-_ENDS_PROCESSES = re.compile(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
+_ENDS_PROCESSES = regex(r"(?:^|[;&|({`\"']|\b(?:then|else|do)\b)[ \t]*(?:kill|pkill|killall|timeout)[ \t]", re.M)
 
 
 class Direct:

@@ -7,14 +7,14 @@ the processes that handle it. Where nothing handles it, the signal ends the shel
 from __future__ import annotations
 
 import os
-import re
 from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.processes import start_time
+from drumbeat.regex import regex
 
 # How Python's multiprocessing starts its workers, its fork server and its resource tracker.
-_WORKER = re.compile(rb"\0-c\0from multiprocessing\.|\0--multiprocessing-fork(?:\0|$)")
+_WORKER = regex(rb"\0-c\0from multiprocessing\.|\0--multiprocessing-fork(?:\0|$)")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish", "csh", "tcsh", "busybox"}
 
 

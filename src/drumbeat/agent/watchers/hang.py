@@ -6,7 +6,6 @@ What lasted long once and went well (a validation, a checkpoint) is learned, wha
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
@@ -19,6 +18,7 @@ from drumbeat.agent.watchers.hang_finding import Ended, Silence
 from drumbeat.agent.watchers.hang_verdict import judge, with_ras
 from drumbeat.agent.wire.messages import Beat
 from drumbeat.finding import ERROR, Finding
+from drumbeat.regex import regex
 
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports
@@ -28,7 +28,7 @@ _PAUSE = 60.0  # seconds that all ranks may wait, for an upload or an answer fro
 _ANNOUNCED = 300.0  # seconds that an announced phase may take before anybody looks
 _ANSWERS = 11.0  # seconds for all members to answer
 _NEXT_LOOKS = (5.0, 10.0, 20.0)  # seconds between the looks at one silence; then every minute
-_NUMBERS = re.compile(r"\d+")
+_NUMBERS = regex(r"\d+")
 _EVERY = 60.0  # seconds between looks before the first step
 
 

@@ -7,13 +7,13 @@ driver has dealt with (63, 92), NVLink errors that may be harmless (144 to 150: 
 
 from __future__ import annotations
 
-import re
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.facts.model import Gpu
 from drumbeat.finding import WARNING, Evidence, Finding
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 
 LOST, ECC, XID, HANG, RESET, PCIE = "gpu-lost", "gpu-ecc", "gpu-xid", "gpu-hang", "amdgpu-reset", "pcie-error"
 
@@ -43,14 +43,12 @@ XIDS = {
 }
 _ACTION_CHANGED = 154  # the driver names what has to be done; 'None' is all clear
 
-_XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4})\b(.*)"
-)
-_NEEDS = re.compile(r"action changed from .* to 0x[0-9a-fA-F]+ \(([^)]{1,60})\)")
-_AMD = re.compile(r"\bamdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (.*)")
-_AMD_RESET = re.compile(r"\bGPU reset begin|\bGPU reset(?:\(\d+\))? failed|\bGPU [Rr]ecovery [Ff]ailed")
-_AMD_ECC = re.compile(r"(?<![\d.])([1-9]\d*) (?:new )?uncorrectable hardware errors? detected in (?!total)(\w+) block")
-_PCIE = re.compile(
+_XID = regex(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4})\b(.*)")
+_NEEDS = regex(r"action changed from .* to 0x[0-9a-fA-F]+ \(([^)]{1,60})\)")
+_AMD = regex(r"\bamdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (.*)")
+_AMD_RESET = regex(r"\bGPU reset begin|\bGPU reset(?:\(\d+\))? failed|\bGPU [Rr]ecovery [Ff]ailed")
+_AMD_ECC = regex(r"(?<![\d.])([1-9]\d*) (?:new )?uncorrectable hardware errors? detected in (?!total)(\w+) block")
+_PCIE = regex(
     r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
 )
 

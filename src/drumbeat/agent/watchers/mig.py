@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Dict, Mapping, Tuple
 
 from drumbeat.processes import open_files
+from drumbeat.regex import regex
 
 _MINORS = "/proc/driver/nvidia-caps/mig-minors"  # lines such as `gpu0/gi3/ci0/access 31`
 _FOLDER = "/dev/nvidia-caps/nvidia-cap"
-_LINE = re.compile(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
+_LINE = regex(r"gpu(\d+)/(gi\d+)(?:/(ci\d+))?/access (\d+)")
 
 
 def mig_instances(pid: int, environ: Mapping[str, str], proc: str = "/proc", minors: str = _MINORS) -> Tuple[str, ...]:

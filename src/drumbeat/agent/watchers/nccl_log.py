@@ -7,18 +7,18 @@ user asked for are copied to where they would have been.
 from __future__ import annotations
 
 import os
-import re
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.contract import Saw
 from drumbeat.light_dataclass import dataclass
 from drumbeat.order import EnvVar
+from drumbeat.regex import regex
 from drumbeat.runfolder.read import Tail
 
 SUBSYSTEMS = ("INIT", "ENV", "NET", "BOOTSTRAP")  # NET is in no version's default, and has the lines that prove
 _DEFAULT_SUBSYSTEMS = ("INIT", "ENV", "BOOTSTRAP")
 _WIDE = ("INFO", "ABORT", "TRACE")
-_NAME = re.compile(r"nccl(?:-\d+)?\.(?P<host>.+)\.(?P<pid>\d+)")
+_NAME = regex(r"nccl(?:-\d+)?\.(?P<host>.+)\.(?P<pid>\d+)")
 _KEPT = 1 << 20  # bytes of each end of a file that is kept
 
 

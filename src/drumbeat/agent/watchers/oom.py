@@ -7,8 +7,9 @@ import re
 from typing import Iterator, Optional
 
 from drumbeat.facts.host import Host
+from drumbeat.regex import regex
 
-_COUNT = re.compile(r"^oom_kill (\d{1,18})$", re.MULTILINE)
+_COUNT = regex(r"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
 def oom_kills(host: Host) -> Optional[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 from typing import Callable, Iterator
 
 from drumbeat.agent.wire.messages import FilePart
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import append, create
 
@@ -15,7 +15,7 @@ _FILE_BYTES = 1 << 20  # of one file: its end, where failures are explained
 _NODE_BYTES = 64 << 20
 _PART_BYTES = 256 << 10
 Write = Callable[[str, bytes], None]
-_NAME = re.compile(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
+_NAME = regex(r"(attempt-\d{1,4}/)?[a-z][a-z0-9.-]{0,60}")
 
 
 def files_of(folder: NodeFolder) -> Iterator[FilePart]:

@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.light_dataclass import dataclass
 from drumbeat.order import Option, Order
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.spec.duration import parse_duration
 
 KINDS = ("jobset", "trainjob", "pytorchjob", "job", "jobs")
@@ -21,14 +22,14 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GPU_RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")  # of a label
+_NAME = regex(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NAMESPACE = regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VALUE = regex(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")  # of a label
 _LARGEST_ID = 2**31 - 1
 _OWN = ("drumbeat/", "app.kubernetes.io/managed-by")  # names by which a run's objects are found again
-_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_QUANTITY = re.compile(r"\d+(\.\d+)?([kMGTPE]|[KMGTPE]i|m)?")
-_MEMORY = re.compile(r"(\d+)\s*([KMGTkmgt]?)(i?)([bB]?)")
+_KEY = regex(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_QUANTITY = regex(r"\d+(\.\d+)?([kMGTPE]|[KMGTPE]i|m)?")
+_MEMORY = regex(r"(\d+)\s*([KMGTkmgt]?)(i?)([bB]?)")
 
 ONCE = {
     "context": "the context of your kubeconfig",

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -23,6 +22,7 @@ from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError
+from drumbeat.regex import regex
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.write import replace
@@ -33,7 +33,7 @@ SCRIPT = "runai.sh"
 _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of `runai`
 _LINGER = 600  # seconds
 _MUSTER = 900.0
-_PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?")  # its namespace is runai-PROJECT, at most 63 characters
+_PROJECT = regex(r"[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?")  # its namespace is runai-PROJECT, at most 63 characters
 _LOOK_EVERY = 5.0  # seconds between two looks at whether there are pods
 _FILES = 60.0  # seconds for one answer out of a pod
 

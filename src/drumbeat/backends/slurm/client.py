@@ -10,10 +10,11 @@ from typing import Dict, List, Mapping, Sequence, Set
 from drumbeat.backends.contract import UNKNOWN, Handle, Status, parse_handle
 from drumbeat.backends.slurm import states
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 _SECONDS = 30.0
 UNREACHABLE = "no Slurm controller can be reached from here"
-_NO_CONTROLLER = re.compile(
+_NO_CONTROLLER = regex(
     r"Unable to contact slurm controller|Could not establish a configuration source|resolve_ctls_from_dns_srv"
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
 from drumbeat.hostlist import HostlistError, expand
 from drumbeat.order import Order
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 from drumbeat.spec.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
@@ -15,8 +15,8 @@ _GPUS_AS = ("gpus-per-node", "gres")
 _MARGIN = 30  # seconds between the end of the grace and Slurm's own end
 
 # Each value becomes one word of an #SBATCH line, which has its own simple quoting: better none than a wrong one.
-_WORD = re.compile(r"[^\s'\"\\`$]{1,500}")
-_BAD_PATH = re.compile(r"[\s'\"\\`$:,]")
+_WORD = regex(r"[^\s'\"\\`$]{1,500}")
+_BAD_PATH = regex(r"[\s'\"\\`$:,]")
 
 
 def check(order: Order, where: Callable[[str], str]) -> None:

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from drumbeat.home import users_folder
 from drumbeat.private_folder import make_private
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
 CONNECT_SECONDS = 15  # where the user's configuration has no ConnectTimeout
 _PERSIST = 15  # seconds for which an idle connection stays open for the next command
@@ -23,7 +24,7 @@ _START = (
     'exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),bytes(1))))'
 )
 _FIND_PYTHON = 'p=$(ls -d {pattern} 2>/dev/null | sort -V | tail -n 1); exec "${{p:-python3}}" -I -S -c "$0"'
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+-]{0,254}")
+_HOST = regex(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+-]{0,254}")
 
 
 def check_host(host: str, where: str) -> None:
@@ -112,7 +113,7 @@ _REASONS = (
         "name the key for it in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     ),
 )
-_OLD_PYTHON = re.compile(r"drumbeat-python (\d+\.\d+)")
+_OLD_PYTHON = regex(r"drumbeat-python (\d+\.\d+)")
 _NAME_ANOTHER = "name another in the job: python: python3.11"
 
 

@@ -16,18 +16,19 @@ from typing import List, Optional, Sequence
 
 from drumbeat.plan.launchers.find import Found, find_launcher, python_module
 from drumbeat.problem import Problem
+from drumbeat.regex import regex
 
-_LAST_EXIT = re.compile(r"exit(?:[ \t]+\"?\$\?\"?)?")
-_ENDS_EARLY = re.compile(r"\b(?:exit|return|exec)\b")
-_COMMENT = re.compile(r"(?:^|\s)#")
+_LAST_EXIT = regex(r"exit(?:[ \t]+\"?\$\?\"?)?")
+_ENDS_EARLY = regex(r"\b(?:exit|return|exec)\b")
+_COMMENT = regex(r"(?:^|\s)#")
 _OPERATORS = frozenset(("&&", "||", "|", "|&", "&", ";", ";;", "(", ")", "{", "}", "!"))
 _COMPOUND = frozenset(
     ("if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "time", "exec")
 )
-_PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?")
-_PYTHON_FLAGS = re.compile(r"-[uOBEsSIqvb]+")
+_PYTHON = regex(r"python(?:\d+(?:\.\d+)*)?")
+_PYTHON_FLAGS = regex(r"-[uOBEsSIqvb]+")
 _NO_TRAINING = frozenset(("pip", "ensurepip", "venv", "virtualenv"))  # modules
-_CALLS_TO_TRAIN = re.compile(r"train|pretrain|finetune|fit|backward|run_path|run_module")
+_CALLS_TO_TRAIN = regex(r"train|pretrain|finetune|fit|backward|run_path|run_module")
 _LONGEST_TEXT = 4000
 _ASKS = frozenset(("-h", "--help", "--version"))
 

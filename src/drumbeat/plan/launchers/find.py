@@ -15,6 +15,7 @@ from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers import accelerate, composer, deepspeed, fabric, torchrun
 from drumbeat.plan.launchers.options import Options, split
 from drumbeat.plan.launchers.wrappers import peel
+from drumbeat.regex import regex
 
 _OPTIONS: Dict[str, Options] = {
     "torchrun": torchrun.OPTIONS,
@@ -47,7 +48,7 @@ _MODULES = {
     "composer": ("composer", ""),
     "composer.cli.launcher": ("composer", ""),
 }
-_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_PYTHON = regex(r"(python|pypy)[\d.]*")
 
 
 @dataclass(frozen=True)

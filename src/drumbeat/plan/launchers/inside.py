@@ -13,14 +13,15 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import python_module
 from drumbeat.plan.launchers.others import SHELLS, runs_text, without_wrappers
+from drumbeat.regex import regex
 
 Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
 
 _VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
-_SHEBANG = re.compile(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_SHEBANG = regex(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(\w+)")
+_PYTHON = regex(r"(?:python|pypy)[\d.]*")
 # Lines that start nothing: comments, what is only printed or looked up, and installations.
-_SILENT = re.compile(
+_SILENT = regex(
     r"^[ \t]*(?:#|echo\b|printf\b|which\b|command[ \t]+-v"
     r"|(?:[\w./-]{0,200}python[\d.]{0,6}[ \t]+-m[ \t]+)?(?:uv[ \t]+)?pip\b).*$",
     re.M,
@@ -29,40 +30,40 @@ _MODULE = (
     r"(?:torch\.distributed\.(?:run|launch)|accelerate(?:\.commands\.launch)?|deepspeed(?:\.launcher\.runner)?)"
     r"(?=[\s\"'\\])"
 )
-_LAUNCHER = re.compile(
+_LAUNCHER = regex(
     r"(?:^|[\s;&|(/=\"'`])"
     r"(torchrun|accelerate(?:-|\s+)launch|deepspeed(?=\s+(?:-|\\|\$|\S+\.py\b))|composer(?=\s+-)|fabric\s+run)"
     r"(?=[\s\"'`;)]|$)",
     re.M,
 )
-_PYTHON_MODULE = re.compile(r"\s-\w*m\s*" + _MODULE)
-_PYTHON_NAME = re.compile(r"(?<![\w./-])python3\.\d{1,2}(?=\s)")
+_PYTHON_MODULE = regex(r"\s-\w*m\s*" + _MODULE)
+_PYTHON_NAME = regex(r"(?<![\w./-])python3\.\d{1,2}(?=\s)")
 _BEFORE, _FOLDER = r"(?:^|[\s;&|(\"'`])", r"(/(?:[\w.+@-]{1,100}/){1,20}"
-_LAUNCHER_PATH = re.compile(
+_LAUNCHER_PATH = regex(
     _BEFORE + _FOLDER + r"(?:torchrun|accelerate|accelerate-launch|deepspeed|fabric))(?=[\s\"'`;)]|$)", re.M
 )
-_PYTHON_PATH = re.compile(_BEFORE + _FOLDER + r"python[\d.]{0,6})(?=\s[^\n]{0,200}?-\w{0,3}m\s*" + _MODULE + ")", re.M)
-_RANKS = re.compile(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
-_NAME = re.compile(r"\$(?:(\w{1,100})|\{(\w{1,100})(?::?-([^{}$`]{0,200}))?\})")  # ${NAME:-DEFAULT} too
-_ASSIGNMENT = re.compile(
+_PYTHON_PATH = regex(_BEFORE + _FOLDER + r"python[\d.]{0,6})(?=\s[^\n]{0,200}?-\w{0,3}m\s*" + _MODULE + ")", re.M)
+_RANKS = regex(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
+_NAME = regex(r"\$(?:(\w{1,100})|\{(\w{1,100})(?::?-([^{}$`]{0,200}))?\})")  # ${NAME:-DEFAULT} too
+_ASSIGNMENT = regex(
     r"^[ \t]{0,40}(?:(?:export|readonly|local)[ \t]+)?([A-Za-z_]\w{0,99})="
     r"(?:\"([^\"`\n]{0,400})\"|'([^'\n]{0,400})'|([^\s;&|()`\"'<>]{0,400}))[ \t]*(?:[;&#].*)?$",
     re.M,
 )
 
-_SPAWN = re.compile(
+_SPAWN = regex(
     r"\b(?:mp|multiprocessing|xmp)\.spawn\s*\(|^from torch\.multiprocessing import [^\n#]{0,200}\bspawn\b", re.M
 )
-_READS_RANK = re.compile(
+_READS_RANK = regex(
     r"""environ\.get\(\s*["'](?:LOCAL_)?RANK|getenv\(\s*["'](?:LOCAL_)?RANK|environ\[["'](?:LOCAL_)?RANK["']\](?!\s*=[^=])"""
     r"|is_torchelastic_launched"
 )
 _IMPORTS = (
     r"^[ \t]*(?:from|import)[ \t]+(?:[\w. \t]{1,100},[ \t]*){0,10}"  # also behind others: import torch, lightning as L
 )
-_LIGHTNING = re.compile(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
-_MPI4PY = re.compile(_IMPORTS + r"mpi4py\b", re.M)
-_DEVICES = re.compile(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
+_LIGHTNING = regex(_IMPORTS + r"(?:lightning|pytorch_lightning)\b", re.M)
+_MPI4PY = regex(_IMPORTS + r"mpi4py\b", re.M)
+_DEVICES = regex(r"\b(?:Trainer|Fabric)\s?\([^)]{0,2000}\bdevices\s?=", re.S)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import shlex
 from typing import Dict, Optional, Sequence, Tuple
 
 from drumbeat.plan.launchers.wrappers import Wrapper, peel, skip_options, values
+from drumbeat.regex import regex
 
 _MPI = Wrapper(
     {
@@ -59,7 +60,7 @@ SELF_SPAWNING = {
 }
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_LAUNCHER_WORD = re.compile(
+_LAUNCHER_WORD = regex(
     r"(?:^|[\s;&|(/])(torchrun|accelerate(?:-|\s+)launch|deepspeed|torch\.distributed\.(?:run|launch)|composer|fabric\s+run)"
     r"(?=\s)"
 )

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import field
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from drumbeat.light_dataclass import dataclass
+from drumbeat.regex import regex
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_ASSIGNMENT = regex(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True)
