@@ -52,6 +52,7 @@ from drumbeat.finding import ERROR, Finding
 from drumbeat.order import Order, dump_order, load_order
 from drumbeat.processes import children
 from drumbeat.record import to_json
+from drumbeat.watch.textfile import TextFile
 
 RANKS = 8
 SETTLE = 3.0  # seconds after the last start that do not count as its steady state
@@ -100,7 +101,7 @@ def lead(order_file: str, results: str) -> int:
             close(self)
 
         channel_module.Channel.close = closing  # type: ignore[method-assign]
-        made = Loop(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None)
+        made = Loop(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None, TextFile)
         turns: List[Tuple[float, ...]] = []  # how long each turn was busy: see `clocks`
         schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
         select, woken, muster = made.selector.select, list(clocks(schedstat)), [0.0]

@@ -13,6 +13,8 @@ from drumbeat.agent.folder_child import FolderChild
 from drumbeat.agent.folder_start import prepare_folder
 from drumbeat.agent.guard import warn
 from drumbeat.agent.lead_findings import stalled_finding
+from drumbeat.agent.monitor import OpenTextFile
+from drumbeat.agent.monitor_process import MonitorProcess
 from drumbeat.agent.node import Node
 from drumbeat.agent.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
@@ -42,9 +44,17 @@ class Agent:
     side: Side  # the lead's, or a member's
 
     def __init__(
-        self, order: Order, number: int, token: str, bundle: str, beat_fd: int, report: Callable[[Dict[str, Any]], None]
+        self,
+        order: Order,
+        number: int,
+        token: str,
+        bundle: str,
+        beat_fd: int,
+        report: Callable[[Dict[str, Any]], None],
+        open_textfile: OpenTextFile,
     ) -> None:
         self.order, self.number, self.token, self.bundle, self.report = order, number, token, bundle, report
+        self.open_textfile = open_textfile
         self.beat_fd = beat_fd
         os.set_blocking(beat_fd, False)
         self.selector = selectors.DefaultSelector()
@@ -158,6 +168,7 @@ class Agent:
             self.tasks,
             self.beat,
             child,
+            MonitorProcess(folder.node(self.number), self.facts, self.order, self.open_textfile),
         )
         about = {"pid": os.getpid(), "version": __version__, "python": sys.version.split()[0]}
         self.node.events.write("agent-started", about)

@@ -12,6 +12,7 @@ from drumbeat.agent.agent import Agent, Stopped
 from drumbeat.agent.lead_findings import storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
+from drumbeat.agent.monitor import OpenTextFile
 from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import RankExited, RankStarted, StopAsked, WireError
 from drumbeat.order import Order
@@ -28,11 +29,18 @@ class Loop:
     """Turns one member's agent; member 0's is the lead as well."""
 
     def __init__(
-        self, order: Order, number: int, token: str, bundle: str, beat_fd: int, report: Callable[[Dict[str, Any]], None]
+        self,
+        order: Order,
+        number: int,
+        token: str,
+        bundle: str,
+        beat_fd: int,
+        report: Callable[[Dict[str, Any]], None],
+        open_textfile: OpenTextFile,
     ) -> None:
         self.started = time.monotonic()
         self.guard = os.getppid()
-        self.agent = agent = Agent(order, number, token, bundle, beat_fd, report)
+        self.agent = agent = Agent(order, number, token, bundle, beat_fd, report, open_textfile)
         self.side: Union[LeadSide, MemberSide] = LeadSide(agent) if number == 0 else MemberSide(agent)
         agent.side = self.side
         self.selector = agent.selector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
 from drumbeat.agent.guard import guard, warn
 from drumbeat.agent.place import placed
@@ -16,8 +16,11 @@ from drumbeat.processes import die_with_parent
 from drumbeat.record import RecordError
 from drumbeat.signals import EXIT_USAGE
 
+if TYPE_CHECKING:  # the guard does with as little as it can
+    from drumbeat.agent.monitor import OpenTextFile
 
-def run_agent(arguments: List[str]) -> int:
+
+def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
     """Arguments: ORDER.json NODE REPORT_FD BUNDLE PARENT SIGNAL. The token comes in the environment, and goes no further.
 
     PARENT is the pid of who started us: by now it may be gone, and our parent somebody else. SIGNAL is what its death means for
@@ -42,7 +45,7 @@ def run_agent(arguments: List[str]) -> int:
     def agent(beat_fd: int) -> int:
         from drumbeat.agent.loop import Loop
 
-        return Loop(order, int(node), token, bundle, beat_fd, report).run()
+        return Loop(order, int(node), token, bundle, beat_fd, report, open_textfile).run()
 
     deadline = order.timing.agent_deadline
     hung = f"it had not answered for {deadline:g} s, so its guard ended it"

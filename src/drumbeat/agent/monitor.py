@@ -1,21 +1,20 @@
-"""`_monitor`: a child of the agent that samples its node until the job ends. A driver that hangs holds only this process."""
+"""What a child of the agent does: it samples its node until the job ends. A driver that hangs holds only that process."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import time
 from typing import Any, Callable, Dict, List, Protocol
 
 from drumbeat import clock
 from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Facts, Gpu
+from drumbeat.facts.model import Facts
 from drumbeat.facts.nvml import open_nvml
 from drumbeat.facts.sample import Sampler
 from drumbeat.order import Order
-from drumbeat.record import from_plain, to_plain
+from drumbeat.runfolder.layout import NodeFolder
 
 EVERY = 5.0  # seconds between samples
 _LARGE_JOB = 64  # nodes: from here on several samples go to the shared storage in one write
@@ -29,39 +28,28 @@ class TextFile(Protocol):
     def remove(self) -> None: ...
 
 
-def monitor_argv(bundle: str, path: str, facts: Facts, order: Order, node: int) -> List[str]:
+OpenTextFile = Callable[[str, str], TextFile]  # of that folder, for that run
+
+
+def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile) -> None:
     """The lead's monitor, which is the one of node 0, also keeps node-exporter's text file."""
-    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
-    settings = {
-        "path": path,
-        "node": node,
-        "host": facts.host,
-        "gpus": to_plain(gpus),
-        "batch": 1 if order.nodes <= _LARGE_JOB else 6,
-        "textfile": order.textfile if node == 0 else "",
-        "run": order.folder,
-    }
-    return [sys.executable, "-I", "-S", bundle, "_monitor", json.dumps(settings)]
-
-
-def run_monitor(arguments: List[str], open_textfile: Callable[[str, str], TextFile]) -> int:
-    settings = json.loads(arguments[0])
-    textfile = open_textfile(settings["textfile"], settings["run"]) if settings["textfile"] else None
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    textfile = open_textfile(order.textfile, order.folder) if order.textfile and folder.node == 0 else None
+    batch = 1 if order.nodes <= _LARGE_JOB else 6
     kept: List[str] = []
-    gpus = [from_plain(Gpu, each) for each in settings["gpus"]]
+    gpus = [gpu for gpu in facts.gpus if not gpu.integrated]
     nvml = open_nvml() if any(gpu.vendor == "nvidia" for gpu in gpus) else None
     sampler = Sampler(LiveHost(), gpus, nvml)
     due = time.monotonic()
     while True:
-        kept.append(_line(settings, sampler.sample()))
-        if ended or len(kept) >= settings["batch"]:
-            _write(settings["path"], kept)
+        kept.append(_line(folder.node, facts.host, sampler.sample()))
+        if ended or len(kept) >= batch:
+            _write(folder.telemetry, kept)
         if ended:
             if textfile:
                 textfile.remove()
-            return 0
+            return
         if textfile:
             textfile.update()
         due = max(due + EVERY, time.monotonic())
@@ -69,8 +57,8 @@ def run_monitor(arguments: List[str], open_textfile: Callable[[str, str], TextFi
             time.sleep(0.2)
 
 
-def _line(settings: Dict[str, Any], found: Dict[str, Any]) -> str:
-    about = {"t": round(clock.now(), 3), "node": settings["node"], "host": settings["host"]}
+def _line(node: int, host: str, found: Dict[str, Any]) -> str:
+    about = {"t": round(clock.now(), 3), "node": node, "host": host}
     return json.dumps({**about, **found}, separators=(",", ":"))
 
 

@@ -57,9 +57,10 @@ class Node:
         tasks: Tasks,
         beat: Callable[[], None],
         child: FolderChild,
+        monitor: MonitorProcess,
     ) -> None:
         self.order, self.member, self.facts, self.folder, self.bundle = order, member, facts, folder, bundle
-        self.tell, self.tasks, self.beat, self.child = tell, tasks, beat, child
+        self.tell, self.tasks, self.beat, self.child, self.monitor = tell, tasks, beat, child, monitor
         self.events = EventLog(folder.events, member, child.append)
         self.local = make_temporary(f"drumbeat-{order.run_id[:40]}-{member}-")  # node-local: many small writes
         self.attempt = 0
@@ -83,7 +84,6 @@ class Node:
         self.ends = self._new_ends()
         self.looks = NodeLooks(order, facts, self.local, folder, self.metrics, child, tell)
         self._first_step_told = False
-        self.monitor = MonitorProcess(bundle, folder, facts, order)
 
     # -- what the lead asks ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Where drumbeat.pyz begins: the commands a person types, and nine that only drumbeat calls."""
+"""Where drumbeat.pyz begins: the commands a person types, and eight that only drumbeat calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(arguments: List[str]) -> int:
     if arguments[:1] == ["_agent"]:
         from drumbeat.agent.main import run_agent
 
-        return run_agent(arguments[1:])
+        return run_agent(arguments[1:], _open_textfile)
     if arguments[:1] == ["_node"]:
         from drumbeat.process_signals import heed_interrupts
 
@@ -24,10 +24,6 @@ def main(arguments: List[str]) -> int:
         from drumbeat.desk.hosted_node import run_host
 
         return run_host()
-    if arguments[:1] == ["_monitor"]:
-        from drumbeat.agent.monitor import run_monitor
-
-        return run_monitor(arguments[1:], _open_textfile)
     if arguments[:1] == ["_files"]:
         import sys
 
