@@ -17,10 +17,11 @@ def parse_duration(text: str) -> int:
     if re.fullmatch(r"[0-9]{1,6}:[0-9]{2}", text):
         first, second = text.split(":")
         raise ValueError(f"{text} can be read in two ways: write {first}h{second}m or {first}m{second}s")
-    match = _CLOCK.fullmatch(text) or (_UNITS.fullmatch(text) if text else None)
+    clock = _CLOCK.fullmatch(text)
+    match = clock or (_UNITS.fullmatch(text) if text else None)
     if match is None:
         raise ValueError("expected a time such as 90s, 30m, 1h, 2d6h30m, 1:30:00 or 1-02:00:00")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    if match.re is _CLOCK and match.group(1) is not None and hours > 23:
+    if clock and clock[1] is not None and hours > 23:
         raise ValueError(f"{hours} hours after the days: at most 23")
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
