@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KUBE_BIN ?= $(HOME)/.cache/drumbeat-cluster/bin
 
-.PHONY: demo test test-others test-train busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
+.PHONY: demo test test-others test-train test-quick busy check packages pyz bench corpus fuzz everywhere faults faults-train proofs versions workloads cluster clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -30,18 +30,22 @@ demo: $(VENV)/.cpu
 
 test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going check test-others test-train
+	@$(MAKE) --no-print-directory --jobs=4 --keep-going check test-others test-train test-quick
 
-WITH_TORCH := tests/train tests/integrations tests/verify/test_script.py  # they import torch themselves
+# Beside each other, and so that no worker collects or imports what only one process needs: tests that import torch themselves,
+# which makes a process large and gives it torch's threads; and those that only compute.
+IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
+IN_QUICK := $(addprefix tests/,cli containers contracts convert diagnose docs doctor facts lint plan printed runfolder sites spec)
 
 # A worker that dies ends the tests at once, with the name of its test: xdist (3.8) can wait for ever for the work of a dead one.
 test-others:
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 $(WITH_TORCH:%=--ignore %)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
+		$(addprefix --ignore=,$(IN_TRAIN) $(IN_QUICK))
 
-# Beside the others, in a process of its own, which is large and has torch's threads: it ends with its tests. Told when it is over.
-test-train:
-	@$(BIN)/python -m pytest $(WITH_TORCH) > $(VENV)/test-train.out 2>&1 || { cat $(VENV)/test-train.out; exit 1; }
-	@grep ' passed' $(VENV)/test-train.out  # after it triton writes hundreds of lines about itself
+# Told when they are over: what they print would be between the lines of the others.
+test-train test-quick:
+	@$(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
+	@echo "$@:"; grep -E '^SKIPPED| passed' $(VENV)/$@.out
 
 packages:
 	@sh tests/system-packages.sh
