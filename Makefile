@@ -42,9 +42,9 @@ test-others:
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
 		$(addprefix --ignore=,$(IN_TRAIN) $(IN_QUICK))
 
-# Told when they are over: what they print would be between the lines of the others.
+# Told when they are over: what they print would be between the lines of the others. Both cores are in use: torch takes one thread.
 test-train test-quick:
-	@$(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
 	@echo "$@:"; grep -E '^SKIPPED| passed' $(VENV)/$@.out
 
 packages:
