@@ -17,7 +17,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.pip
 	$(PIP) -e '.[cpu,dev]'
 	@touch $(VENV)/.cpu $@
 
-# The pip that comes with Python 3.11 takes twice as long as the newest. Where there is no newer one, it will do.
+# The pip that comes with Python 3.11 takes twice as long as the newest one. Where there is no newer one, it will do.
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
 	-$(PIP) --upgrade pip
@@ -32,8 +32,8 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going check test-others test-train test-quick
 
-# Beside each other, and so that no worker collects or imports what only one process needs: tests that import torch themselves,
-# which makes a process large and gives it torch's threads; and those that only compute.
+# Each in a process of its own, beside the others: tests that import torch themselves, which makes a process large, and tests that
+# only compute, which every worker would have to collect.
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
 IN_QUICK := $(addprefix tests/,cli containers contracts convert diagnose docs doctor facts lint plan printed runfolder sites spec)
 
@@ -42,9 +42,11 @@ test-others:
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
 		$(addprefix --ignore=,$(IN_TRAIN) $(IN_QUICK))
 
-# Told when they are over: what they print would be between the lines of the others. Both cores are in use: torch takes one thread.
+test-train: export OMP_NUM_THREADS := 1  # both cores are in use
+
+# Their output is shown at the end: it would mix with that of the others.
 test-train test-quick:
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
+	@$(BIN)/python -m pytest $(if $(filter test-train,$@),$(IN_TRAIN),$(IN_QUICK)) > $(VENV)/$@.out 2>&1 || { cat $(VENV)/$@.out; exit 1; }
 	@echo "$@:"; grep -E '^SKIPPED| passed' $(VENV)/$@.out
 
 packages:

@@ -254,7 +254,7 @@ def marked(run_id: str):
 
 
 def wait_for(condition, seconds=120.0, what="it"):
-    """Wait until it holds; how long that took. Where a look takes long, because it starts a process, there are fewer."""
+    """Wait until it holds; how long that took. One that starts a process is checked less often."""
     begin = looked = time.monotonic()
     while not condition():
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """Regular expressions that are compiled when they are first used.
 
-A process of drumbeat imports 150 of them and needs a few; to compile them all would be a sixth of the time it takes to start.
+A process of drumbeat imports 150 of them and uses a few; compiling them all would take a sixth of its start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFFERED = (
 
 
 class _Pattern:
-    """Has what a compiled one has, from the first time on that somebody asks for it."""
+    """Offers what a compiled pattern offers."""
 
     def __init__(self, text: Any, flags: int) -> None:
         self._given = (text, flags)

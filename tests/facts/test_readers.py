@@ -332,6 +332,16 @@ def test_an_interface_that_does_not_report_its_state(tree):
     assert {card.name: card.up for card in interfaces.read(host(tree))}["tun0"] is False
 
 
+def test_an_interface_that_has_just_come_up(tree):
+    """Read from a veth pair: for up to a second operstate says down, carrier already 1."""
+    tree.net("eth7")
+    base = (tree.root / "sys/class/net/eth7").resolve()
+    (base / "operstate").write_text("down\n")
+    assert {card.name: card.up for card in interfaces.read(host(tree))}["eth7"] is False
+    (base / "carrier").write_text("1\n")
+    assert {card.name: card.up for card in interfaces.read(host(tree))}["eth7"] is True
+
+
 # RDMA
 
 

@@ -53,7 +53,7 @@ def config(words):
 
 
 def create(words):
-    import yaml  # here: the other words are called often, and yaml takes half of their time
+    import yaml  # not needed by the other commands, which are called often: it takes half of their time
 
     for item in yaml.safe_load_all(sys.stdin.read()):
         if item is None or "--dry-run=server" in words:

@@ -58,7 +58,7 @@ class MonitorProcess:
 
 
 def _leave(agent: int) -> None:
-    """In the child: nothing that belongs to the agent is held, and signals to its group go past."""
+    """In the child: close what belongs to the agent, and leave its process group."""
     name_process(NAME)
     os.setsid()
     ignore_stops()

@@ -178,7 +178,7 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
 
 
 def _key(files: Dict[str, str]) -> str:
-    """By size and time stamp, as Python finds its own byte code: to read 600 files at each start takes longer."""
+    """From sizes and time stamps, as Python does for its own byte code: reading 600 files would slow down each start."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + os.fsencode(_ROOT))
     for name, path in sorted(files.items()):
         status = os.stat(path)

@@ -46,10 +46,12 @@ def _interface(host: Host, name: str, addresses: Tuple[str, ...]) -> Interface:
 
 
 def _up(host: Host, base: str) -> Optional[bool]:
-    state = line(host, f"{base}/operstate")
+    state, carrier = line(host, f"{base}/operstate"), line(host, f"{base}/carrier")
     if state == "unknown":  # drivers that do not report it, and the loopback
         flags = integer(line(host, f"{base}/flags"), 16)
-        return None if flags is None else bool(flags & _IFF_UP) and line(host, f"{base}/carrier") != "0"
+        return None if flags is None else bool(flags & _IFF_UP) and carrier != "0"
+    if state == "down" and carrier == "1":  # up since less than a second: operstate comes later
+        return True
     return None if state is None else state == "up"
 
 
