@@ -13,7 +13,8 @@ $(VENV)/.cpu: pyproject.toml $(VENV)/.pip
 	$(PIP) -e '.[cpu]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.pip
+# `make -j demo check`: one pip at a time.
+$(VENV)/.dev: pyproject.toml $(VENV)/.pip $(if $(filter demo bench corpus dist tutorial,$(MAKECMDGOALS)),$(VENV)/.cpu)
 	$(PIP) -e '.[cpu,dev]'
 	@touch $(VENV)/.cpu $@
 
@@ -32,8 +33,8 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev packages
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going check test-others test-train test-quick
 
-# Each in a process of its own, beside the others: tests that import torch themselves, which makes a process large, and tests that
-# only compute, which every worker would have to collect.
+# Each in a process of its own, beside the others: tests that import torch themselves, which makes a process large, and many short
+# tests, which every worker would have to collect.
 IN_TRAIN := tests/train tests/integrations tests/verify/test_script.py
 IN_QUICK := $(addprefix tests/,cli containers contracts convert diagnose docs doctor facts lint plan printed runfolder sites spec)
 
@@ -42,7 +43,8 @@ test-others:
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart=0 \
 		$(addprefix --ignore=,$(IN_TRAIN) $(IN_QUICK))
 
-test-train: export OMP_NUM_THREADS := 1  # both cores are in use
+# Both cores are in use.
+test-train: export OMP_NUM_THREADS := 1
 
 # Their output is shown at the end: it would mix with that of the others.
 test-train test-quick:

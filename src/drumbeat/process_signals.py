@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from drumbeat.signals import STOPS
 
@@ -30,11 +30,12 @@ def heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def ignore_stops() -> None:
+def ignore_stops(but: Sequence[int] = ()) -> None:
     """In a forked child that works for its parent: signals are meant for the parent, which ends the child itself."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+        if number not in but:
+            signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -39,6 +39,49 @@ def test_ranks_that_had_to_be_killed_and_a_save_that_failed_are_told():
     ]  # fmt: skip
 
 
+def test_a_rank_that_failed_before_anybody_asked_is_the_failure():
+    lead, _ = mustered(restarts=3)  # none of them: the user wants it to end
+    lead.rank_ended(0, ended(1, 1, finding="exception"), 12.0)
+    lead.stop(StopRequest(SIGNAL, signal.SIGINT, "asked"))
+    for rank in (0, 2, 3):
+        lead.rank_ended(rank // 2, ended(rank, EXIT_REQUEUE, by_us=True), 13.0)
+    done(lead, 0, 13.0)
+    acts = done(lead, 1, 13.0)
+    assert finish(acts) == [1] and lead.history[-1].outcome == FAILED and lead.history[-1].finding.code == "exception"
+    assert [act for act in acts if isinstance(act, Record) and act.kind == "finding"] == [], "it was not asked to save"
+
+
+def test_a_rank_that_fails_at_a_signal_that_is_not_passed_on_yet_was_asked():
+    lead, _ = mustered()
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 12.0)  # the scheduler signals ranks and agents at once
+    lead.rank_ended(0, ended(1, 1, finding="exception"), 12.1)
+    lead.tick(12.4)
+    for rank in (0, 2, 3):
+        lead.rank_ended(rank // 2, ended(rank, number=signal.SIGTERM, by_us=True), 13.0)
+    done(lead, 0, 13.0)
+    assert finish(done(lead, 1, 13.0)) == [143] and lead.history[-1].outcome == CANCELLED
+
+
+def test_of_a_node_that_is_lost_while_its_ranks_save_nobody_knows():
+    lead, _ = mustered()
+    lead.stop(StopRequest(SIGNAL, signal.SIGTERM, "asked"))
+    for rank in (0, 1):
+        lead.rank_ended(0, ended(rank, EXIT_REQUEUE, by_us=True), 12.0)
+    lead.member_lost(1, "its connection was closed", 12.0)
+    acts = done(lead, 0, 13.0)
+    assert finish(acts) == [EXIT_REQUEUE]
+    told = [act.data["finding"] for act in acts if isinstance(act, Record) and act.kind == "finding"]
+    assert [(each["code"], each["node"]) for each in told] == [("not-saved", 1)]
+    assert "nobody saw whether its ranks have saved" in told[0]["title"]
+
+
+def test_a_node_that_is_lost_just_after_a_signal_leaves_the_ranks_their_grace():
+    lead, _ = mustered(stop_signal=int(signal.SIGUSR1))
+    lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 12.0)
+    acts = lead.member_lost(1, "its connection was closed", 12.1)
+    assert [(act.message.signal, act.message.grace) for act in acts if isinstance(act, Tell)] == [(signal.SIGUSR1, 60.0)]
+
+
 def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():
     lead, _ = mustered(restarts=3)  # none of them: mpirun is about to end all its tasks
     request = StopRequest(LAUNCHER, signal.SIGTERM, "node 0 was asked to stop by SIGTERM")

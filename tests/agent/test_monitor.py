@@ -32,13 +32,33 @@ def test_its_life(tmp_path):
         wait_for(lambda: samples(folder), 60, "the first sample")
         with open(f"/proc/{pid}/comm") as file:
             assert file.read().strip() == NAME
-        assert set(open_files(pid)) == {os.devnull}, line
+        assert set(open_files(pid)) == {os.devnull, folder.agent_log}, line
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):  # meant for the ranks
             os.kill(pid, number)
         monitor.end()
     assert monitor.pid == 0 and not os.path.exists(f"/proc/{pid}")
-    first, last = samples(folder)
+    first, *_, last = samples(folder)
     assert (first["node"], last["host"]) == (3, facts.host) and last["t"] >= first["t"]
+
+
+def test_it_says_why_the_text_file_cannot_be_written(tmp_path):
+    """In the log that docs/watch.md names."""
+    missing = order(emulated=False, textfile=str(tmp_path / "nowhere"), folder=str(tmp_path))
+    os.mkdir(tmp_path / "nodes")
+    folder = NodeFolder(str(tmp_path), 0)
+    monitor = MonitorProcess(folder, gather(LiveHost()), missing, lambda path, run: Broken())
+    wait_for(lambda: samples(folder), 60, "the first sample")
+    monitor.end()
+    with open(folder.agent_log, encoding="utf-8") as file:
+        assert "cannot write" in file.read()
+
+
+class Broken:
+    def update(self):
+        os.write(2, b"cannot write it")  # as TextFile does
+
+    def remove(self):
+        pass
 
 
 def test_one_machine_needs_one(tmp_path):

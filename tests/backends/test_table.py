@@ -1,5 +1,7 @@
 """The table of backends, what one cannot do, and the variables that a backend of one's own sets on its nodes."""
 
+import zipfile
+
 import pytest
 
 from drumbeat import backends
@@ -16,6 +18,23 @@ def test_names():
     assert backends.get("slurm") is backends.get("slurm") and backends.get("slurm").title == "Slurm"
     with pytest.raises(Problem, match=r"s\.yaml:2: backend: there is no backend 'slrum'"):
         backends.get("slrum", "s.yaml:2: backend")
+
+
+def test_backends_with_login_nodes():
+    asked = {name for name in backends._BUILT_IN if type(backends.get(name)).submits_here is not Backend.submits_here}
+    assert asked == {*backends._HAS_LOGIN_NODES}
+
+
+def test_a_backend_in_an_archive_is_found(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "toy.whl", "w") as wheel:
+        wheel.writestr("toy-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
+        wheel.writestr("toy-1.dist-info/entry_points.txt", "[drumbeat.backends]\ntoy = toy_backend:Toy\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "toy.whl"))
+    backends._installed.cache_clear()
+    try:
+        assert "toy" in backends.names()
+    finally:
+        backends._installed.cache_clear()
 
 
 def test_what_a_backend_cannot_do_is_said_in_one_line():

@@ -276,7 +276,8 @@ def test_a_stop_reaches_the_ranks_and_their_save_gets_the_whole_grace(drumbeat, 
 def test_with_the_real_torchrun(drumbeat, cache):
     need_torch("torchrun needs torch")
     (drumbeat.folder / "f.py").write_text(
-        "import os, time\nrank = os.environ['RANK']\nprint('who', rank, os.environ['WORLD_SIZE'], flush=True)\n"
+        "import os, time\nrank = os.environ['RANK']\nassert int(os.environ['LOCAL_RANK']) == int(rank) % 2\n"
+        "print('who', rank, os.environ['WORLD_SIZE'], flush=True)\n"
         "open(f'here-{rank}', 'w').close()\n"
         "while not all(os.path.exists(f'here-{other}') for other in range(4)): time.sleep(0.05)\n"
         "if rank == '2': raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"

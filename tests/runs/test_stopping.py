@@ -99,6 +99,22 @@ def test_a_cancelled_run_does_not_ask_to_come_back(drumbeat):
     assert json.loads((drumbeat.run_folder() / "summary.json").read_text())["outcome"] == "cancelled"
 
 
+def test_a_desk_that_is_killed_leaves_the_ranks_their_grace(drumbeat):
+    """Also where `drumbeat cancel` comes then: the agents are there, so nobody else ends what they look after."""
+    process = start(drumbeat, "--ranks-per-node", 1, "--", sys.executable, "save.py")
+    wait_ready(drumbeat, 2)
+    folder = drumbeat.run_folder()
+    process.kill()
+    wait_for(lambda: '"stopping"' in (folder / "events.jsonl").read_text(), 60, "the lead to hear of it")
+    told = drumbeat.here("status", folder.name).stdout
+    assert "running" in told and "its agents end it" in told, told
+    cancelling = drumbeat.start("cancel", folder.name)
+    wait_for(lambda: "CANCEL" in (folder / "stop").read_text(), 60, "cancel to ask")
+    saves_end(drumbeat)
+    assert cancelling.wait(120) == 0 and "left behind" not in cancelling.stdout.read()
+    assert saved(drumbeat) == ["1", "1"] and not marked(folder.name)
+
+
 def test_nothing_of_an_attempt_lives_on_in_the_next(drumbeat):
     (drumbeat.folder / "stale.sh").write_text(
         'if [ "$DRUMBEAT_ATTEMPT" = 0 ]; then\n'

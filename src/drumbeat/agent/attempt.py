@@ -34,6 +34,7 @@ class Attempt:
     done: Dict[int, Dict[str, Any]] = field(default_factory=dict)  # member -> the progress it reported at its end
     short: Dict[int, int] = field(default_factory=dict)  # rank -> last step, where its reports end before its total
     first_failure: Optional[float] = None
+    failed_unasked: bool = False  # a rank failed before anybody asked the run to stop
     suspected: Optional[Finding] = None  # a rank that holds the others up, as a watcher says
     last_end: float = 0.0  # when a rank, or a node's command, ended last
     left_told: int = 0  # how many had ended when it was said that others still run

@@ -9,7 +9,7 @@ from typing import List, Mapping, Optional, Tuple
 from drumbeat.agent.attempt import Attempt
 from drumbeat.agent.blame import blame, hardware_behind
 from drumbeat.agent.lead_acts import Act, Record, record_finding
-from drumbeat.agent.lead_findings import failed_save_finding, killed_finding
+from drumbeat.agent.lead_findings import failed_save_finding, killed_finding, lost_unsaved_finding
 from drumbeat.agent.member import Member
 from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, REQUEUE, TIME_LIMIT, Outcome
 from drumbeat.agent.rank_end import RankEnd, is_consequence, named
@@ -43,7 +43,7 @@ def concluded(
     if outcome.finding and outcome.outcome != DOUBTFUL:
         acts.append(record_finding(outcome.finding, "failed"))
     acts += [Record("consequence", to_plain(each)) for each in attempt.affected(outcome.finding)]
-    acts += [record_finding(each) for each in (_not_saved(attempt) if requests.outcome else ())]
+    acts += [record_finding(each) for each in (_not_saved(attempt, members, outcome) if requests.outcome else ())]
     ended = {"outcome": outcome.outcome, "exit_code": outcome.exit_code, "progress": to_plain(progress)}
     return outcome, [*acts, Record("attempt-ended", ended)]
 
@@ -51,9 +51,9 @@ def concluded(
 def attempt_outcome(
     attempt: Attempt, requests: StopRequests, members: Mapping[int, Member], progress: Progress
 ) -> Outcome:
-    aborted = _own_failure(attempt) if requests.way == LAUNCHER else None
-    if aborted:  # where its guard was killed with it, nobody has seen its exit code
-        return Outcome(FAILED, aborted.exit_code or 1, aborted.finding)
+    own = _own_failure(attempt) if requests.way == LAUNCHER or (requests.outcome and attempt.failed_unasked) else None
+    if own:  # where its guard was killed with it, nobody has seen its exit code
+        return Outcome(FAILED, own.exit_code or 1, own.finding)
     if requests.outcome:
         return _stopped(attempt, requests)
     if attempt.finding:
@@ -85,11 +85,16 @@ def _stopped(attempt: Attempt, requests: StopRequests) -> Outcome:
     return Outcome(requests.outcome, requests.exit_code)
 
 
-def _not_saved(attempt: Attempt) -> List[Finding]:
-    """Of ranks that were asked to save and end: those that were killed, and those that failed instead."""
+def _not_saved(attempt: Attempt, members: Mapping[int, Member], outcome: Outcome) -> List[Finding]:
+    """Of ranks that were asked to save and end: those that were killed, those that failed instead, and those of lost nodes."""
     killed = [end for end in attempt.ends if end.by_us and end.signal == signal.SIGKILL]
     failed = [end for end in attempt.ends if end.exit_code not in (None, 0, EXIT_REQUEUE) and _explained(end)]
-    return [killed_finding(named(killed))] * bool(killed) + [failed_save_finding(end) for end in failed[:1]]
+    lost = [(node, members[number].host) for node, number in enumerate(attempt.assignment) if members[number].lost]
+    return [
+        *([killed_finding(named(killed))] if killed else ()),
+        *(failed_save_finding(end) for end in [end for end in failed if end.finding != outcome.finding][:1]),
+        *(lost_unsaved_finding(node, host) for node, host in lost[:1]),
+    ]
 
 
 def _explained(end: RankEnd) -> bool:

@@ -113,7 +113,10 @@ class Lead:
             return []
         at = ended.t + self.members[member].clock_offset
         end = rank_end(ended, member, self.node_rank(member), at)
-        self.attempts[-1].rank_ended(end, now, self.phase == "running")
+        attempt = self.attempts[-1]
+        attempt.rank_ended(end, now, self.phase == "running")
+        if attempt.first_failure is not None and not self.requests.outcome and not self.held:
+            attempt.failed_unasked = True
         return []
 
     def member_done(self, member: int, done: Done, now: float) -> List[Act]:
@@ -152,7 +155,10 @@ class Lead:
         attempt.done[number] = {}
         if self.phase == "running":
             attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
-            acts += self._stop_ranks("a node was lost", signal.SIGTERM, self.order.timing.failure_grace)
+            with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
+            if self.held:  # perhaps somebody has asked the run to stop: then its ranks have their time to save
+                with_signal, grace = self.order.stop_signal, self.order.stop_grace
+            acts += self._stop_ranks("a node was lost", with_signal, grace)
         return acts + (self._conclude(now) if attempt.is_over else [])
 
     def give_up(self) -> List[Act]:

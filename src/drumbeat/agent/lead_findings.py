@@ -45,6 +45,14 @@ def storage_finding(why: str, node: int, host: str) -> Finding:
     )  # fmt: skip
 
 
+def no_room_finding(why: str, node: int, host: str) -> Finding:
+    return Finding(
+        "process-limit", ERROR, f"no further process could be started on node {node} ({host})", why,
+        "fewer processes per rank (data loader workers), or a higher limit (ulimit -u, the job's pids)", (Evidence(why),),
+        node=node, host=host,
+    )  # fmt: skip
+
+
 def guard_lost_finding() -> Finding:
     return Finding(
         "guard-lost", ERROR, "the guard of the lead's agent was killed before the run ended",
@@ -84,4 +92,11 @@ def failed_save_finding(end: RankEnd) -> Finding:
         "not-saved", WARNING, f"rank {end.rank} failed after it was asked to stop: {end.finding.title}",
         "its checkpoint may be missing or incomplete", f"look at the log of rank {end.rank} before you resume",
         end.finding.evidence, rank=end.rank,
+    )  # fmt: skip
+
+
+def lost_unsaved_finding(node: int, host: str) -> Finding:
+    return Finding(
+        "not-saved", WARNING, f"node {node} ({host}) was lost: nobody saw whether its ranks have saved",
+        "its checkpoint may be missing or incomplete", "look at the checkpoint before you resume", node=node, host=host,
     )  # fmt: skip

@@ -9,12 +9,12 @@ import time
 from typing import Any, Callable, Dict, List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
-from drumbeat.agent.lead_findings import storage_finding
+from drumbeat.agent.lead_findings import no_room_finding, storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.monitor import OpenTextFile
 from drumbeat.agent.place import task_meeting
-from drumbeat.agent.wire.messages import RankExited, RankStarted, StopAsked, WireError
+from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
 from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
@@ -48,6 +48,7 @@ class Loop:
         self.last_tick = 0.0
         self.backwards = False
         self.served = 0  # messages in the last turn
+        self.without_room = False  # no further process could be started
         self.storage_until = 0.0  # once the run folder cannot be written any more: when to end at the latest
 
     def run(self) -> int:
@@ -64,6 +65,8 @@ class Loop:
             while agent.exit_code is None:
                 try:
                     self._turn()
+                except BlockingIOError as error:
+                    self._no_room(error)
                 except OSError as error:
                     self._storage_lost(error)
                 if self.storage_until and time.monotonic() > self.storage_until and agent.exit_code is None:
@@ -94,6 +97,16 @@ class Loop:
         )
         agent.node.mute()
         self.side.storage_lost(storage_finding(str(error), agent.number, agent.facts.host))
+
+    def _no_room(self, error: BlockingIOError) -> None:
+        """No process can be started, for ranks or for a look at them: the run cannot go on, but what it writes is kept."""
+        agent = self.agent
+        if not agent.node:
+            raise error
+        if not self.without_room:
+            self.without_room = True
+            agent.complain(str(error.strerror))
+            self.side.tell(Found(no_room_finding(str(error.strerror), agent.number, agent.facts.host), stop=True))
 
     def _come_together(self) -> None:
         agent = self.agent

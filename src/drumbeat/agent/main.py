@@ -1,4 +1,4 @@
-"""`drumbeat.pyz _agent ORDER.json --node K`: the guard with its agent, for one node."""
+"""`drumbeat.pyz _agent ORDER.json NODE ...`: the guard with its agent, for one node."""
 
 from __future__ import annotations
 

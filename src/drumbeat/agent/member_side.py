@@ -22,6 +22,7 @@ from drumbeat.agent.wire.messages import (
     Ping,
     Pong,
     Refuse,
+    Start,
     Stop,
     StopAsked,
     Welcome,
@@ -61,6 +62,7 @@ class MemberSide:
         self.last_tick = 0.0
         self.given_up = False  # the lead is to see a lost node, whatever becomes of its ranks now
         self.alone = False  # the lead is gone or cannot be reached: this node saves and ends by itself
+        self.stopping = False  # the lead has asked this attempt's ranks to end
         self.unanswered: List[Tuple[float, int]] = []  # requests to stop that were passed on, and when
 
     def skip_old_stops(self) -> None:
@@ -73,7 +75,9 @@ class MemberSide:
         self.agent.start_child(self.stop_file)
 
     def look_for_stop(self, now: float) -> None:
-        for _, why in self.agent.child.take_stops() if self.agent.child else ():
+        for name, why in self.agent.child.take_stops() if self.agent.child else ():
+            if name == "LOST":
+                continue  # the lead decides what that means
             self.agent.complain(f"{why}; ending")
             self.agent.end_now(128 + signal.SIGTERM)
 
@@ -100,10 +104,9 @@ class MemberSide:
 
     def _stop_asked(self, message: StopAsked) -> None:
         """The lead decides how the run stops, unless there is none that answers."""
-        node = self.agent.node
         if self._is_open and self.up:
             self.up.send(message)
-            if message.signal == signal.SIGQUIT or not (node and node.kill_at is not None):
+            if message.signal == signal.SIGQUIT or not self.stopping:
                 self.unanswered.append((time.monotonic(), message.signal))
         elif not self.alone or message.signal == signal.SIGQUIT:
             self.agent.end_now(128 + message.signal)
@@ -234,6 +237,8 @@ class MemberSide:
         elif not isinstance(message, Beat):
             if isinstance(message, (Stop, End)):
                 self.unanswered.clear()
+            if isinstance(message, (Stop, Start)):
+                self.stopping = isinstance(message, Stop)
             self.agent.obey(message)
 
     def _refused(self, message: Refuse) -> None:

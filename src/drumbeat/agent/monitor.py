@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from typing import Any, Callable, Dict, List, Protocol
 
@@ -31,10 +30,8 @@ class TextFile(Protocol):
 OpenTextFile = Callable[[str, str], TextFile]  # of that folder, for that run
 
 
-def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile) -> None:
-    """The lead's monitor, which is the one of node 0, also keeps node-exporter's text file."""
-    ended: List[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenTextFile, ended: List[int]) -> None:
+    """Sample until `ended` holds something. The lead's monitor, that of node 0, also keeps node-exporter's text file."""
     textfile = open_textfile(order.textfile, order.folder) if order.textfile and folder.node == 0 else None
     batch = 1 if order.nodes <= _LARGE_JOB else 6
     kept: List[str] = []
@@ -43,10 +40,11 @@ def monitor(folder: NodeFolder, facts: Facts, order: Order, open_textfile: OpenT
     sampler = Sampler(LiveHost(), gpus, nvml)
     due = time.monotonic()
     while True:
+        last = bool(ended)
         kept.append(_line(folder.node, facts.host, sampler.sample()))
-        if ended or len(kept) >= batch:
+        if last or len(kept) >= batch:
             _write(folder.telemetry, kept)
-        if ended:
+        if last:
             if textfile:
                 textfile.remove()
             return

@@ -6,11 +6,12 @@ import os
 import signal
 import time
 import traceback
+from typing import List
 
 from drumbeat.agent.monitor import OpenTextFile, monitor
 from drumbeat.facts.model import Facts
 from drumbeat.order import Order
-from drumbeat.process_signals import ignore_stops
+from drumbeat.process_signals import ignore_stops, stops_held_back
 from drumbeat.processes import close_all_but, die_with_parent, fork, name_process
 from drumbeat.runfolder.layout import NodeFolder
 
@@ -24,15 +25,17 @@ class MonitorProcess:
         if order.emulated and folder.node:
             return  # one machine needs one
         agent = os.getpid()
-        self.pid = fork()
-        if self.pid == 0:
+        with stops_held_back():  # until the child has handlers of its own
+            self.pid = fork()
+            if self.pid:
+                return
             code = 1
             try:
-                _leave(agent)
-                monitor(folder, facts, order, open_textfile)
+                ended = _leave(agent, folder.agent_log)
+                monitor(folder, facts, order, open_textfile, ended)
                 code = 0
             except BaseException:
-                _say(folder.agent_log, traceback.format_exc())
+                os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(code)
 
@@ -57,22 +60,18 @@ class MonitorProcess:
         self.pid = 0
 
 
-def _leave(agent: int) -> None:
-    """In the child: close what belongs to the agent, and leave its process group."""
+def _leave(agent: int, log: str) -> List[int]:
+    """In the child: close what belongs to the agent, and leave its process group. The list gets the signal that ends it."""
+    ended: List[int] = []
     name_process(NAME)
     os.setsid()
-    ignore_stops()
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    ignore_stops(but=(signal.SIGTERM,))
     die_with_parent(agent)
     close_all_but()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nowhere, number)
+    for number, path in enumerate((os.devnull, os.devnull, log)):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.chdir(os.path.sep)
-
-
-def _say(path: str, text: str) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        pass  # a full disk is the agent's to report
+    return ended

@@ -25,7 +25,7 @@ def after_end(
     if cancelled:
         return Next(END, "it was cancelled")
     if saved and asked_to_stop:
-        return Next(REQUEUE, "its ranks have saved and want to be started again")
+        return Next(REQUEUE, "its ranks ask to be started again (exit code 75)")
     if asked_to_stop or not (saved or wanted):
         return Next(END, "it has ended")
     why = wanted or "its ranks ask to be started again"

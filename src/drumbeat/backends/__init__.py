@@ -78,7 +78,8 @@ def _known(name: str) -> bool:
 
 @functools.cache  # it looks through every installed package
 def _installed() -> Dict[str, str]:
-    if not any(GROUP.encode() in points for folder in sys.path for points in _entry_points(folder)):
+    archives = [path for path in sys.path if os.path.isfile(path) and not __file__.startswith(path)]
+    if not archives and not any(GROUP.encode() in points for folder in sys.path for points in _entry_points(folder)):
         return {}  # the usual case, found without importlib.metadata, which takes 0.05 s to import
     from importlib import metadata
 

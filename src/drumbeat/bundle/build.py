@@ -164,11 +164,15 @@ def cached_bundle(environ: Mapping[str, str]) -> str:
     if running:
         return running
     files = _files()
-    path = os.path.join(_cache_folder(environ), f"drumbeat-{_key(files)}.pyz")
+    key, folder = _key(files), _cache_folder(environ)
+    path = os.path.join(folder, f"drumbeat-{key}.pyz")
     if not _intact(path):
+        sources = _read_all(files)
+        while _key(files) != key:  # somebody changes them at this moment
+            key, sources = _key(files), _read_all(files)
+            path = os.path.join(folder, f"drumbeat-{key}.pyz")
+        code = _code_alone(sources)
         try:
-            sources = _read_all(files)
-            code = _code_alone(sources)
             _keep(path, _sealed(_zipped({**code, **_twins(sources), **_byte_code(code)})))
         except OSError as error:
             raise Problem(f"cannot keep {path}: {error.strerror}", _ELSEWHERE) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from dataclasses import replace
 
 from drumbeat.backends.contract import ALIVE, FAILED, FINISHED, QUEUED, RUNNING, Backend
+from drumbeat.desk.leftovers import agents
 from drumbeat.desk.status import array_numbers, desk_pid, forget_answers, scheduler_of, status
 from drumbeat.problem import Problem
 from drumbeat.runfolder.run import Run
@@ -30,12 +32,19 @@ def cancel(run: Run) -> None:
 def _cancel(run: Run) -> None:
     pid = desk_pid(run)
     if pid is not None:
-        run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
-        os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead
+        try:
+            run.ask_to_stop("CANCEL", "drumbeat cancel")  # says that the run must not come back
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        os.kill(pid, signal.SIGTERM)  # is heard also before there is a lead, and where the disk is full
         return
     state, backend = status(run).state, scheduler_of(run.record.handle)
     if backend and run.record.submitting and state not in ALIVE and not run.record.cancelled:
         _take_out(run, backend)
+        return
+    if backend is None and agents(run):  # the desk was killed: they are ending the run
+        run.ask_to_stop("CANCEL", "drumbeat cancel")
         return
     if backend is None or state not in ALIVE:
         raise Problem(f"{run.run_id} is not running here ({state})")

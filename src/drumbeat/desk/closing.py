@@ -155,7 +155,9 @@ def ledger_words(parts: Mapping[str, float], share: Optional[float]) -> str:
 def end_words(summary: Summary) -> str:
     took = duration(summary.elapsed)
     if summary.outcome == "requeue":
-        return f"stopped after {took}; the ranks have saved (exit code 75): start the same command again to go on"
+        return (
+            f"stopped after {took}; its ranks ask to be started again (exit code 75): start the same command to go on"
+        )
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "stage-failed":
         return f"finished in {took}, although a stage of the script had failed; exit code {summary.exit_code}"
     if summary.outcome == "doubtful" and summary.failure and summary.failure.code == "launcher-unended":

@@ -10,26 +10,32 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import List
+from typing import Iterator, List, Tuple
 
 from drumbeat.runfolder.run import Run
 
 
 def leftovers(run: Run) -> List[int]:
     """This user's live processes on this machine that carry the run's mark; zombies have no environment left."""
-    mark = f"DRUMBEAT_RUN={run.run_id}".encode()
-    found = []
+    return [pid for pid, words in _processes("environ") if f"DRUMBEAT_RUN={run.run_id}".encode() in words]
+
+
+def agents(run: Run) -> List[int]:
+    """The run's agents, with their guards, that live on this machine: while there are any, they end its processes."""
+    order = os.fsencode(os.path.realpath(run.folder.order))
+    return [pid for pid, words in _processes("cmdline") if b"_agent" in words and order in map(os.path.realpath, words)]
+
+
+def _processes(file: str) -> Iterator[Tuple[int, List[bytes]]]:
+    """Of each of this user's processes but this one: its pid, and the words of that file of /proc."""
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
-                if os.stat(f"/proc/{name}").st_uid != os.geteuid():
-                    continue
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if mark in file.read(1 << 20).split(b"\0"):
-                        found.append(int(name))
+                if os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                    with open(f"/proc/{name}/{file}", "rb") as opened:
+                        yield int(name), opened.read(1 << 20).split(b"\0")
             except OSError:
                 continue
-    return found
 
 
 def end_leftovers(run: Run, seconds: float = 10.0) -> int:

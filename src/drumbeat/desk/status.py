@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from drumbeat import backends
 from drumbeat.backends.contract import CANCELLED, FAILED, RUNNING, UNKNOWN, Backend, Status, overall
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
-from drumbeat.desk.leftovers import leftovers
+from drumbeat.desk.leftovers import agents, leftovers
 from drumbeat.problem import Problem
 from drumbeat.processes import start_time
 from drumbeat.record import RecordError
@@ -51,6 +51,10 @@ def status(run: Run) -> Status:
     if desk is None or desk.host != socket.gethostname():
         where = f"started on {desk.host}: ask there" if desk else "run.json does not say where it was started"
         return Status(handle, UNKNOWN, where)
+    if agents(run):
+        return Status(
+            handle, RUNNING, "the process that started it is gone: its agents end it, and its ranks may still save"
+        )
     left = len(leftovers(run))
     also = f"; {left} of its processes are still here: drumbeat cancel {run.run_id} ends them" if left else ""
     return Status(handle, FAILED, f"the process that started it is gone, and it left no summary{also}")

@@ -25,6 +25,13 @@ from drumbeat.spec.here import Here
 _CONFIG_LIMIT = 1 << 20
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on: a container may run as a user that has no name
+        return str(os.geteuid())
+
+
 def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> Here:
     """`given` are what a scheduler knows better than a look at this machine."""
     gpus = [] if "gpus" in given else gpu_facts.read(LiveHost())
@@ -34,7 +41,7 @@ def look_around(environ: Mapping[str, str], master: str = "", **given: Any) -> H
         environ=environ,
         cpus=_cores(),
         gpus=count_shown(environ, len([gpu for gpu in gpus if not gpu.integrated])) or None,
-        user=getpass.getuser(),
+        user=_user(),
         now=time.time(),
         entropy=secrets.token_hex(16),
         master=master,

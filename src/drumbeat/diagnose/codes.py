@@ -46,7 +46,7 @@ _OF_A_RUN = {
     "node-lost": "a node's agent, its connection or the node itself was lost",
     "node-refused": "a node could not take part",
     "peer-lost": "a rank ended because another one had",
-    "preempted": "the run was stopped and its ranks have saved",
+    "preempted": "the run was stopped, and its ranks asked to be started again (exit code 75)",
     "process-stuck": "a process could not be ended",
     "rdma-library-differs": "an RDMA library in the image is not the host's",
     "setup-failed": "the job's setup failed before the command was started",

@@ -25,7 +25,11 @@ _OWN_END = ("unknown", "exit-code")  # the rank ended by itself, waiting for nob
 _ENDS = {
     "cancelled": ("cancelled", "the run was cancelled", "a person or the scheduler asked it to stop"),
     "time-limit": ("time-limit", "the run reached its time limit", "it was asked to stop before it had finished"),
-    "requeue": ("preempted", "the run was stopped; its ranks have saved", "start it again to go on"),
+    "requeue": (
+        "preempted",
+        "the run was stopped; its ranks asked for another start (exit code 75)",
+        "start it again to go on",
+    ),
 }
 
 

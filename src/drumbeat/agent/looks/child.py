@@ -44,11 +44,14 @@ class Looker:
 
         self._numbers.append(number)
         if self._child is None:
-            self._child = Forked(work, DEADLINE)
+            try:
+                self._child = Forked(work, DEADLINE)
+            except BlockingIOError:
+                pass  # no room for another process: there is no look this time
 
     def poll(self) -> None:
-        if self._child is not None and self._child.poll():
-            numbers, (looks, notes) = self._numbers, _parse(self._child.answer or b"")
+        if self._child.poll() if self._child else self._numbers:
+            numbers, (looks, notes) = self._numbers, _parse(self._child.answer or b"" if self._child else b"")
             self.end()
             for number in numbers:
                 self.done(number, looks, notes)
@@ -57,7 +60,7 @@ class Looker:
         """The agent's loop reaps the child."""
         if self._child is not None:
             self._child.end()
-            self._child, self._numbers = None, []
+        self._child, self._numbers = None, []
 
 
 def _parse(answer: bytes) -> Tuple[List[RankLook], List[RasNote]]:
