@@ -79,7 +79,9 @@ def test_a_node_that_is_lost_just_after_a_signal_leaves_the_ranks_their_grace():
     lead, _ = mustered(stop_signal=int(signal.SIGUSR1))
     lead.signalled(StopRequest(SIGNAL, signal.SIGTERM, "asked"), 12.0)
     acts = lead.member_lost(1, "its connection was closed", 12.1)
-    assert [(act.message.signal, act.message.grace) for act in acts if isinstance(act, Tell)] == [(signal.SIGUSR1, 60.0)]
+    assert [(act.message.signal, act.message.grace) for act in acts if isinstance(act, Tell)] == [
+        (signal.SIGUSR1, 60.0)
+    ]
 
 
 def test_what_mpirun_does_after_an_abort_is_not_a_cancellation():

@@ -1,4 +1,4 @@
-"""The bundles of earlier versions and of other installations in the cache: the newest few stay, and so does every one that is in use.
+"""Bundles of earlier versions and other installations in the cache: the newest few stay, and so does every one that is in use.
 
 Agents may run from a bundle in the cache for days and read it again and again, also on other machines that share this home.
 Whoever uses one therefore holds a lock on it for as long as the process lives, and the time of its last use is its time stamp.
