@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
+from drumbeat.agent.agent import Agent
 from drumbeat.agent.guard import guard
 from drumbeat.agent.member_side import beat_interval
 from drumbeat.agent.wire import channel as channel_module
@@ -101,7 +102,8 @@ def lead(order_file: str, results: str) -> int:
             close(self)
 
         channel_module.Channel.close = closing  # type: ignore[method-assign]
-        made = Loop(order, 0, os.environ["DRUMBEAT_TOKEN"], bundle, beat_fd, lambda message: None, TextFile)
+        token = os.environ["DRUMBEAT_TOKEN"]
+        made = Loop(Agent(order, 0, token, bundle, beat_fd, lambda message: None, TextFile))
         turns: List[Tuple[float, ...]] = []  # how long each turn was busy: see `clocks`
         schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
         select, woken, muster = made.selector.select, list(clocks(schedstat)), [0.0]

@@ -10,6 +10,7 @@ import pytest
 
 from drumbeat.agent import agent as agent_module
 from drumbeat.agent import folder_start, lead_side, member_side
+from drumbeat.agent.agent import Agent
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.ranks.ends import Ends, Exit
@@ -198,7 +199,7 @@ def led(tmp_path, *hanging, **changes):
             _, beat_fd = os.pipe()
             plain = {"nodes": 1, "ranks_per_node": 1, "command": ("true",), "checks": {"preflight": "off"}}
             asked = order(folder=str(tmp_path), **{**plain, **changes})
-            code = Loop(asked, 0, "t", "", beat_fd, lambda message: None, TextFile).run()
+            code = Loop(Agent(asked, 0, "t", "", beat_fd, lambda message: None, TextFile)).run()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 
 from drumbeat.agent.monitor_process import NAME, MonitorProcess
 from drumbeat.facts.gather import gather
@@ -41,24 +42,15 @@ def test_its_life(tmp_path):
     assert (first["node"], last["host"]) == (3, facts.host) and last["t"] >= first["t"]
 
 
-def test_it_says_why_the_text_file_cannot_be_written(tmp_path):
-    """In the log that docs/watch.md names."""
-    missing = order(emulated=False, textfile=str(tmp_path / "nowhere"), folder=str(tmp_path))
-    os.mkdir(tmp_path / "nodes")
-    folder = NodeFolder(str(tmp_path), 0)
-    monitor = MonitorProcess(folder, gather(LiveHost()), missing, lambda path, run: Broken())
-    wait_for(lambda: samples(folder), 60, "the first sample")
-    monitor.end()
-    with open(folder.agent_log, encoding="utf-8") as file:
-        assert "cannot write" in file.read()
-
-
-class Broken:
-    def update(self):
-        os.write(2, b"cannot write it")  # as TextFile does
-
-    def remove(self):
-        pass
+def test_it_says_why_the_text_file_cannot_be_written(drumbeat, tmp_path):
+    """In the log that docs/watch.md names; the rank waits for it."""
+    rank = (
+        "import glob, os, time\nuntil = time.time() + 120\n"
+        "while time.time() < until and not any(map(os.path.getsize, glob.glob('runs/*/nodes/0/agent.log'))): time.sleep(0.1)"
+    )
+    done = drumbeat("run", "--textfile", tmp_path / "nowhere", "--", sys.executable, "-c", rank)
+    assert done.returncode == 0, done.stderr
+    assert f"cannot write {tmp_path}/nowhere/" in (drumbeat.run_folder() / "nodes/0/agent.log").read_text()
 
 
 def test_one_machine_needs_one(tmp_path):

@@ -6,16 +6,14 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Callable, Dict, List, Tuple, Union
+from typing import List, Tuple, Union
 
 from drumbeat.agent.agent import Agent, Stopped
 from drumbeat.agent.lead_findings import no_room_finding, storage_finding
 from drumbeat.agent.lead_side import LeadSide
 from drumbeat.agent.member_side import MemberSide
-from drumbeat.agent.monitor import OpenTextFile
 from drumbeat.agent.place import task_meeting
 from drumbeat.agent.wire.messages import Found, RankExited, RankStarted, StopAsked, WireError
-from drumbeat.order import Order
 from drumbeat.signals import EXIT_MUSTER, EXIT_STORAGE
 
 _TICK = 0.25  # seconds
@@ -28,20 +26,11 @@ _NODE_TICK = 0.1  # between two looks at our own node, however often the members
 class Loop:
     """Turns one member's agent; member 0's is the lead as well."""
 
-    def __init__(
-        self,
-        order: Order,
-        number: int,
-        token: str,
-        bundle: str,
-        beat_fd: int,
-        report: Callable[[Dict[str, Any]], None],
-        open_textfile: OpenTextFile,
-    ) -> None:
+    def __init__(self, agent: Agent) -> None:
         self.started = time.monotonic()
         self.guard = os.getppid()
-        self.agent = agent = Agent(order, number, token, bundle, beat_fd, report, open_textfile)
-        self.side: Union[LeadSide, MemberSide] = LeadSide(agent) if number == 0 else MemberSide(agent)
+        self.agent = agent
+        self.side: Union[LeadSide, MemberSide] = LeadSide(agent) if agent.number == 0 else MemberSide(agent)
         agent.side = self.side
         self.selector = agent.selector
         self.selector.register(agent.wakeup.sock, selectors.EVENT_READ, self._on_signals)

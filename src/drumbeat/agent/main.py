@@ -43,9 +43,10 @@ def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:
             pass  # who started us is gone, or stopped: the run goes on without its reader
 
     def agent(beat_fd: int) -> int:
+        from drumbeat.agent.agent import Agent
         from drumbeat.agent.loop import Loop
 
-        return Loop(order, int(node), token, bundle, beat_fd, report, open_textfile).run()
+        return Loop(Agent(order, int(node), token, bundle, beat_fd, report, open_textfile)).run()
 
     deadline = order.timing.agent_deadline
     hung = f"it had not answered for {deadline:g} s, so its guard ended it"

@@ -1,4 +1,4 @@
-"""What a child of the agent does: it samples its node until the job ends. A driver that hangs holds only that process."""
+"""Samples this node until the job ends, in a child process of the agent: a driver that hangs holds only that process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _up(host: Host, base: str) -> Optional[bool]:
     if state == "unknown":  # drivers that do not report it, and the loopback
         flags = integer(line(host, f"{base}/flags"), 16)
         return None if flags is None else bool(flags & _IFF_UP) and carrier != "0"
-    if state == "down" and carrier == "1":  # it has just come up: operstate follows within a second
+    if state == "down" and carrier == "1":  # just up: operstate is updated up to 1 s later
         return True
     return None if state is None else state == "up"
 

@@ -50,11 +50,13 @@ class Looker:
                 pass  # no room for another process: there is no look this time
 
     def poll(self) -> None:
-        if self._child.poll() if self._child else self._numbers:
-            numbers, (looks, notes) = self._numbers, _parse(self._child.answer or b"" if self._child else b"")
-            self.end()
-            for number in numbers:
-                self.done(number, looks, notes)
+        if not self._numbers or (self._child is not None and not self._child.poll()):
+            return
+        answer = self._child.answer if self._child is not None else None
+        numbers, (looks, notes) = self._numbers, _parse(answer or b"")
+        self.end()
+        for number in numbers:
+            self.done(number, looks, notes)
 
     def end(self) -> None:
         """The agent's loop reaps the child."""
