@@ -208,6 +208,9 @@ class Order:
     code_root: str = ""  # sync: where it was packed
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
     code_bytes: int = 0  # sync: the size of that archive
+    program: str = (
+        ""  # SHA-256 of the drumbeat.pyz that the nodes run; filled in where a run is submitted or fanned out
+    )
     timing: Timing = field(default_factory=Timing)
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA

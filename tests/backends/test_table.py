@@ -44,7 +44,7 @@ def test_what_a_backend_cannot_do_is_said_in_one_line():
     small = Small()
     calls = [
         lambda: small.render(None), lambda: small.submit(None, {}), lambda: small.status("", {}), lambda: small.cancel("", {}),
-        lambda: small.shell("", "n1", {}), lambda: small.fan_out(None, {}), lambda: small.render_command(None, (), ""),
+        lambda: small.shell("", "n1", {}), lambda: small.fan_out(None, {}), lambda: small.render_command(None, "", "", "", ""),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(Problem, match="^Small "):

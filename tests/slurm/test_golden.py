@@ -37,7 +37,12 @@ def script(name):
     environ = {"PROJ": "/project/465", "HOME": "/home/ada", "WITH_CONDA": "conda"}
     site = load_site(job.site or name, environ)
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
-    return render(resolve(job, site, here)).text
+    return re.sub(r"\b[0-9a-f]{64}\b", "SHA256-OF-THE-ORDER", render(resolve(job, site, here)).text)
+
+
+def node_part(text):
+    """What srun runs on each node."""
+    return text.partition("END_OF_NODE'\n")[2].partition("\nEND_OF_NODE\n")[0]
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -51,10 +56,10 @@ def test_golden(name):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_both_shells_can_read_it(name):
-    """Slurm runs it with bash; on each node it is sh that reads it once more."""
-    for shell in ("bash", "sh"):
-        done = subprocess.run([shell, "-n"], input=script(name), text=True, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+    """Slurm runs it with bash; on each node it is sh that reads its part."""
+    for shell, text in (("bash", script(name)), ("sh", node_part(script(name)))):
+        done = subprocess.run([shell, "-n"], input=text, text=True, capture_output=True, check=False)
+        assert text and done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -73,7 +78,7 @@ def test_4096_nodes_render_quickly():
     environ = {"PROJ": "/project/465", "HOME": "/home/ada"}
     here = Here("login1", "/project/465/code", environ, 8, None, "ada", 1.7e9, "golden")
     order = resolve(job, load_site("lumi", environ), here)
-    assert len(render(order).text) - len(script("lumi")) < 40
+    assert len(render(order).text) - len(script("lumi")) < 100
 
 
 def test_gpus_without_cores_are_questioned():

@@ -50,10 +50,10 @@ def script(job, site="lumi"):
 
 
 def test_the_agents_interpreter():
-    assert 'python3 -I -S "$BASE/drumbeat.pyz"' in script("", "slurm")
+    assert 'python3 -I -S -c "$LOADER" _node "$BASE/order.json"' in script("", "slurm")
     text = script("")
     assert "PYTHON=$(ls -d /opt/cray/pe/python/*/bin/python3" in text and '"${PYTHON:-python3}" -I -S' in text
-    assert 'python3.11 -I -S "$BASE/drumbeat.pyz"' in script("python: python3.11\n")
+    assert 'python3.11 -I -S -c "$LOADER" _node' in script("python: python3.11\n")
     inside = script("container: /images/a.sif\n")
     assert "/opt/cray/pe/python" not in inside, "an image has a Python of its own"
     with pytest.raises(Problem, match="not the name or path of a program"):

@@ -17,9 +17,11 @@ def main(arguments: List[str]) -> int:
         from drumbeat.process_signals import heed_interrupts
 
         heed_interrupts()
+        from drumbeat.bundle.pinned import removed_after
         from drumbeat.desk.scheduled_node import run_node
 
-        return run_node(arguments[1])
+        with removed_after(arguments[2:]):
+            return run_node(arguments[1])
     if arguments[:1] == ["_host"]:
         from drumbeat.desk.hosted_node import run_host
 
@@ -43,9 +45,11 @@ def main(arguments: List[str]) -> int:
 
         return run_stand_in(arguments[1:])
     if arguments[:1] == ["_tune"]:
+        from drumbeat.bundle.pinned import removed_after
         from drumbeat.cli.tune import run_submitted
 
-        return run_submitted(arguments[1])
+        with removed_after(arguments[2:]):
+            return run_submitted(arguments[1])
     from drumbeat import cli
 
     return cli.main(arguments)

@@ -102,8 +102,8 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     return 0
 
 
-def run_submitted(folder: str) -> int:
-    """In the allocation: `_tune FOLDER`, called by the batch script."""
+def run_submitted(request: str) -> int:
+    """In the allocation: `_tune REQUEST`, called by the batch script."""
     import os
     import sys
 
@@ -113,7 +113,7 @@ def run_submitted(folder: str) -> int:
     from drumbeat.tune.submit import read_request
 
     try:
-        asked, job = read_request(folder)
+        asked, job, folder = read_request(request)
         tuning = settle(asked, job, place_here(sized(job, asked.given), os.environ))
         tuning.folder = folder
         return tune(tuning, as_json=False, dry=False)

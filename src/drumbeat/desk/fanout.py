@@ -11,6 +11,7 @@ from typing import Any, Callable, Mapping, Optional
 from drumbeat import backends
 from drumbeat.backends.contract import job_handle
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.desk.create import create_run
 from drumbeat.desk.place import Place
@@ -39,7 +40,9 @@ def start_in_allocation(
     else:
         check_command(order, environ)
     handle = job_handle(place.identity)
-    folder = create_run(order, job_file, cached_bundle(environ), environ, handle)
+    bundle = cached_bundle(environ)
+    order = pinned(order, bundle)
+    folder = create_run(order, job_file, bundle, environ, handle)
     if on_created:
         on_created(folder)
     try:

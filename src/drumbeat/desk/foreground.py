@@ -40,7 +40,6 @@ class Foreground:
     def __init__(
         self,
         order: Order,
-        order_file: str,
         nodes: Iterable[int],
         bundle: str,
         token: str,
@@ -52,7 +51,7 @@ class Foreground:
         self.ended_by_lead = False
         self.again = False  # the lead comes back, or was lost and may be replaced
         self.interrupted: Optional[float] = None  # when the last Ctrl-C came
-        self.order, self.order_file, self.nodes, self.bundle, self.token = order, order_file, list(nodes), bundle, token
+        self.order, self.nodes, self.bundle, self.token = order, list(nodes), bundle, token
         self.guards: Dict[int, subprocess.Popen[bytes]] = {}
         self.heard: Dict[int, float] = {}  # node -> when its guard last said that it is alive
         self.told: Set[int] = set()  # nodes whose early end the lead was told of
@@ -80,9 +79,7 @@ class Foreground:
         with (
             stops_held_back()
         ):  # the guards let them in once they can pass them on; none is lost, and none kills a guard
-            self.guards = start_agents(
-                self.bundle, self.order_file, self.nodes, self.token, environ, report_fd, if_killed
-            )
+            self.guards = start_agents(self.bundle, self.order, self.nodes, self.token, environ, report_fd, if_killed)
         os.close(report_fd)
         for early in self.signals:  # those that came before there was anybody to pass them on to
             self._signal_guards(early)

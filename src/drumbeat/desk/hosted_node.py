@@ -23,7 +23,6 @@ from drumbeat.bundle.build import running_bundle
 from drumbeat.desk.code_sync import unpack_checked
 from drumbeat.desk.foreground import Foreground
 from drumbeat.desk.hosted_container import run_contained
-from drumbeat.desk.join import order_file
 from drumbeat.desk.scheduled_node import EVERY, joined
 from drumbeat.home import users_folder
 from drumbeat.order import Order, dump_order, load_order
@@ -133,10 +132,7 @@ def _run_node(order: Order, node: int, token: str, shared: bool) -> int:
         return run_contained(order, node, token, shared)
     bundle = running_bundle()
     assert bundle, "_host runs from the bundle"
-    folder = RunFolder(order.folder)
-    with contextlib.ExitStack() as stack:
-        path = folder.order if node == 0 else stack.enter_context(order_file(order))
-        return joined(Foreground(order, path, [node], bundle, token, EVERY), node, os.environ)
+    return joined(Foreground(order, [node], bundle, token, EVERY), node, os.environ)
 
 
 def _attached(work: Callable[[], int], grace: float, silence: float) -> int:

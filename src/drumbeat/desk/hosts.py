@@ -26,8 +26,8 @@ _WORDS = {signal.SIGINT: "INT", signal.SIGQUIT: "QUIT", signal.SIGUSR2: "USR2"} 
 class Hosts:
     """The desk's side of an attached run."""
 
-    def __init__(self, order: Order, folder: RunFolder, token: str) -> None:
-        self.order, self.folder, self.token = order, folder, token
+    def __init__(self, order: Order, folder: RunFolder, bundle: str, token: str) -> None:
+        self.order, self.folder, self.bundle, self.token = order, folder, bundle, token
         self.sessions: Optional[Sessions] = None
         self.signals: List[int] = []
         self.notice = Notice(len(order.hosts), lambda text: _say("waiting", text))
@@ -38,7 +38,7 @@ class Hosts:
         for number in STOPS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        sessions = Sessions(self.order.hosts, self.folder.bundle, host_python(self.order), environ)
+        sessions = Sessions(self.order.hosts, self.bundle, host_python(self.order), environ)
         try:
             start(sessions, self.order, self.token, environ, detach=False, waiting=self._waiting)
             self.sessions, self.started = sessions, True

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
-from contextlib import contextmanager
-from typing import Callable, Iterator, Mapping, Optional
+from typing import Callable, Mapping, Optional
 
 from drumbeat.backends.contract import job_handle
 from drumbeat.bundle.build import cached_bundle
@@ -21,7 +18,7 @@ from drumbeat.desk.token import users_token
 from drumbeat.facts import container as container_facts
 from drumbeat.facts.host import LiveHost
 from drumbeat.facts.model import Identity
-from drumbeat.order import Container, Order, dump_order
+from drumbeat.order import Container, Order
 from drumbeat.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.spec.job import Job
@@ -55,11 +52,8 @@ def join(
         folder = create_run(order, job_file, bundle, environ, job_handle(identity))
         if on_created:
             on_created(folder)
-        return joined(
-            Foreground(order, folder.order, [0], folder.bundle, token, EVERY, headline, identity.by_mpirun), 0, environ
-        )
-    with order_file(order) as path:
-        return joined(Foreground(order, path, [node], bundle, token, EVERY), node, environ, identity.by_mpirun)
+        return joined(Foreground(order, [0], bundle, token, EVERY, headline, identity.by_mpirun), 0, environ)
+    return joined(Foreground(order, [node], bundle, token, EVERY), node, environ, identity.by_mpirun)
 
 
 def check_inside(order: Order) -> None:
@@ -84,16 +78,6 @@ def job_name(identity: Identity) -> str:
     if identity.step_id:
         return f"step {identity.job_id}.{identity.step_id}"
     return f"{identity.scheduler} job {identity.job_id}" if identity.job_id else f"a job of {identity.scheduler}"
-
-
-@contextmanager
-def order_file(order: Order) -> Iterator[str]:
-    """Node 1 and above: the lead says where the run folder is, so the order travels by a file of its own."""
-    with tempfile.TemporaryDirectory(prefix="drumbeat-order-") as folder:
-        path = os.path.join(folder, "order.json")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(dump_order(order))
-        yield path
 
 
 def _token(identity: Identity, environ: Mapping[str, str]) -> str:

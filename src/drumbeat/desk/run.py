@@ -8,10 +8,11 @@ import sys
 from typing import Callable, Optional
 
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
 from drumbeat.desk.create import create_run, forget_run
 from drumbeat.desk.fanout import start_in_allocation
 from drumbeat.desk.foreground import Foreground
-from drumbeat.desk.join import check_inside, join, order_file
+from drumbeat.desk.join import check_inside, join
 from drumbeat.desk.make_order import make_order, site_of
 from drumbeat.desk.named_hosts import on_hosts
 from drumbeat.desk.named_in_command import named_in_command
@@ -72,13 +73,14 @@ def _run_on_hosts(
             f"{job.where('hosts')}: hosts are named, but {who} says that this is one node already",
             "leave hosts out, or type it elsewhere",
         )
-    order = make_order(job, site, place, os.environ)
+    bundle = cached_bundle(os.environ)
+    order = pinned(make_order(job, site, place, os.environ), bundle)
     for note in backends.get("ssh").notes(order):
         print(f"drumbeat run: {note}", file=sys.stderr)
-    folder = create_run(order, job_file, cached_bundle(os.environ), os.environ, handle_of(order))
+    folder = create_run(order, job_file, bundle, os.environ, handle_of(order))
     if on_created:
         on_created(folder)
-    hosts = Hosts(order, folder, fresh_token())
+    hosts = Hosts(order, folder, bundle, fresh_token())
     try:
         return hosts.run(os.environ)
     finally:
@@ -102,10 +104,9 @@ def _run_here(
     alone = node_rank is None or order.members == 1
     token = fresh_token() if alone else users_token(environ)
     if not alone and node_rank:
-        with order_file(order) as path:
-            return Foreground(order, path, [node_rank], bundle, token).run(environ)
+        return Foreground(order, [node_rank], bundle, token).run(environ)
     folder = create_run(order, job_file, bundle, environ)
     if on_created:
         on_created(folder)
     nodes = range(order.members) if alone else [0]
-    return Foreground(order, folder.order, nodes, folder.bundle, token).run(environ)
+    return Foreground(order, nodes, bundle, token).run(environ)

@@ -48,7 +48,7 @@ def run_node(order_file: str) -> int:
     except (OSError, RecordError, Problem) as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         return EXIT_USAGE
-    return joined(Foreground(order, order_file, [node], bundle, token, EVERY), node, environ)
+    return joined(Foreground(order, [node], bundle, token, EVERY), node, environ)
 
 
 def _open_again(order: Order, identity: Identity) -> None:

@@ -9,6 +9,7 @@ from typing import Callable, Mapping, Optional, Sequence
 from drumbeat import backends
 from drumbeat.backends.contract import FINISHED
 from drumbeat.bundle.build import cached_bundle
+from drumbeat.bundle.pinned import pinned
 from drumbeat.containers.image import check_image
 from drumbeat.desk.create import create_run, forget_run
 from drumbeat.desk.known_nodes import avoiding
@@ -30,7 +31,8 @@ def queued_order(job: Job, environ: Mapping[str, str]) -> Order:
     """The order of a job that a scheduler will start."""
     place = to_queue(find_place(LiveHost()))
     order = make_order(job, site_of(job, place, environ), place, environ)
-    return avoiding(order, environ) if job.bad_nodes == "avoid" else order
+    order = avoiding(order, environ) if job.bad_nodes == "avoid" else order
+    return pinned(order, cached_bundle(environ))
 
 
 def saved_order(path: str) -> Order:
@@ -89,12 +91,14 @@ def submit(
         check_image(order)
         if not (order.container or order.modules):
             check_command(order, environ)
+    bundle = cached_bundle(environ)
+    order = pinned(order, bundle)  # one that was saved may be another version's
     request = backend.render(order)
     if os.path.exists(order.folder):
         raise Problem(
             f"{order.run_id} has been submitted already: {order.folder} is there", "make a new order: drumbeat plan"
         )
-    folder = create_run(order, job_file, cached_bundle(environ), environ)
+    folder = create_run(order, job_file, bundle, environ)
     record = Run.open(folder.path).record
     try:
         known = backend.handle(order, environ)

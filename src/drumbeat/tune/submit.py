@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 from typing import Any, Mapping, Tuple
@@ -14,7 +15,7 @@ from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.read import read_json
-from drumbeat.runfolder.write import replace_json
+from drumbeat.runfolder.write import replace
 from drumbeat.spec.job import Job
 from drumbeat.tune.request import Asked
 from drumbeat.tune.session import Tuning, make_folder
@@ -37,14 +38,14 @@ def make_request(tuning: Tuning) -> Request:
         resources=dataclasses.replace(order.resources, array=""),
     )
     why = "`drumbeat tune --submit` sends exactly this file."
-    return backends.get(order.backend).render_command(order, ("_tune", "{folder}"), why)
+    return backends.get(order.backend).render_command(order, "_tune", REQUEST, _request_text(tuning), why)
 
 
 def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
     """The handle of the job. One that is refused leaves nothing behind."""
     make_folder(tuning.folder)
     try:
-        replace_json(os.path.join(tuning.folder, REQUEST), {"asked": tuning.asked, "job": _sized(tuning)})
+        replace(os.path.join(tuning.folder, REQUEST), _request_text(tuning))
         shutil.copyfile(cached_bundle(environ), os.path.join(tuning.folder, "drumbeat.pyz"))
         return backends.get(request.backend).submit(request, environ)
     except (Problem, OSError) as error:
@@ -56,18 +57,24 @@ def submit(tuning: Tuning, request: Request, environ: Mapping[str, str]) -> str:
         raise
 
 
+def _request_text(tuning: Tuning) -> str:
+    program = tuning.place.order.program
+    request = {"asked": tuning.asked, "job": _sized(tuning), "folder": tuning.folder, "program": program}
+    return json.dumps(to_plain(request), indent=2) + "\n"
+
+
 def _sized(tuning: Tuning) -> Any:
     """The job with the size that its cost was worked out for."""
     order: Order = tuning.place.order
     return to_plain(dataclasses.replace(tuning.job, nodes=order.nodes, ranks_per_node=order.ranks_per_node or None))
 
 
-def read_request(folder: str) -> Tuple[Asked, Job]:
-    path = os.path.join(folder, REQUEST)
+def read_request(path: str) -> Tuple[Asked, Job, str]:
+    """What was requested, the job, and the folder of the tuning."""
     plain = read_json(path)
     if plain is None:
         raise Problem(f"{path} is not there, or not whole")
     try:
-        return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path)
-    except (RecordError, TypeError) as error:
+        return from_plain(Asked, plain.get("asked"), path), from_plain(Job, plain.get("job"), path), plain["folder"]
+    except (RecordError, TypeError, KeyError) as error:
         raise Problem(f"{path}: {error}") from None

@@ -17,9 +17,9 @@ from drumbeat.backends.kubernetes.payload import as_text, packed
 from drumbeat.backends.kubernetes.pod import RUN_LABEL, TOKEN, Plain, labels_of, program_name
 from drumbeat.backends.kubernetes.render import MANIFEST, object_name
 from drumbeat.backends.kubernetes.script import PACKED, pod_folder
+from drumbeat.bundle.build import cached_bundle
 from drumbeat.order import Order
 from drumbeat.problem import Problem
-from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.write import replace
 
 _SHARED = "ReadWriteMany"
@@ -33,7 +33,7 @@ def submit(request: Request, environ: Mapping[str, str]) -> str:
     name = object_name(order.run_id)
     text = request.text.encode()
     hidden = json.dumps(_secret(order, name, environ)).encode()
-    program = json.dumps(_program(order, name)).encode()
+    program = json.dumps(_program(name, environ)).encode()
     sent = [*code_secrets(order, name, labels_of(name)), *function_secrets(order, name, labels_of(name))]
     check_claims(cluster, order, settings)
     cluster.call("create", "--dry-run=server", "-f", "-", stdin=text)  # refused: nothing is there yet
@@ -68,8 +68,8 @@ def passed_values(order: Order, environ: Mapping[str, str]) -> Dict[str, str]:
     return {variable: environ[variable] for variable in order.passed}
 
 
-def _program(order: Order, name: str) -> Plain:
-    data = {PACKED: as_text(packed(RunFolder(order.folder).bundle))}
+def _program(name: str, environ: Mapping[str, str]) -> Plain:
+    data = {PACKED: as_text(packed(cached_bundle(environ)))}
     meta = {"name": program_name(name), "labels": labels_of(name)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": data}
 

@@ -18,6 +18,7 @@ from drumbeat.backends.kubernetes.render import check as check_pod
 from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
 from drumbeat.backends.runai import client, grammar, script
+from drumbeat.bundle.build import cached_bundle
 from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
 from drumbeat.printable import printable
 from drumbeat.problem import Problem
@@ -110,7 +111,7 @@ class RunAi(Backend):
         _, folder, linger = _split(order)
         sent = dump_order(_sent(order, folder))
         values = script.secret_values(
-            order, sent, script.run_folder(order, folder), linger, RunFolder(order.folder).bundle, environ
+            order, sent, script.run_folder(order, folder), linger, cached_bundle(environ), environ
         )
         secret = {
             "apiVersion": "v1",

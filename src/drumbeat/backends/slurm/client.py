@@ -21,14 +21,14 @@ _NO_CONTROLLER = regex(
 
 def test_only(script: str, environ: Mapping[str, str]) -> str:
     """What Slurm says to the request, before anything is queued; its complaint is raised as ours."""
-    done = _call(["sbatch", "--test-only", script], environ)
+    done = _call(["sbatch", "--test-only"], environ, script)
     if done.returncode != 0:
         raise _refused(done.stderr)
     return _plain(done.stderr)
 
 
 def submit(script: str, environ: Mapping[str, str]) -> str:
-    done = _call(["sbatch", "--parsable", script], environ)
+    done = _call(["sbatch", "--parsable"], environ, script)
     if done.returncode != 0:
         raise _refused(done.stderr)
     job, _, cluster = done.stdout.strip().partition(";")
@@ -95,10 +95,10 @@ def job_number(handle: str) -> str:
     return parsed.id
 
 
-def _call(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _call(argv: Sequence[str], environ: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            list(argv), env={**environ, "LC_ALL": "C"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            list(argv), env={**environ, "LC_ALL": "C"}, input=stdin, capture_output=True, text=True,
             errors="replace", timeout=_SECONDS, check=False, cwd=os.path.sep,
         )  # fmt: skip
     except FileNotFoundError:

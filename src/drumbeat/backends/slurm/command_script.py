@@ -7,28 +7,28 @@ script itself.
 from __future__ import annotations
 
 import shlex
-from typing import Sequence
 
 from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.directives import check_paths, header
 from drumbeat.backends.slurm.render import agent_python
+from drumbeat.bundle.pinned import shell_start
 from drumbeat.containers.wrap import started_by_launcher
 from drumbeat.order import Order
 from drumbeat.problem import Problem
 from drumbeat.signals import EXIT_PREFLIGHT
 
 
-def render_command(order: Order, command: Sequence[str], why: str) -> Request:
-    """`command` are words after `drumbeat.pyz`; `{folder}` in them is the job's folder."""
+def render_command(order: Order, word: str, request: str, text: str, why: str) -> Request:
+    """Run `drumbeat.pyz WORD` with the file `request` of the job's folder, which will hold `text`."""
     check_paths(order)
     if started_by_launcher(order):
         raise Problem(
             "pyxis starts containers for srun itself, so several runs in one job are not possible with it",
             "--container-runtime apptainer, or tune inside the container",
         )
-    words = " ".join('"$BASE"' if word == "{folder}" else shlex.quote(word) for word in command)
     python, look = agent_python(order)
+    loader, start = shell_start(python, "$BASE", request, text, word)
     lines = [
         "#!/bin/bash",
         *header(order, requeue=False),
@@ -36,9 +36,9 @@ def render_command(order: Order, command: Sequence[str], why: str) -> Request:
         f"# Written by drumbeat {__version__}: {why}",
         f"BASE={shlex.quote(order.folder)}",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
-        "# -I -S: neither the caller's PYTHONPATH nor an installed package may change what drumbeat is",
         *look,
-        f'{python} -I -S "$BASE/drumbeat.pyz" {words} &',
+        *loader,
+        f"{start} &",
         "desk=$!",
         "# it ends the run that goes on, keeps what it knows, and is waited for",
         "trap 'kill -USR2 $desk' USR2",

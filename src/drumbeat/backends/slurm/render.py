@@ -1,7 +1,7 @@
 """The batch script: readable, each line that is not obvious with its reason.
 
-It is saved as RUN/job.sh, sbatch gets that very file, and each node runs it once more with the word `node`, so that what
-happens before a container stands in the same file.
+It is saved as RUN/job.sh, and sbatch gets the same text. What each node runs is part of it and reaches the nodes as an
+argument of srun: Slurm keeps its own copy of the script, and nothing on shared storage is run unchecked.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.comeback import after_lines, without_lead_lines
 from drumbeat.backends.slurm.directives import check_paths, header, notice
 from drumbeat.backends.slurm.steps import srun_options
+from drumbeat.bundle.pinned import node_start
 from drumbeat.containers.wrap import bind_lines, node_lines, started_by_launcher
 from drumbeat.order import Order
 from drumbeat.runfolder.verdict import VERDICT
 from drumbeat.signals import EXIT_PREFLIGHT
 
 SCRIPT = "job.sh"
+_END = "END_OF_NODE"
 
 
 def render(order: Order) -> Request:
@@ -33,7 +35,10 @@ def render(order: Order) -> Request:
         f"BASE={shlex.quote(order.folder)}",
         *_array_lines(order),
         "",
-        *_node_part(order),
+        "# What srun runs on each node.",
+        f"read -r -d '' on_node <<'{_END}'",
+        *node_lines_of(order),
+        _END,
         "",
         *_batch_part(order),
     ]
@@ -49,20 +54,16 @@ def _array_lines(order: Order) -> List[str]:
     ]
 
 
-def _node_part(order: Order) -> List[str]:
-    python, lines = agent_python(order)
-    # -I -S: neither the caller's PYTHONPATH nor an installed package may change what the agent is
-    agent = f'{python} -I -S "$BASE/drumbeat.pyz" _node "$BASE/order.json"'
-    body = [*lines, *node_lines(order, agent)]
+def node_lines_of(order: Order) -> List[str]:
+    """What each node runs: shell that starts its agent, in its container where there is one."""
+    python, look = agent_python(order)
+    loader, agent = node_start(python, "$BASE", order)
+    body = [*look, *node_lines(order, agent)]
     if order.container and not started_by_launcher(order):
         body = [*_for_containers("${SLURM_NODEID:-0}"), *body]
     if order.spares:
         body = without_lead_lines(order, body)
-    return [
-        'if [ "${1:-}" = node ]; then  # what srun runs on each node',
-        *("  " + line for line in body),
-        "fi",
-    ]
+    return [f"BASE={shlex.quote(order.folder)}", *_array_lines(order), *loader, *body]
 
 
 def agent_python(order: Order) -> Tuple[str, List[str]]:
@@ -111,7 +112,7 @@ def _batch_part(order: Order) -> List[str]:
         *reasons,
         "srun \\",
         *options,
-        f'  {flags}sh "$BASE/{SCRIPT}" node &',
+        f'  {flags}sh -c "$on_node" &',
         "step=$!",
         "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
         'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',

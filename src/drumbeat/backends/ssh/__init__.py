@@ -36,7 +36,6 @@ from drumbeat.bundle.build import cached_bundle
 from drumbeat.home import users_folder
 from drumbeat.order import Order
 from drumbeat.problem import Problem
-from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.write import replace_json
@@ -94,7 +93,7 @@ class Ssh(Backend):
     def submit(self, request: Request, environ: Mapping[str, str]) -> str:
         """Start an agent on every host and leave them to themselves. Nothing is started unless all hosts are ready."""
         order = request.order
-        sessions = Sessions(order.hosts, RunFolder(order.folder).bundle, host_python(order), environ)
+        sessions = Sessions(order.hosts, cached_bundle(environ), host_python(order), environ)
         try:
             notice = Notice(len(order.hosts), lambda text: print(f"{'waiting':<9} {text}", file=sys.stderr))
             start(sessions, order, secrets.token_hex(32), environ, detach=True, waiting=notice)
@@ -118,7 +117,7 @@ class Ssh(Backend):
         for session in sessions.all:
             if session.reply("started"):
                 with contextlib.suppress(Problem):
-                    ask(session.host, words, RunFolder(order.folder).bundle, host_python(order), environ)
+                    ask(session.host, words, cached_bundle(environ), host_python(order), environ)
 
     def status(self, handle: str, environ: Mapping[str, str]) -> Status:
         said = self._ask(handle, {"do": "status"}, environ)[0]

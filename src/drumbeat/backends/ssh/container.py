@@ -6,6 +6,7 @@ import shlex
 from typing import Dict
 
 from drumbeat.backends.ssh.request import key_of
+from drumbeat.bundle.pinned import node_start
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.containers.wrap import node_lines
 from drumbeat.order import Order
@@ -27,10 +28,11 @@ def host_python(order: Order) -> str:
 def container_script(order: Order, node: int) -> str:
     assert order.container is not None
     python = shlex.quote(order.python or order.container.python)
-    agent = f'{python} -I -S "$RUN/drumbeat.pyz" _node "$RUN/order.json"'
+    loader, agent = node_start(python, "$RUN", order)
     lines = [
         f"RUN={shlex.quote(order.folder)}; NODE={node}; TASK={key_of(order)}-{node}",
         f"refuse() {{ exit {EXIT_PREFLIGHT}; }}",
+        *loader,
         *node_lines(order, agent),
     ]
     return "\n".join(lines) + "\n"
