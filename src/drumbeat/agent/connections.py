@@ -38,6 +38,7 @@ class Connection:
     member: Optional[int] = None  # once it may join
     hello: Optional[Hello] = None
     heard: float = 0.0
+    silent: bool = False  # and it was said
     pinged: float = 0.0
     trips: List[Tuple[float, float]] = field(default_factory=list)  # how long each took, and the clock offset by it
 
@@ -54,7 +55,16 @@ class Listener(Protocol):
 
     def from_member(self, member: int, message: Message) -> None: ...
 
-    def lost(self, member: int, why: str) -> None: ...
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a member is lost, though its connection is not broken."""
+
+    def silent(self, member: int, seconds: float) -> None:
+        """Nothing was heard for `Timing.lost_node`; said once."""
+
+    def heard_again(self, member: int, seconds: float) -> None: ...
+
+    def lost(self, member: int, why: str, silent: bool = False) -> None: ...
 
 
 class Connections:
@@ -109,7 +119,7 @@ class Connections:
         if channel.closed:
             self._drop(sock, why)
 
-    def _drop(self, sock: socket.socket, why: str) -> None:
+    def _drop(self, sock: socket.socket, why: str, silent: bool = False) -> None:
         connection = self.by_socket.pop(sock, None)
         if connection is None:
             return
@@ -117,10 +127,14 @@ class Connections:
         connection.channel.close()
         if connection.member is not None:
             del self.by_member[connection.member]
-            self.listener.lost(connection.member, why)
+            self.listener.lost(connection.member, why, silent)
 
     def _on_message(self, connection: Connection, message: Message) -> None:
-        connection.heard = time.monotonic()
+        now = time.monotonic()
+        if connection.silent and connection.member is not None:
+            connection.silent = False
+            self.listener.heard_again(connection.member, now - connection.heard)
+        connection.heard = now
         if connection.member is not None:
             self.listener.from_member(connection.member, message)
         elif isinstance(message, Hello) and connection.hello is None:
@@ -170,12 +184,20 @@ class Connections:
             self._door.tick(now)
 
     def _check_silence(self, now: float, late: float) -> None:
-        """`late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
-        limit = self.order.timing.lost_node
+        """Silence is said early, and is a loss only when the patience is over: a network that stalls may come back.
+
+        `late`: seconds by which this look comes too late. We were stopped or busy, so they are nobody's silence."""
+        limit, patience = self.order.timing.lost_node, self.listener.patience
         for sock, connection in list(self.by_socket.items()):
             connection.heard += late
-            if connection.member is not None and now - connection.heard > limit:
-                self._drop(sock, f"its agent has been silent for {limit:g} s")
+            silence = now - connection.heard
+            if connection.member is None or silence <= limit:
+                continue
+            if silence > patience:
+                self._drop(sock, f"its agent has been silent for {patience:g} s", silent=True)
+            elif not connection.silent:
+                connection.silent = True
+                self.listener.silent(connection.member, silence)
 
     def _beat_members(self) -> None:
         """Each member hears from us at least twice in the time after which it gives us up; every second another part of them."""

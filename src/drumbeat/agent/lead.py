@@ -135,7 +135,27 @@ class Lead:
                 attempt.finding = attempt.finding or finding
         return acts + (self._conclude(now) if attempt.is_over else [])
 
-    def member_lost(self, number: int, why: str, now: float) -> List[Act]:
+    @property
+    def patience(self) -> float:
+        """Seconds of silence, on a connection that is not broken, after which a member is lost. While ranks run, nobody knows
+        whether more than the agents' network stalls: healthy ranks keep as much time as they have to save."""
+        return self.order.timing.lost_node + (self.order.stop_grace if self.phase == "running" else 0.0)
+
+    def member_silent(self, number: int, seconds: float) -> List[Act]:
+        member = self.members.get(number)
+        if self.phase == "ended" or member is None:
+            return []
+        said = {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1), "patience": self.patience}
+        return [Record("node-silent", said)]
+
+    def member_heard(self, number: int, seconds: float) -> List[Act]:
+        member = self.members.get(number)
+        if self.phase == "ended" or member is None:
+            return []
+        return [Record("node-heard", {"peer": number, "peer_host": member.host, "seconds": round(seconds, 1)})]
+
+    def member_lost(self, number: int, why: str, now: float, silent: bool = False) -> List[Act]:
+        """`silent`: its connection did not break, so its ranks may be well: all ranks have their time to save."""
         member = self.members.get(number)
         if self.phase == "ended" or member is None or member.lost:
             return []
@@ -156,7 +176,9 @@ class Lead:
         if self.phase == "running":
             attempt.finding = attempt.finding or lost_finding(self.node_rank(number), member.host, why)
             with_signal, grace = int(signal.SIGTERM), self.order.timing.failure_grace
-            if self.held:  # perhaps somebody has asked the run to stop: then its ranks have their time to save
+            if (
+                silent or self.held
+            ):  # perhaps somebody has asked the run to stop: then its ranks have their time to save
                 with_signal, grace = self.order.stop_signal, self.order.stop_grace
             acts += self._stop_ranks("a node was lost", with_signal, grace)
         return acts + (self._conclude(now) if attempt.is_over else [])

@@ -212,8 +212,18 @@ class LeadSide:
     def from_member(self, member: int, message: Message) -> None:
         self.messages.handle(member, message)
 
-    def lost(self, member: int, why: str) -> None:
-        self._do(self.lead.member_lost(member, why, time.monotonic()))
+    @property
+    def patience(self) -> float:
+        return self.lead.patience
+
+    def silent(self, member: int, seconds: float) -> None:
+        self._do(self.lead.member_silent(member, seconds))
+
+    def heard_again(self, member: int, seconds: float) -> None:
+        self._do(self.lead.member_heard(member, seconds))
+
+    def lost(self, member: int, why: str, silent: bool = False) -> None:
+        self._do(self.lead.member_lost(member, why, time.monotonic(), silent))
 
     # -- the lead's decisions, carried out ---------------------------------------------------------------------------
 

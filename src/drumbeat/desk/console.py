@@ -226,6 +226,8 @@ class Console:
                 self.say("stop", f"{event.why}: the ranks have {event.grace:g} s to save")
         elif isinstance(event, kinds.NodeLost):
             self.say("lost", event.words)
+        elif isinstance(event, (kinds.NodeSilent, kinds.NodeHeard)):
+            self.say("silent" if isinstance(event, kinds.NodeSilent) else "heard", event.words)
         elif isinstance(event, kinds.VerdictGiven) and event.peer is not None:
             self._show_verdict(event)
         elif isinstance(event, kinds.Activity):

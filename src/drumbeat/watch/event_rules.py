@@ -51,6 +51,8 @@ def _trouble(view: RunState, event: Event, t: float) -> None:
     elif isinstance(event, kinds.NodeLost):
         view.node(event.peer).lost = event.why[:_LONGEST] or "lost"
         view.mark(t, "lost", f"lost {event.words}")
+    elif isinstance(event, (kinds.NodeSilent, kinds.NodeHeard)):
+        view.mark(t, "finding", event.words)
     elif isinstance(event, kinds.Excluded):
         view.node(event.peer).idle = f"excluded: {event.why}"[:_LONGEST]
         view.mark(t, "lost", f"node {event.peer} ({event.peer_host}) excluded: {event.why}")
