@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 from typing import List, Optional
 
+from drumbeat.cli.streams import OutputError, open_streams
+from drumbeat.signals import EXIT_STORAGE
+
 # A command stands here when it works.
 COMMANDS = {
     "run": "start a job here, or join the job, pod or MPI task that you are in",
@@ -58,6 +61,7 @@ VIEWS = (
 
 
 def main(argv: Optional[List[str]] = None) -> int:
+    open_streams()
     words = sys.argv[1:] if argv is None else argv
     code = 128 + 13  # of a command that a broken pipe (SIGPIPE) cut short
     try:
@@ -69,6 +73,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0 if not words or words[0] in VIEWS else code
+    except OutputError as error:
+        print(f"drumbeat {words[0] if words else ''}: cannot write the output: {error.strerror}", file=sys.stderr)
+        return EXIT_STORAGE
     except KeyboardInterrupt:
         return 130
 

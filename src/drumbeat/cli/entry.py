@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 
 def main(arguments: List[str]) -> int:
+    from drumbeat.cli.streams import open_streams
+
+    open_streams()
     if arguments[:1] == ["_agent"]:
         from drumbeat.agent.main import run_agent
 

@@ -26,6 +26,14 @@ class Parser(argparse.ArgumentParser):
             self._refuse(args, unknown)
         return args
 
+    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
+        sys.stdout.flush()  # here, where an output that cannot be written is still noticed
+        super().exit(status, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without argparse's own silence about output that cannot be written."""
+        (file or sys.stderr).write(message or "")
+
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
 
