@@ -377,10 +377,11 @@ def test_an_answer_that_a_later_one_refutes_is_withdrawn_in_words():
     again, none, _ = count.judge()
     assert none == [] and again.answer == "as planned"
     assert again.summary.endswith("; withdrawn: repeated ranks, as said before")
+    where = {"mono": 0.0, "seq": 0, "host": "n", "node": 0, "attempt": 0}
     events = [
-        VerdictGiven("verdict", 1.0, verdict=verdict),
-        FindingMade("finding", 1.0, finding=finding),
-        VerdictGiven("verdict", 3.0, verdict=again),
+        VerdictGiven("verdict", 1.0, verdict=verdict, **where),
+        FindingMade("finding", 1.0, finding=finding, **where),
+        VerdictGiven("verdict", 3.0, verdict=again, **where),
     ]
     assert world_of(events[:2]) == finding and world_of(events) is None
 

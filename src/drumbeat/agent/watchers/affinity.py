@@ -76,7 +76,9 @@ def look_at_ranks(
     found: Dict[Optional[int], List[Tuple[RankSeen, Mapping[str, str]]]] = {}
     divided = any(gpu.mig for gpu in gpus)
     parents = read_parents()
-    own = {pid: environ for pid in parents for environ in [environ_of(pid)] if environ and _is_ours(environ, run_id, node)}
+    own = {
+        pid: environ for pid in parents for environ in [environ_of(pid)] if environ and _is_ours(environ, run_id, node)
+    }
     identities = {pid: identity_in(environ) for pid, environ in own.items()}
     carried = carries(parents, identities, commands)
     start_others = launchers(parents, identities, carried)

@@ -71,7 +71,14 @@ def build_watchers(order: Order, scene: Scene, gates: Sequence[OpenGate], record
         sensors.append(looks)
     if order.checks.get("world", "off") != "off":
         census = CensusLooks(
-            scene.node, scene.planned_ranks, scene.mains, scene.port, order.emulated, scene.beat, scene.met, scene.are_ranks
+            scene.node,
+            scene.planned_ranks,
+            scene.mains,
+            scene.port,
+            order.emulated,
+            scene.beat,
+            scene.met,
+            scene.are_ranks,
         )
         watchers.append(Census(scene.node, census.look_soon))
         sensors.append(census)

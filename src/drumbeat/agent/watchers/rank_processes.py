@@ -81,9 +81,7 @@ class Sockets:
         return self._tables[namespace]
 
 
-def look(
-    node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()
-) -> List[Row]:
+def look(node: int, mains: Sequence[int], port: int, shared_loopback: bool, commands: Sequence[int] = ()) -> List[Row]:
     """The processes at or below `mains` that are ranks by their number; where none is, those that have connections.
     `commands`: those of `mains` that were started to start ranks: the RANK that they hand on is none of their ranks'."""
     parents, sockets = read_parents(), Sockets()
@@ -328,7 +326,9 @@ def _with_work(row: Row, branch: Sequence[int]) -> Row:
 def _mapped(pid: int) -> Set[str]:
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return {fields[5] for fields in (line.split(None, 5) for line in file) if len(fields) == 6 and "/" in fields[5]}
+            return {
+                fields[5] for fields in (line.split(None, 5) for line in file) if len(fields) == 6 and "/" in fields[5]
+            }
     except OSError:
         return set()
 
