@@ -7,8 +7,8 @@ import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.ranks.end import End
 from drumbeat.agent.rank_end import CONSEQUENCES
+from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.last_words import (
     Stream,
     last_error,

@@ -144,9 +144,10 @@ def carries(
     for pid, identity in identities.items():
         for top in ({pid} | above(pid, parents)).intersection(commands):
             own = identities.get(top)
-            if identity is not None and own is not None and own.rank is not None:
-                if (identity.rank, identity.local_rank) == (own.rank, own.local_rank):
-                    found.add(pid)
+            if identity is None or own is None or own.rank is None:
+                continue
+            if (identity.rank, identity.local_rank) == (own.rank, own.local_rank):
+                found.add(pid)
     return found
 
 
