@@ -117,9 +117,21 @@ def test_a_launcher_behind_exec_after_a_change_of_path_is_stopped_before_the_fir
     """No stand-in is met. The census sees a world of its own on each node and stops the run, long before a rank makes a step."""
     (drumbeat.folder / "bin").mkdir()
     launcher = drumbeat.folder / "bin" / "torchrun"
-    train = "for i in $(seq 3000); do [ -e never ] && break; sleep 0.1; done; touch stepped-$NODE_RANK-$RANK"
+    (drumbeat.folder / "joins.py").write_text(
+        "import os, socket, time\n"
+        "where = ('127.0.0.1', int(os.environ['MASTER_PORT']))\n"
+        "door = socket.create_server(where) if os.environ['RANK'] == '0' else None\n"
+        "link = None\n"
+        "while link is None:\n"
+        "    try: link = socket.create_connection(where)\n"
+        "    except OSError: time.sleep(0.05)\n"
+        "time.sleep(300)\n"
+        "open(f\"stepped-{os.environ['NODE_RANK']}-{os.environ['RANK']}\", 'w').close()\n"
+    )
+    train = f"{sys.executable} joins.py"
     launcher.write_text(
-        f"#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=$((20000 + NODE_RANK))\nRANK=1 sh -c '{train}' & RANK=0 sh -c '{train}'\n"
+        "#!/bin/sh\nexport WORLD_SIZE=2 MASTER_PORT=$((20000 + NODE_RANK))\n"
+        f"RANK=1 LOCAL_RANK=1 {train} & RANK=0 LOCAL_RANK=0 {train}\n"
     )
     launcher.chmod(0o755)
     done = run(drumbeat, environ, 'PATH="$PWD/bin:$PATH"\nexec torchrun --standalone --nproc_per_node=2 who.py\n')

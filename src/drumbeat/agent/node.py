@@ -222,7 +222,8 @@ class Node:
         ranks = len(plan.bound.slots) if self.launcher.starts_ranks else 0
         return Scene(
             self.node_rank, first, plan.facts, plan.bound, plan.right, variables, ranks, self.local, self.attempt,
-            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains, self.launcher.met, self.beat,
+            peers.nodes[self.node_rank].ranks, peers.master_port, lambda: self.ranks.mains,
+            lambda: self.launcher.is_rank, self.launcher.met, self.beat,
         )  # fmt: skip
 
     def _new_ends(self) -> Ends:

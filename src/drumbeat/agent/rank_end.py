@@ -12,6 +12,7 @@ from drumbeat.ranges import named_commands, named_ranks
 # Codes of failures that only say that another rank went away or did not come.
 CONSEQUENCES = frozenset((
     "peer-lost", "collective-timeout", "gloo-timeout", "store-key-timeout", "watchdog-stuck", "watchdog-teardown",
+    "jax-coordinator",
 ))  # fmt: skip
 
 # The fix for a program that catches its own failure and ends as if all were well.

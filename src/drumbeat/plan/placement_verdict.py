@@ -88,7 +88,7 @@ def _wrong(table: Sequence[Row], bound: Binding) -> Optional[Finding]:
     cause = bound.bound_by if ours else "something bound them again after the start: taskset, numactl, a launcher"
     right = [row.right or row.cpus or () for row in table if row.rank is not None]
     fix = "ask for whole nodes, or for cores beside the GPUs (Slurm: --exclusive)"
-    if all(row.right for row in wrong):
+    if all(row.right for row in wrong) and all(right):
         fix = f"drop it, and drumbeat binds them; or use --cpu-bind=mask_cpu:{','.join(map(mask, right))}"
     return Finding(
         "placement-wrong",

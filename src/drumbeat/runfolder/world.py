@@ -19,6 +19,8 @@ def world_of(events: Iterable[Event]) -> Optional[Finding]:
             found = None
         elif isinstance(event, kinds.FindingMade) and event.finding.code in CODES:
             found = event.finding
+        elif isinstance(event, kinds.VerdictGiven) and event.verdict.check == "world" and event.verdict.count:
+            found = found if event.verdict.findings else None  # what was seen later refutes it
     return found
 
 

@@ -7,8 +7,17 @@ import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple
 
+from drumbeat.agent.rank_end import CONSEQUENCES
 from drumbeat.agent.ranks.end import End
-from drumbeat.agent.ranks.last_words import Stream, last_error, last_failure, may_hold_error, read_stream, wrote_on
+from drumbeat.agent.ranks.last_words import (
+    Stream,
+    last_error,
+    last_failure,
+    may_hold_error,
+    raised_at,
+    read_stream,
+    wrote_on,
+)
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
@@ -59,6 +68,10 @@ class Explainer:
             command, no_memory = self.order.command, self._no_memory(end)
             alone = not end.of_command
             found = explain_exit(end.exit_code, end.signal, lines, command, ended_by_us, no_memory, printed, alone)
+            before = _raised_before(found, lines)
+            if before:
+                first = explain_exit(1, None, before, command, killed_by_us=False)
+                found = found if first.code in CONSEQUENCES else first
         if any(each.text in line for line in map(shown, printed) for each in found.evidence):
             log = out
         file = os.path.relpath(self.kept or log, self.run_folder)
@@ -148,6 +161,15 @@ class Explainer:
         if signal.SIGKILL not in (end.signal, (end.exit_code or 0) - 128) or self._oom_kills is None:
             return False
         return (oom_kills(LiveHost()) or 0) > self._oom_kills
+
+
+def _raised_before(found: Finding, lines: Sequence[str]) -> Sequence[str]:
+    """The lines up to the exception that had ended a rank's work before it waited for the others at its exit, in vain."""
+    place = raised_at(lines, _LAST) if found.code in CONSEQUENCES and found.evidence else None
+    if place is None:
+        return ()
+    later = any(found.evidence[0].text in shown(line) for line in lines[place + 1 :])
+    return lines[: place + 1] if later else ()
 
 
 def _behind(seen: Sequence[str], tails: Mapping[str, Sequence[str]]) -> Sequence[str]:

@@ -14,7 +14,7 @@ from drumbeat.regex import regex
 
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 _LAST = 8  # lines among which an error line counts as the last words
-_LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
+LATER = 0.5  # seconds: both streams of a program that gives up end within this time of each other,
 _LEFT = 30.0  # and it is gone this long after at the latest
 # What a program prints itself where it catches an exception: "Error: ...", "Exception caught: ...", "Training failed: ...". A
 # number after the colon is a figure ("Error: 0.12"), and "none" is no error.
@@ -22,6 +22,7 @@ _OWN_WORDS = (
     r"(?i:(?:an? )?(?:(?:fatal|unexpected|caught) )?(?:error|exception)(?: (?:was )?(?:caught|raised|occurred))?"
     r"|(?:[\w-]{1,30} ){1,4}failed) ?:(?!\s*(?:[-+.]?\d|(?i:none|nan|inf|null|false)\b))"
 )
+_TRACEBACK = "Traceback (most recent call last)"
 _SIGN = regex(
     r"Traceback \(most recent call last\)|(?:\b|\x1b\[[\d;]*m)(?:ERROR|CRITICAL|FATAL)\b|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b"
     r"|(?:\b|\x1b\[[\d;]*m)" + _OWN_WORDS
@@ -90,13 +91,21 @@ def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
     return None
 
 
+def raised_at(lines: Sequence[str], most: int = _LAST) -> Optional[int]:
+    """The place of the line that names the exception of the last traceback, if no work went on after it and at most so many
+    lines follow. Python prints it so where nobody catches it; what caught it would go on."""
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
+    place = next((number for number in range(begin + 1, len(lines)) if lines[number][:1] not in ("", " ", "\t")), None)
+    return None if place is None or _works(lines[place + 1 :], most) else place
+
+
 def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
     """Did the work go on after the error at the end of `stream`? The rank's other stream may be newer, the rank may have
     lived on in silence, or it says itself that its work is done."""
     from drumbeat.diagnose.endings import is_good_end
 
     own = [each for each in streams if each.rank == stream.rank]
-    newest = max([ended - _LEFT, *(each.written - _LATER for each in own)])
+    newest = max([ended - _LEFT, *(each.written - LATER for each in own)])
     return newest > stream.written or any(is_good_end(line) for each in own for line in each.lines[-_LAST:])
 
 

@@ -20,6 +20,7 @@ from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog
 
 _PRIVATE = ("DRUMBEAT_TOKEN",)  # what the agent starts has no use for it
+_OF_A_RANK = ("RANK", "LOCAL_RANK")  # a pod's own, say: a launcher numbers its ranks itself
 
 
 def inherited() -> Dict[str, str]:
@@ -58,6 +59,8 @@ class Starter:
             self.tasks.start(process.local_rank, StartRank(argv, added, self.order.workdir, out, err, cpus))
             return
         environ = {**inherited(), **added}
+        if self.launcher.starts_ranks and not self.launcher.is_rank:
+            environ = {name: value for name, value in environ.items() if name not in _OF_A_RANK}
         if self.order.launcher == "ranks":  # one task has started several: each is told which one it is
             environ.update(rank_variables(environ))
         pid = start(argv, environ, self.order.workdir, out, err, cpus)

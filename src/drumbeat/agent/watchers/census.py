@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.agent.watchers.rank_processes import added, look
@@ -20,6 +20,7 @@ _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anythi
 _COST = 25.0  # seconds to wait for each second of CPU time that a look takes: a node may have thousands of processes
 _AGAIN = 5.0  # seconds after which the lead is told once more what has not changed
 _SETTLED = 0.9  # seconds for which looks must show the same: processes come and go while ranks start
+_TWICE = 2  # times that the lead is told what is complete: one look is no proof
 _LOOK_WITHIN = 5.0
 _GIVE_UP = 600.0  # seconds after the start, from which on nobody looks any more
 
@@ -39,7 +40,10 @@ class CensusLooks:
         shared_loopback: bool,
         beat: Callable[[], None],
         met: Callable[[], Optional[int]] = lambda: None,
+        are_ranks: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`are_ranks`: whether `mains` are; else they are the node's command, which starts them."""
+        self.are_ranks = are_ranks
         self.node, self.ranks, self.mains, self.port, self.shared_loopback = node, ranks, mains, port, shared_loopback
         self.beat, self.met = beat, met
         self._begin: Optional[float] = None
@@ -65,7 +69,7 @@ class CensusLooks:
             return []
         rows, before = self._with_earlier(rows), self._known
         self._known = {_process(row): row for row in rows}
-        self._news = self._news if before == self._known else now
+        self._news = self._news if _steady(before.values()) == _steady(rows) else now
         self._next = now + max(min(max(_SOONEST, _OF_AGE * (now - self._news)), _LATEST), _COST * cost)
         proven = len(rows) == self.ranks and all(row.rank is not None and row.joined for row in rows)
         together = all(row.rank is not None and (row.joined or row.alone is None) for row in rows)
@@ -95,9 +99,10 @@ class CensusLooks:
     def _look(self) -> Tuple[Optional[List[Row]], float]:
         """In a child: a process that hangs in the kernel can block whoever reads about it. Also the CPU time of it."""
         mains = self.mains()
+        commands = () if self.are_ranks() else mains
 
         def work() -> bytes:
-            rows = to_plain(look(self.node, mains, self.port, self.shared_loopback))
+            rows = to_plain(look(self.node, mains, self.port, self.shared_loopback, commands))
             return json.dumps({"rows": rows, "cost": time.process_time()}).encode()  # a child's counts from its fork
 
         answer = in_child(work, _LOOK_WITHIN, self.beat)
@@ -111,6 +116,11 @@ def _process(row: Row) -> _Process:
     return row.pid, row.rank, row.world_size
 
 
+def _steady(rows: Iterable[Row]) -> Tuple[Row, ...]:
+    """The rows without what changes at every look."""
+    return tuple(replace(row, cpu=0.0, mapped=0) for row in rows)
+
+
 class Census:
     """A watcher: tells the lead what looks have shown alike for a second, and at once where connections prove it. It says it
     again as long as it is not all. `on_step` is called at the first report of a rank."""
@@ -122,6 +132,7 @@ class Census:
         self._since = 0.0  # when that was seen first
         self._told: Optional[Tuple[Row, ...]] = None
         self._told_at = 0.0
+        self._times = 0  # that it was told
         self._unmet_told = self.node != 0  # the script is the same everywhere
 
     def on(self, saw: Saw, now: float) -> List[Action]:
@@ -131,7 +142,8 @@ class Census:
         if saw.kind != "census":
             return []
         rows = tuple(saw.data["rows"])
-        plain = tuple(replace(row, links=()) for row in rows)  # connections come and go
+        steady = _steady(rows)
+        plain = tuple(replace(row, links=()) for row in steady)  # connections come and go
         if plain != self._last:
             self._last, self._since = plain, now
         if now - self._since < _SETTLED and not saw.data.get("proven"):
@@ -140,9 +152,10 @@ class Census:
         if saw.data.get("unmet") and not self._unmet_told:
             self._unmet_told = True
             actions.append(Warn(unmet_finding(rows)))
-        again = not saw.data["complete"] and now - self._told_at >= _AGAIN
-        if rows != self._told or again:
-            self._told, self._told_at = rows, now
+        again = now - self._told_at >= _AGAIN if not saw.data["complete"] else self._times < _TWICE
+        if steady != self._told or again:
+            self._times = self._times + 1 if steady == self._told else 1
+            self._told, self._told_at = steady, now
             actions.append(Emit("census", {"rows": rows}))
         return actions
 

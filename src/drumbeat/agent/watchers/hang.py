@@ -211,7 +211,8 @@ class Hang:
         pause = finding is not None and finding.code == "hang-all-idle" and seconds < _PAUSE
         if pause:
             self._next_look = min(self._next_look, now + _PAUSE - seconds)  # then it may end the run
-        actions = self._say(finding, may_stop=not pause)
+        once = finding is not None and finding.code == "hang-raised" and not silence.again
+        actions = self._say(finding, may_stop=not (pause or once))
         if actions and one_rank:
             self._alone, self._alone_for = quiet, stale
         return actions
@@ -227,7 +228,7 @@ class Hang:
             self._last_words = plain
             actions.append(Emit("activity", {"seconds": round(seconds, 1), "what": words}))
         finding = judge(_expected(looks), Silence(seconds, False, ended=self._ended_well(now), again=same))
-        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit")):
+        if finding and (same or finding.code in ("hang-stopped", "hang-early-exit", "hang-raised")):
             actions += self._say(finding, may_stop=False)
         return actions
 

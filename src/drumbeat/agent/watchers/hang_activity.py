@@ -13,8 +13,8 @@ _GPU_BUSY, _GPU_AT_WORK = 10.0, 0.4  # per cent of the time; share of the power 
 _SLEEPS = ("nanosleep", "clock_nanosleep")
 _WAITING_FUNCTIONS = ("_engine_run_backward",)  # DDP's gradients are reduced in there
 
-STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT = (
-    "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer",
+STOPPED, KERNEL, ASLEEP, LOOP, INPUT, WAITS, BUSY, EARLY, DESYNC, ALL_IDLE, SILENT, RAISED = (
+    "stopped", "kernel", "asleep", "loop", "input", "waits", "busy", "early-exit", "desync", "all-idle", "no-answer", "raised",
 )  # fmt: skip
 
 
@@ -62,12 +62,14 @@ def doing(look: RankLook) -> str:
         return f"waiting in the kernel ({look.waits_in or look.call or 'state D'}){at}"
     if look.compiler:
         return f"compiling ({look.compiler})"
-    if word == SILENT:
+    if word == SILENT and not look.raised:
         return "not answering"
     if word == BUSY:
         return f"reading or writing {_size(look.io)}/s{at}" if look.io >= _MOVES else f"busy{at}"
     if word == LOOP:
         return f"busy in one place{at}"
+    if look.raised:
+        return f"waiting after it raised {look.raised}"
     if word == INPUT:
         return f"waiting for its data loader{at}"
     if word == ASLEEP:

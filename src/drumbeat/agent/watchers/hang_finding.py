@@ -16,6 +16,7 @@ from drumbeat.agent.watchers.hang_activity import (
     INPUT,
     KERNEL,
     LOOP,
+    RAISED,
     SILENT,
     STOPPED,
     WAITS,
@@ -57,6 +58,10 @@ _CAUSES = {
     DESYNC: (
         "the ranks did not make the same collective calls",
         "every rank must make the same calls in the same order",
+    ),
+    RAISED: (
+        "its work has ended by an exception, but the process has not: an exit handler or a thread of it waits for the others",
+        "see the traceback at the end of its log",
     ),
     ALL_IDLE: (
         "all ranks wait, none of them works",

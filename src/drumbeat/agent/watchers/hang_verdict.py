@@ -19,6 +19,7 @@ from drumbeat.agent.watchers.hang_activity import (
     DESYNC,
     INPUT,
     KERNEL,
+    RAISED,
     SILENT,
     STOPPED,
     WAITS,
@@ -35,6 +36,7 @@ _STORAGE_PATIENCE = 30.0  # seconds: a slow file system may hold a rank in the k
 _WORKING_PATIENCE = 60.0  # seconds: one rank rests while others work, and may have nothing to do
 _FOR_A_CHILD = ("wait4", "waitid")  # calls that wait for a process of one's own: no rank is waited for
 _POLLS = 1.5  # times per second: a rank that sleeps and wakes more often may be waiting for another
+_RAISED = 5.0  # seconds that a rank may take to leave after an exception
 _BUSY_PATIENCE = 300.0  # seconds: work that only some ranks do, and nobody announced
 
 
@@ -46,6 +48,9 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
         odd = [look for look in looks if what[look.key] == word]
         if odd and (word == STOPPED or (silence.seconds >= _STORAGE_PATIENCE and silence.again)):
             return held_up(word, odd, looks, silence)
+    raised = _raised(looks, what, silence)
+    if raised:
+        return held_up(RAISED, [raised], looks, silence)
     if silence.done and not any(in_collective(look) for look in looks):
         return None  # nobody waits for anybody
     if silence.others_go_on:
@@ -69,6 +74,15 @@ def judge(looks: Sequence[RankLook], silence: Silence) -> Optional[Finding]:
             return None  # an upload, a program that starts its ranks itself: what that process does was not looked at
         return held_up(ALL_IDLE, [], looks, silence)
     return None
+
+
+def _raised(looks: Sequence[RankLook], what: Mapping[Key, str], silence: Silence) -> Optional[RankLook]:
+    """The first rank whose last word is a traceback, if it does nothing any more and nobody makes a step. A program that
+    catches an exception and goes on works, writes, or lets the others step."""
+    idle = [look for look in looks if what[look.key] in (WAITS, ASLEEP, INPUT, SILENT)]
+    over = [look for look in idle if look.raised and look.raised_for >= _RAISED and not look.command]
+    patient = len(idle) == len(looks) or silence.seconds >= _WORKING_PATIENCE
+    return max(over, key=lambda look: look.raised_for) if over and patient and not silence.others_go_on else None
 
 
 def _parted(looks: Sequence[RankLook]) -> Optional[Tuple[str, List[RankLook]]]:
