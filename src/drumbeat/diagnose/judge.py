@@ -23,7 +23,8 @@ from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import NOT_FINITE, nan_among_the_last
 from drumbeat.diagnose.named_rank import NamedRank
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM
+from drumbeat.diagnose.plain_words import signal_of
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
 from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
 from drumbeat.diagnose.tiers import NOTICED, UNEXPLAINED, WARNED, Tiers
 from drumbeat.diagnose.tracebacks import CUT_OFF
@@ -107,9 +108,20 @@ class _Judge:
             return self._of_nan(rest, self.log.nan_from)
         if not self.log.of_a_run:
             return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
+        if not self.log.worked:
+            why = "no error, but also no step, no measured value and no word of how it ended"
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why)
         return rest
 
     def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
+        rule = rule_of_signal(signal_of(error.text))
+        if rule is not None:
+            match = Match(rule, {})
+            died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (error,), confidence=LIKELY)
+            why = "the log ends with the exit status of this signal"
+            return replace(
+                rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
+            )
         finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
         behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"
