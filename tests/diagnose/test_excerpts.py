@@ -70,7 +70,7 @@ CASES = {
     ),
     "hydra's table": (HYDRA + "=   PID 7 RUNNING AT n7\n=   EXIT CODE: 139", "segfault", None),
     "hydra's table, a plain code": (HYDRA + "=   EXIT CODE: 2", "unknown", None),
-    "told of, not of this run": ("Loading the model\nNo optimizer state was asked for", "none", None),
+    "told of, not of this run": ("step 1 loss 2.0\nNo optimizer state was asked for", "none", None),
 }  # fmt: skip
 
 

@@ -93,3 +93,9 @@ def test_a_communicator_whose_training_was_done_was_complete():
     lines = [start.format(r=0, stage="START"), start.format(r=1, stage="START"), start.format(r=0, stage="COMPLETE")]
     assert answer(*lines, STEPS)[0] == "init-incomplete"
     assert answer(*lines, STEPS, "Training finished")[0] == "none"
+
+
+def test_an_exception_that_python_ignored_while_it_left():
+    ignored = "Exception ignored while calling deallocator <function Pool.__del__ at 0x7f>:\nTraceback (most recent call last):\n"
+    ignored += '  File "/home/u/pool.py", line 7, in __del__\nPythonFinalizationError: cannot join thread at interpreter shutdown'
+    assert read(f"step 9 loss 2.1\nTraining completed\n{ignored}").failure.answer == "none"

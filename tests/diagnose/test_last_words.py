@@ -376,7 +376,7 @@ LOGGED = [
 
 
 def test_a_logged_traceback_without_its_exception_is_no_failure_where_the_program_wrote_on():
-    after = ["trial 3: kept 12 of 32 samples", "trial 3: batch of 42", "42 samples after 3 trials", "batch cut to 32"]
+    after = ["trial 3: kept 12 of 32 samples", "trial 3: batch 42", "42 samples after 3 trials", "batch cut to 32"]
     assert failure("\n".join([*LOGGED, *after])).answer == "none"
     found = failure("\n".join(LOGGED))
     assert found.answer == "exception" and found.confidence == "likely"

@@ -9,13 +9,12 @@ from tests.diagnose.reading import read, read_files
 HEALTHY = {
     "a benchmark": "========\nMean time to the first word (ms):   53.9\n========",
     "rows of nccl-tests": "   134217728      33554432     float     sum      -1    631.9  212.41    0.00      0",
-    "an installation": "Unpacking libfoo2 (2.40-1) ...\nSetting up libfoo2 (2.40-1) ...",
     "a table of times": "TOTAL                              124.02                 361.88         83.67",
     "passed tests": "....\nRan 15 in 13.099s\n\nOK",
     "a tracker's own log": '{"time":"2026-01-02T03:04:05.6Z","level":"INFO","msg":"stream: closed"}',
     "a redirected stream": "2026-01-02 03:04:05 | ERROR | stderr | INFO:     Application is up",
-    "another redirected stream": "2026-01-02 03:04:05 | ERROR | stderr | Loading shards: 3 of 3",
     "a tracker's thread": (
+        "step 9 loss 2.1\n"
         "2026-01-02 03:04:05,678 WARNING MsgRouterThr:7 [router.py:message_loop():77] message_loop has been closed\n"
         'Traceback (most recent call last):\n  File "/opt/wandb/sdk/interface/router.py", line 70, in message_loop\n'
         "    msg = self._read_message()\nwandb.sdk.interface.router.MessageRouterClosedError\n"
@@ -25,13 +24,15 @@ HEALTHY = {
     "no errors": "step 9 loss 2.1\nfinished with 0 errors",
     "a column": "step 9 loss 2.1\n   size     time   algbw   busbw  error     time",
     "words of a fallback": "step 9 loss 2.1\nfused kernels could not be loaded, falling back to plain ones",
+    "a worker that came back": "step 9 loss 2.1\nworker 3 died, restarting",
+    "a status of zero": "step 9 loss 2.1\nprocess exited with status 0",
+    "nobody failed": "step 9 loss 2.1\n0 workers failed, no rank was lost",
+    "advice": "step 9 loss 2.1\nif a rank dies the job is aborted",
+    "a lost share": "step 9 loss 2.1\nlost 3% of the tokens to padding",
+    "a test's error": "step 9 loss 2.1\ntest error 4.64",
     "a failure further up": "the first try failed\nstep 1 loss 2.3\nstep 2 loss 2.2\nstep 3 loss 2.1",
-    "an environment's report": "OS                 : Ubuntu\nClang version      : Could not collect",
     "rows of numbers": "     38/89     5.62G   0.02079  0.008967  0.000934\n     39/89     5.62G   0.02104  0.008995  0.000651",
-    "settings": "use_cloud:True\nnode_rank:0\nnum_nodes: 2",
-    "what a driver's tool prints": "| HL-X Version:      hl-9 |\n| Driver Version:    9.1 |",
     "capabilities": "#   Transport: ud\n#      latency: 630 nsec\n#   error handling: peer failure",
-    "help of a tool": "usage: train.py [options]\n  --color=mode     yes or no\n  --paste=mode   send failed|all output away",
     "a tracker's service": (
         "step 8 loss 2.2\nwandb: ERROR Error while calling W&B API: rate limit exceeded (<Response [429]>)\nstep 9 loss 2.1\n"
         "wandb: ERROR Error while calling W&B API: rate limit exceeded (<Response [429]>)"
@@ -40,7 +41,27 @@ HEALTHY = {
         "INFO:torch.distributed.elastic.agent.server.api:Local worker group finished (SUCCEEDED). Waiting 300 seconds"
     ),
 }
+NOTHING_GOOD = {
+    "an installation": "Unpacking libfoo2 (2.40-1) ...\nSetting up libfoo2 (2.40-1) ...",
+    "another redirected stream": "2026-01-02 03:04:05 | ERROR | stderr | Loading shards: 3 of 3",
+    "an environment's report": "OS                 : Ubuntu\nClang version      : Could not collect",
+    "settings": "use_cloud:True\nnode_rank:0\nnum_nodes: 2",
+    "what a driver's tool prints": "| HL-X Version:      hl-9 |\n| Driver Version:    9.1 |",
+    "help of a tool": "usage: train.py [options]\n  --color=mode     yes or no\n  --paste=mode   send failed|all output away",
+    "a start": "Loading the model\nStarting 8 workers",
+    "a queue": "srun: job 812 queued and waiting for resources",
+}
 FAILED = {
+    "training": "step 3 loss 2.3\nTraining failed",
+    "a script": "step 3 loss 2.3\ntrain.py crashed",
+    "a worker": "step 3 loss 2.3\nworker 3 died",
+    "a node": "step 3 loss 2.3\nlost contact with node n07",
+    "a status": "step 3 loss 2.3\npython train.py exited with code 3",
+    "a logger's information": "step 3 loss 2.3\n2026-01-02 03:04:05 INFO The training job has crashed!",
+    "a silent rank": "step 3 loss 2.3\nrank 5 on n07 is not responding",
+    "no sign of life": "step 3 loss 2.3\nno heartbeat from worker 2",
+    "a state": "step 3 loss 2.3\nJob 812 status: FAILED",
+    "a reason": "step 3 loss 2.3\nRun stopped due to an error",
     "a library without a logger": "step 9 loss 2.1\n/src/host/transport.cpp:init:275: setup of the transport failed",
     "giving up": "step 9 loss 2.1\naborting due to what init_thread said",
     "not able to": "Loading the model\nUnable to open the plugin of the network",
@@ -69,6 +90,27 @@ FAILED = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_output(name):
     assert read(HEALTHY[name]).failure.answer == "none"
+
+
+@pytest.mark.parametrize("name", NOTHING_GOOD)
+def test_no_failure_and_nothing_good_is_not_health(name):
+    failure = read(NOTHING_GOOD[name]).failure
+    assert (failure.answer, failure.finding) == ("unknown", None)
+
+
+@pytest.mark.parametrize(
+    "status,code",
+    [
+        ("process exited with status 137", "killed"),
+        ("python train.py returned exit status 139", "segfault"),
+        ("RC=-7", "bus-error"),
+        ("the child ended with code 134", "aborted"),
+        ("worker 3 was terminated by signal 9", "killed"),
+    ],
+)
+def test_an_exit_status_means_its_signal(status, code):
+    failure = read(f"step 3 loss 2.3\n{status}").failure
+    assert (failure.answer, failure.confidence) == (code, "likely")
 
 
 @pytest.mark.parametrize("name", FAILED)
@@ -223,3 +265,11 @@ def test_a_log_that_is_cut_while_its_ranks_begin_misses_nobody():
     assert read("\n".join([*chosen[:2], *some])).failure.answer == "ranks-missing"
     threads = [f"n0:70:{71 + rank} [{rank}] NCCL INFO Using network Socket" for rank in range(3)]
     assert read("\n".join([*threads, start("n0", 70, 0, 3), start("n0", 70, 1, 3)])).failure.answer == "none"
+
+
+@pytest.mark.parametrize(
+    "words", ["rank ", "1", "rank 1/", "node a1.b2-", "worker 1:1:1:", "train.py", "exit with code ", "job is "]
+)
+def test_no_line_takes_long(words):
+    """Written so that a pattern that tries every division of a line would never come back."""
+    assert not speaks_of_failure((words * 400)[:399])

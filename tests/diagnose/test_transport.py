@@ -163,7 +163,7 @@ def test_rccl_advice_is_no_failure():
     n0:1:1 [0] /src/hipify/src/init.cc:150 NCCL WARN Missing "iommu=pt" from kernel command line
     """
     report = read(text)
-    assert report.failure.answer == "none" and report.transport.library == "rccl"
+    assert report.failure.finding is None and report.transport.library == "rccl"
     assert [note.code for note in report.failure.notes] == ["numa-balancing"]
 
 

@@ -32,6 +32,17 @@ FORMS = {
     "train loss 0.5": {"loss": 0.5},
     "Iteration: 100, train_loss: 0.34, samples/sec: 1200": {"step": 100, "loss": 0.34, "samples_per_s": 1200},
 }  # fmt: skip
+STAMPED = {
+    "11/17/2026 21:56:40 - INFO - __main__ -   train loss: 3.0": None,
+    '[05/03 12:00:12][INFO] logging.py: 99: "iter": "10/344", "loss": 1.63': (10, 344),
+    "[2026/03/01 10:00:00] [3/8] loss: 0.5": (3, 8),
+    "03/01/26 10:00 | step 7/9 | loss: 2.0": (7, 9),
+    "12/31 23:59 loss: 0.2": None,
+    "/data/10/20: loss: 0.5": None,
+    "10:11:12 [12/100] loss: 0.5": (12, 100),
+    "[9/5] loss: 0.5": None,
+    "step 12/5 loss 0.3": None,
+}
 VALIDATION = {
     "Validation loss: 0.43": {"loss": 0.43},
     "step 100: val_loss 0.43": {"step": 100, "loss": 0.43},
@@ -58,6 +69,12 @@ def test_a_form_gives_its_values(line):
     (record,) = read_line(line)
     assert record["kind"] == "step" and values(record) == FORMS[line]
     assert record["loss_per"] in ("rank", "all")
+
+
+@pytest.mark.parametrize("line", STAMPED)
+def test_dates_clocks_and_paths_are_no_counters_and_no_counter_exceeds_its_total(line):
+    counted = [(record["step"], record["steps"]) for record in read_line(line) if "step" in record]
+    assert counted == ([STAMPED[line]] if STAMPED[line] else [])
 
 
 @pytest.mark.parametrize("line", VALIDATION)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal as signals
 from datetime import datetime
 from typing import Dict, List, Mapping, Optional, Tuple
 
+from drumbeat.diagnose.lines import seconds_in_year
 from drumbeat.finding import Evidence, Finding
 from drumbeat.light_dataclass import dataclass
 
@@ -27,6 +29,9 @@ OWN_LOG = (
     "torch.distributed.elastic.multiprocessing.errors before main() brings the traceback into torchrun's table"
 )
 APART = 60  # seconds between the ends of two runs; less may be two launchers of one run
+# Signals that end a process from outside or for a fault of its own. Launchers stop the other ranks with SIGTERM, and a rank
+# that gave up waiting calls abort().
+_DEATHS = frozenset({signals.SIGKILL, signals.SIGSEGV, signals.SIGBUS, signals.SIGILL, signals.SIGFPE})
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,17 @@ class FirstFailure:
     who: str = TORCHRUN  # says so
     local: Optional[int] = None  # its rank on its node
     time: str = ""  # 2026-03-29_22:03:17, as torchrun writes it
+
+    @property
+    def by_signal(self) -> bool:
+        """Did the rank die from a signal that no other rank's failure explains?"""
+        code = self.exit_code or 0
+        return (-code if code < 0 else code - 128) in _DEATHS
+
+    @property
+    def seconds(self) -> Optional[float]:
+        """Its time, comparable with that of a line."""
+        return seconds_in_year(self.time) if self.time else None
 
     @property
     def fix(self) -> str:

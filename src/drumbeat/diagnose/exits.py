@@ -16,7 +16,7 @@ from drumbeat.diagnose.elastic import FirstFailure
 from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN, Failure
 from drumbeat.diagnose.lines import clean
 from drumbeat.diagnose.reader import Reader
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, Match, Rule, rulebook
+from drumbeat.diagnose.rulebook import CAUSE, CODE_OF_SIGNAL, CONSEQUENCE, Match, Rule, rule_of_code, rulebook
 from drumbeat.finding import (
     CERTAIN,
     ENDED_BY_US,
@@ -54,11 +54,7 @@ _WORDLESS = "look for what ends a program without a traceback: sys.exit, os._exi
 _TELLING = re.compile(
     r"(?i)\b(?:error|fail|refus|cannot|can't|could not|must|invalid|unknown|not (?:found|allowed|supported))"
 )
-_BY_SIGNAL = {
-    signals.SIGSEGV: "segfault",
-    signals.SIGBUS: "bus-error",
-    signals.SIGABRT: "aborted",
-}
+_BY_SIGNAL = {signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT}  # whose rules say all that is known
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ def _missing_script(finding: Finding, command: Sequence[str]) -> Finding:
 
 def _read(ends: Sequence[RankEnd], first: Optional[RankEnd]) -> Failure:
     reader = Reader()
-    reader.of_a_run = True
+    reader.of_a_run = reader.work.seen = True  # how the ranks ended is known
     for number, end in enumerate(ends):
         for stream, tail in (("stderr", end.stderr), ("stdout", end.stdout)):
             name = f"{stream} of {f'process {number}' if end.rank is None else f'rank {end.rank}'}"
@@ -227,8 +223,7 @@ def _signal_of_code(exit_code: Optional[int]) -> Optional[int]:
 
 
 def _from_rule(code: str, evidence: Tuple[Evidence, ...] = ()) -> Finding:
-    rule = next(rule for rule in rulebook().rules if rule.code == code)
-    match = Match(rule, {})
+    match = Match(rule_of_code(code), {})
     return Finding(code, ERROR, match.title, match.cause, match.fix(False), tuple(Evidence(e.text) for e in evidence))
 
 
@@ -237,7 +232,7 @@ def _by_signal(signal: int, lines: Sequence[str], known: Optional[Finding]) -> F
     evidence = _last_words(lines)
     seen = (f"the process ended by {name}",)
     if signal in _BY_SIGNAL:
-        code = _BY_SIGNAL[signals.Signals(signal)]
+        code = CODE_OF_SIGNAL[signals.Signals(signal)]
         if known is not None and known.code == code:
             return replace(_from_rule(code, known.evidence), cause=known.cause, fix=known.fix, seen=seen)
         return replace(_from_rule(code, evidence), seen=seen)

@@ -10,6 +10,7 @@ from typing import AbstractSet, FrozenSet, Mapping, Optional, Sequence, Tuple
 from drumbeat.diagnose.endings import GoodEnds, speaker
 from drumbeat.diagnose.events import Event
 from drumbeat.diagnose.places import Places
+from drumbeat.diagnose.plain_words import speaks_of_failure
 from drumbeat.diagnose.steps import Steps
 from drumbeat.diagnose.survived import Survived
 from drumbeat.finding import CERTAIN, LIKELY, UNKNOWN, Evidence, Finding, Verdict
@@ -47,6 +48,7 @@ class Log:
     late: FrozenSet[int] = frozenset()  # ranks that the others waited for in a collective
     heard: FrozenSet[int] = frozenset()  # ranks whose lines speak of collectives
     of_a_run: bool = True  # False: no line is one that a run, a launcher or a library would print
+    worked: bool = True  # False: no step, no measured value, no connection, no word of an end
 
     def after(self, event: Event) -> int:
         """How many lines its file goes on behind it."""
@@ -79,7 +81,9 @@ class Log:
                 for file, error in self.last_errors.items()
                 if self.ends.get(file, 0) - (error.line or 0) <= AT_THE_END
                 and self.good_ends.last(file) < (error.line or 0)
-                and (len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text)
+                and (
+                    len(_WORD.findall(error.text)) > 2 or "Check failed" in error.text or speaks_of_failure(error.text)
+                )
             ),
             None,
         )
@@ -93,8 +97,8 @@ def with_unseen(failure: Failure, unseen: Sequence[str]) -> Failure:
 
 @dataclass(frozen=True)
 class Failure:
-    """`answer` is a code, `none` when no error was seen, `unknown` when errors were but not their cause, or when
-    nothing that was read is about a run."""
+    """`answer` is a code; `none` when something worked and no error was seen; `unknown` when errors were seen but not
+    their cause, when nothing was seen to work, or when nothing that was read is about a run."""
 
     answer: str
     confidence: str = UNKNOWN

@@ -1,7 +1,9 @@
 """What failed first, and why: the earliest error that is nobody's consequence.
 
-Tiers decide before time does: a known cause or an uncaught exception, then symptoms (a watchdog's timeout, a signal),
-then what launchers report, then consequences. tiers.py sorts the events into them, first.py puts those of one tier in order.
+Tiers decide among events whose order is not known: a known cause or an uncaught exception, then symptoms (a watchdog's
+timeout, a signal), then what launchers report, then consequences. tiers.py sorts the events into them, first.py puts those of
+one tier in order. Times and the launcher's own record come before kinds: what follows a recorded death is its consequence,
+and what happened after a rank had given up waiting is not what it waited for.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from drumbeat.diagnose.judged_lines import with_record, without_itself
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import NOT_FINITE, nan_among_the_last
 from drumbeat.diagnose.named_rank import NamedRank
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM
+from drumbeat.diagnose.plain_words import signal_of
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOTE, OTHER, REPORT, SYMPTOM, Match, rule_of_signal
 from drumbeat.diagnose.shown import blame, finding_of, merged, with_evidence
-from drumbeat.diagnose.tiers import UNEXPLAINED, WARNED, Tiers
+from drumbeat.diagnose.tiers import NOTICED, UNEXPLAINED, WARNED, Tiers
 from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Evidence, Finding
 
@@ -105,9 +108,20 @@ class _Judge:
             return self._of_nan(rest, self.log.nan_from)
         if not self.log.of_a_run:
             return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first="nothing here is about a run")
+        if not self.log.worked:
+            why = "no error, but also no step, no measured value and no word of how it ended"
+            return replace(rest, answer=NOT_KNOWN, confidence=UNKNOWN, why_first=why)
         return rest
 
     def _reported_by_logger(self, rest: Failure, error: Evidence) -> Failure:
+        rule = rule_of_signal(signal_of(error.text))
+        if rule is not None:
+            match = Match(rule, {})
+            died = Finding(rule.code, ERROR, match.title, match.cause, match.fix(False), (error,), confidence=LIKELY)
+            why = "the log ends with the exit status of this signal"
+            return replace(
+                rest, answer=rule.code, confidence=LIKELY, rule=rule.id, source=rule.source, finding=died, why_first=why
+            )
         finding = Finding("logged-error", ERROR, error.text[:200], evidence=(error,), confidence=UNKNOWN)
         behind = self.log.ends.get(error.file or "", 0) - (error.line or 0)
         why = "the log ends with an error that no rule knows"
@@ -135,6 +149,9 @@ class _Judge:
         causes = [cause for cause in self.tiers[CAUSE] if not cause.caught] or self.tiers[CAUSE]
         causes = [cause for cause in causes if not cause.mention] or causes
         event, why, sure = earliest(causes, self.first, self.ranks)
+        waited = [each for each in self.tiers[SYMPTOM] if self._gave_up_before(each, event)]
+        if any(each.time is not None and event.time is not None for each in waited):
+            return self._of_symptoms(replace(rest, others=self._merged(causes) + rest.others))
         alike = [cause for cause in causes if cause.code == event.code]
         finding = with_evidence(self.named.finding(event, alike, sure), alike)
         alone = len({(cause.code, cause.exception.split(":")[0]) for cause in causes}) == 1
@@ -142,7 +159,9 @@ class _Judge:
         sure_words = any(cause.match and cause.match.confidence == CERTAIN for cause in alike)
         named = sure_words and not self._may_follow(event) if rule else self._ended(event)
         named = named and not all(map(self.tiers.may_be_handled, alike)) and not self.tiers.passed_over
-        named = named and not self.tiers.trained_behind()
+        named = named and not self.tiers.trained_behind() and not waited
+        if waited:
+            why = f"the first line that names a cause; {waited[0].code} at line {waited[0].number} stands before it"
         passed = [each for each in map(self.tiers.survived, self.live) if each and each.span.rank == event.rank]
         named = named and all(
             each.wrote_on for each in passed
@@ -164,6 +183,15 @@ class _Judge:
             why_first=why,
             others=others + tuple(self.extra) + rest.others,
         )
+
+    def _gave_up_before(self, symptom: Event, cause: Event) -> bool:
+        """Had another rank already waited in vain when this happened? Then it is not what that rank waited for."""
+        waits = symptom.match is not None and symptom.match.rule.blames == OTHER
+        if not waits or None in (symptom.rank, cause.rank) or symptom.rank == cause.rank:
+            return False
+        if symptom.time is not None and cause.time is not None:
+            return symptom.time < cause.time - NOTICED
+        return symptom.evidence.file == cause.evidence.file and symptom.number < cause.number
 
     def _may_follow(self, event: Event) -> bool:
         """Waiting for a peer in vain is no surprise where another line says that a peer was lost."""

@@ -206,7 +206,7 @@ def clean(raw: str) -> Line:
         rank = int(found["rank"]) if found.get("rank") and rank is None else rank
         task = int(found["task"]) if found.get("task") and task is None else task
         host = found.get("host") or host
-        when = _seconds(found["time"]) if found.get("time") and when is None else when
+        when = seconds_in_year(found["time"]) if found.get("time") and when is None else when
         level = "" if found.get("redirected") else level or _LEVEL_LETTER.get(found.get("level") or "", "")
         text = text[match.end() :]
     rank = task if rank is None else rank
@@ -242,7 +242,7 @@ def _level(text: str) -> str:
     return "E" if gives_up or _LAST_WORDS.match(text) else ""
 
 
-def _seconds(text: str) -> Optional[float]:
+def seconds_in_year(text: str) -> Optional[float]:
     """Seconds since the start of the year; the year is left out because half the formats have none."""
     if text[0].isdigit():
         month, day, clock = int(text[5:7]), int(text[8:10]), text[11:].replace(",", ".")

@@ -1,17 +1,21 @@
-"""Words on lines that no rule knows and no logger marks: is this a log at all, and do its last words speak of a failure?
+"""Words on lines that no rule knows and no logger marks: is this a log at all, did anything work, and do its last words speak
+of a failure?
 
-A log that ends with `setup of the transport failed` is not healthy, whoever printed that. Only the last lines are asked:
-further up the program went on behind such words.
+A log that ends with `worker 3 died` or `setup of the transport failed` is not healthy, whoever printed that. Only the last
+lines are asked: further up the program went on behind such words. A sentence about something that runs (a subject and a
+failing verb, or an exit status) is read by its grammar; other words of failure count only where nothing takes them back.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Callable, Deque, Dict, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, Iterable, Optional, Sequence, Tuple
 
 from drumbeat.diagnose.lines import clean, decode
+from drumbeat.diagnose.mentions import is_quoted
 from drumbeat.finding import Evidence
+from drumbeat.regex import regex
 
 # What programs print on lines that no rule knows: words of runs, times, levels, measured values, rows of nccl-tests. A log
 # without any error holds some of them, a shopping list none.
@@ -26,10 +30,55 @@ OF_A_RUN = re.compile(
     rb"|\d\d:\d\d:\d\d|\d ?(?:[mnu]?s|secs?|seconds?|[KMGT]i?B(?:/s)?|[KMGT]bps|it/s|%)(?![\w%])"
     rb"|[:=]\s{0,3}[-+]?\d+\.\d|[A-Za-z_]{3}\s{1,40}\d+\.\d|(?:\s{1,12}[-+]?\d{1,9}\.\d{1,12}){3}"
 )
+# Signs that something worked: counted steps, measured values, rows of numbers, words of things that were done.
+WORK = regex(
+    rb"(?i)(?<![a-z])(?:step|iter(?:ation)?|epoch|batch|loss|lr|reward|accuracy|busbw|algbw)s?\b['\"]?\W{0,4}\d"
+    rb"|(?<![a-z])(?:finished|completed?|successful(?:ly)?|succeeded|passed|saved|done|ok|is up)(?![a-z])|\d%\||\d ?it/s|\ds/it"
+    rb"|\d ?(?:[mnu]?s|secs?|seconds|[KMGT]i?B(?:/s)?|[KMGT]bps|nsec)(?![\w%])|[:=]\s{0,3}[-+]?\d+\.\d"
+    rb"|(?:\s{1,40}[-+]?\d{1,15}(?:\.\d{1,12})?){3}"
+)
 LAST_LINES = 2  # with words
 KEPT = 6  # lines of each file, empty ones too
 MAX_FILES = 1000
 MAX_LENGTH = 400  # a longer line is data
+MAX_LOOKED = 1 << 27  # bytes in which signs of work are looked for
+
+# What runs: `training`, `worker 3`, `rank 2 on n1`, `node n07`, `train.py`, `the process (pid 812)`.
+_SUBJECT = (
+    r"(?:\b(?:training|trainer|evaluation|benchmark|experiment|run|job|task|step|process|subprocess|program|script|command|workers?"
+    r"|worker group|ranks?|nodes?|hosts?|peers?|pods?|containers?|child|children|actors?|replicas?|agents?|launcher|servers?"
+    r"|engine|instance|session|connection|simulation|torchrun|srun|mpirun|python3?)\b|\b[\w./-]{1,60}\.(?:py|sh|pyz)\b)"
+    r"(?:[\s#(:=]{1,2}(?:(?:pid|id|rank)[\s=]{1,2})?[A-Za-z_.-]{0,20}\d[\w./-]{0,20}\)?){0,2}"
+    r"(?: (?:on|of|at|from|to) [\w.-]{1,40}){0,2}"
+)
+_FAILING = (
+    r"(?:fail(?:ed|s)|crash(?:ed|es)|die[ds]|dead|killed|lost|gone|aborted|hung|stalled|stuck|disconnected|unreachable|unresponsive"
+    r"|evicted|terminated|not respond(?:ing)?|stopped responding|disappeared|vanished|went down|went away|(?:is|are) down"
+    r"|timed out|gave up|broken?(?: down)?"
+    r"|(?:exited|ended|quit|stopped|terminated) (?:unexpectedly|abnormally|early|with (?:an )?errors?)"
+    r"|(?:stopped|ended) (?:because of|due to|after|on) (?:an? )?(?:error|exception|failure|nan|signal)\w*)"
+)
+_CLAUSE = regex(
+    rf"(?i){_SUBJECT}\s?[:,-]?\s?(?:\w+ )?"
+    rf"(?:(?:has|have|had|is|are|was|were|been|being|just|itself|status|state)[\s:=-]+){{0,4}}{_FAILING}(?![\w-])"
+    r"|\b(?:lost (?:contact|touch|connection|the connection)|no (?:heartbeat|response|answer|reply|sign of life))"
+    rf" (?:with|to|from) (?:the )?{_SUBJECT}"
+)
+# `exited with status 137`, `exit code: 1`, `returned non-zero exit status 3`, `RC=9`, `terminated by signal 9 (SIGKILL)`
+_STATUS = regex(
+    r"(?i)\b(?:(?:exit(?:ed|s|ing)?|end(?:ed|s)|terminated|return(?:ed|s)?|finished|fail(?:ed|s)|die[ds]|stopped|quit|crashed)\b"
+    r"(?: with)?(?: an?)?(?: non-?zero)?[\s:=(]{0,3}(?:(?:exit|return)[ _-]?)?(?:status|code|value)"
+    r"|(?:exit|return)[ _-]?(?:status|code)|exitcode|rc)"
+    r"[\s:=(]{1,3}(?P<status>-?\d{1,3})(?![\w.%])"
+    r"|\b(?:by|from|on|with|got|received|caught) (?:signal|sig)[\s:=#(]{0,3}(?P<signal>\d{1,2})(?![\w.%])"
+)
+# What is denied, only possible, or lived through.
+_DENIED = regex(
+    r"(?i)\b(?:no|not|never|none|0|zero|without|if|unless|when|until|in case|any|successful\w*|ignor\w+|skip\w*"
+    r"|retr(?:y|ies|ying)\w*|re-?start\w*|re-?connect\w*|re-?cover\w*|resum\w*|continu\w+|fall\w* ?back|may|might|should|would"
+    r"|could|can|will|deprecat\w*|expected|warn\w*)\b"
+    r"(?! (?:more|respond|heartbeat|response|answer|reply|sign|contact|be reached))|^#\s|^\s*--?\w|\?\s*$"
+)
 _FAILS = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|(?:will|now|to) abort|abort(?:ed|ing)|cannot|can't|could ?n(?:o|')t|unable to"
     r"|timed out|terminated|crash(?:ed)?)\b"
@@ -43,10 +92,43 @@ _TAKEN_BACK = re.compile(
 )
 
 
+def signal_of(text: str) -> Optional[int]:
+    """The signal that an exit status of this line stands for: 137, -9 and `by signal 9` are all SIGKILL."""
+    found = _STATUS.search(text)
+    if found is None:
+        return None
+    number = int(found["signal"] or found["status"])
+    number = number if found["signal"] else -number if number < 0 else number - 128
+    return number if 0 < number < 65 else None
+
+
 def speaks_of_failure(text: str) -> bool:
     line = clean(text)
-    plain = not line.level and len(line.text) <= MAX_LENGTH
-    return plain and bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
+    if len(line.text) > MAX_LENGTH or line.level in ("E", "F"):  # a logger's own errors are kept elsewhere
+        return False
+    status, clause = _STATUS.search(line.text), _CLAUSE.search(line.text)
+    if any(found and is_quoted(line.text, found.start()) for found in (status, clause)):
+        return False
+    if status and not _DENIED.search(line.text[: status.start()]):
+        return int(status["signal"] or status["status"]) != 0
+    if clause and not _DENIED.search(line.text):
+        return True
+    return not line.level and bool(_FAILS.search(line.text)) and not _TAKEN_BACK.search(line.text)
+
+
+class Work:
+    """Has anything worked? Looks at lines until one shows it."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._left = MAX_LOOKED
+
+    def look(self, lines: Iterable[bytes]) -> None:
+        for raw in lines if not self.seen and self._left > 0 else ():
+            self._left -= len(raw)
+            if WORK.search(raw, 0, MAX_LENGTH):
+                self.seen = True
+                return
 
 
 class Tails:

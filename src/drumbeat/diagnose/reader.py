@@ -35,7 +35,7 @@ from drumbeat.diagnose.lines import (
 )
 from drumbeat.diagnose.losses import CODE as NAN_LOSS
 from drumbeat.diagnose.losses import Losses
-from drumbeat.diagnose.plain_words import OF_A_RUN, Tails
+from drumbeat.diagnose.plain_words import OF_A_RUN, Tails, Work
 from drumbeat.diagnose.prefilter import SHAPE, Prefilter
 from drumbeat.diagnose.recorded import Recorded
 from drumbeat.diagnose.report import Report, make_report
@@ -87,6 +87,7 @@ class Reader:
         self._unseen: List[str] = []  # what of the files was not fed, in words
         self.recorded: Optional[Recorded] = None  # of the one run whose folder is read
         self.of_a_run = False  # True once a line is one that a run prints, or where the caller knows it
+        self.work = Work()
         self.lines = 0
         own = (*_OWN, *CHAINED, *IGNORED, *NAMES, *FOREIGN_WORDS, *GOOD_ENDS, *RUN_WORDS)
         self._prefilter = Prefilter([*self.rules.literals, *own], MAX_REPEATS)
@@ -145,8 +146,8 @@ class Reader:
                 telling = (
                     set() if dull.issuperset(shapes) else {n for n, shape in enumerate(shapes) if shape not in dull}
                 )
-            elif not self.of_a_run:
-                self.of_a_run = any(map(OF_A_RUN.search, chunk))
+            else:
+                self._look(chunk)
             if not waiting and not telling:
                 continue
             for place, raw in enumerate(chunk):
@@ -216,6 +217,7 @@ class Reader:
             self._good_ends,
             tuple(self.pasted),
             self.of_a_run,
+            self.work.seen,
             self.recorded,
             begins,
             self.losses.stayed(),
@@ -255,6 +257,7 @@ class Reader:
         )
         if found or bare or self.elastic.open or (self._tracebacks and self._tracebacks.get(file)):
             self.of_a_run = True
+            self.work.look((raw,))
             self._read(file, number, raw, found)
         worth = self._nccl.feed(file, number, raw)
         if not found and not worth and not bare:
@@ -269,8 +272,13 @@ class Reader:
 
     def _remember(self, shapes: List[bytes]) -> None:
         """No line of these shapes says anything: neither the rules' words nor NCCL's first word hang on a digit."""
-        self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, shapes))
+        self._look(shapes)
         self._dull.remember(shapes)
+
+    def _look(self, lines: Sequence[bytes]) -> None:
+        """Is it the log of a run, and has anything worked in it?"""
+        self.of_a_run = self.of_a_run or any(map(OF_A_RUN.search, lines))
+        self.work.look(lines)
 
     def _read(self, file: str, number: int, raw: bytes, found: Tuple[int, ...]) -> None:
         """The slow path: rules, tracebacks, torchrun's summary, the table of nccl-tests."""

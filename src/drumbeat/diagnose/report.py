@@ -49,6 +49,7 @@ def make_report(
     good_ends: Optional[GoodEnds] = None,
     pasted: Tuple[Dump, ...] = (),
     of_a_run: bool = True,
+    worked: bool = True,
     recorded: Optional[Recorded] = None,
     begins: Optional[Mapping[str, int]] = None,
     nan_from: Optional[Evidence] = None,
@@ -80,6 +81,7 @@ def make_report(
         timeouts.late_ranks(verdict.nranks),
         frozenset(timeouts.heard),
         of_a_run or bool(events.kept or good_ends or pasted or extra or state.spoke),
+        worked or bool(good_ends or pasted or state.processes or recorded),
     )
     failed = judge(
         [*events.kept, *_of_the_whole(rules, seen)],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal as signals
 from dataclasses import fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -31,6 +32,18 @@ MAX_TEXT = 4096  # of a line that patterns see; NCCL cuts its own at 1023
 
 _NAME, _NAME_BEHIND = re.compile(r"\{(\w+)\}"), re.compile(r"(\w?)\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*\{\w+\}[^\[\]]*)\]")  # `[ to {peer}]`
+
+
+_SIGNALS = frozenset(map(int, signals.Signals))
+# The rule's code for a process that a signal ended.
+CODE_OF_SIGNAL = {
+    signals.SIGKILL: "killed",
+    signals.SIGSEGV: "segfault",
+    signals.SIGBUS: "bus-error",
+    signals.SIGABRT: "aborted",
+    signals.SIGILL: "illegal-instruction",
+    signals.SIGFPE: "illegal-instruction",
+}
 
 
 class RuleError(ValueError):
@@ -297,3 +310,14 @@ def _rule(entry: Any, file: str, number: int) -> Rule:
     if not rule.find and not rule.needs and not rule.when:
         raise RuleError(f"{where}: lacks 'find' (or 'when' alone, or 'needs' for what a log cannot show)")
     return rule
+
+
+def rule_of_code(code: str) -> Rule:
+    """The first rule with this code, whose words are used where no line of a log matched it."""
+    return next(rule for rule in rulebook().rules if rule.code == code)
+
+
+def rule_of_signal(number: Optional[int]) -> Optional[Rule]:
+    """None for a signal with which somebody asks a process to end."""
+    code = CODE_OF_SIGNAL.get(signals.Signals(number)) if number in _SIGNALS else None
+    return rule_of_code(code) if code else None

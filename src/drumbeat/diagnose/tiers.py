@@ -20,7 +20,7 @@ from drumbeat.diagnose.explained import (
     without_survived,
 )
 from drumbeat.diagnose.failure import AT_THE_END, Log
-from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, REPORT, ROLES, SYMPTOM
+from drumbeat.diagnose.rulebook import CAUSE, CONSEQUENCE, NOISE, NOTE, OTHER, REPORT, ROLES, SYMPTOM
 from drumbeat.diagnose.survived import Survived
 from drumbeat.diagnose.tracebacks import CUT_OFF
 from drumbeat.finding import ERROR, Finding
@@ -29,6 +29,7 @@ WARNED, UNEXPLAINED = "warned", "unexplained"  # tiers beside the rules' roles
 _FAILING = (CAUSE, SYMPTOM, REPORT, CONSEQUENCE, UNEXPLAINED)
 CAUGHT_LINES = 300  # that a file goes on after an exception when nothing says that anything failed
 CAUGHT_BELOW = 2  # the same, for an exception that was caught and printed, or that came several times before
+NOTICED = 10  # seconds: within them the launcher notices a death, and other ranks may do so before it
 NOBODYS_FAULT = frozenset({"time-limit", "cancelled", "preempted", "terminated"})
 # Signs that a process ended; any other symptom may be lived through.
 _ENDS = NOBODYS_FAULT | {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "watchdog-stuck"}
@@ -53,6 +54,7 @@ class Tiers:
         self.tiers: Dict[str, List[Event]] = {role: [] for role in (*ROLES, WARNED, UNEXPLAINED)}
         for event in live:
             self.tiers[NOTE if self.survived(event) else self._tier(event)].append(event)
+        self._put_behind_the_death()
         self._sort_out()
 
     def __getitem__(self, tier: str) -> List[Event]:
@@ -68,6 +70,14 @@ class Tiers:
             ):
                 found[event.evidence.file] = max(event.number, found.get(event.evidence.file, 0))
         return found
+
+    def _put_behind_the_death(self) -> None:
+        """A launcher recorded that a rank was killed or crashed: what may follow from that, and came after it, does."""
+        death = self.first if self.first is not None and self.first.by_signal else None
+        for tier in (CAUSE, SYMPTOM, WARNED, UNEXPLAINED) if death else ():
+            behind = [event for event in self.tiers[tier] if death and _follows(event, death)]
+            self.tiers[tier] = [event for event in self.tiers[tier] if event not in behind]
+            self.tiers[CONSEQUENCE] += behind
 
     def _tier(self, event: Event) -> str:
         if event.number <= self._restarted.get(event.evidence.file, 0):
@@ -279,6 +289,17 @@ class Tiers:
                 tiers[tier] = [event for event, caught in went_on if not caught]
                 tiers[NOTE] += [event for event, caught in went_on if caught and event.match]
                 self.lived_through = self.lived_through or any(caught for _, caught in went_on)
+
+
+def _follows(event: Event, death: FirstFailure) -> bool:
+    """Did another rank's line come after this death, and may it be due to it?"""
+    other = event.rank is not None and death.rank is not None and event.rank != death.rank
+    waits = event.match.rule.blames == OTHER if event.match else may_follow(event.exception)
+    if event.time is not None and death.seconds is not None:
+        return event.time >= death.seconds - NOTICED if waits else other and event.time > death.seconds
+    if event.evidence.file == death.evidence.file and event.number > (death.evidence.line or 0):
+        return waits or other
+    return waits and other
 
 
 def _survivable(event: Event) -> bool:

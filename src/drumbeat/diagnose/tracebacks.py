@@ -50,8 +50,7 @@ _LAUNCHER = re.compile(
 )
 # Words before a traceback that did not end the process.
 IGNORED = (
-    "Exception ignored in",
-    "Exception ignored on",
+    "Exception ignored ",  # in, on, while calling
     "Error in atexit",
     "Error in sys.excepthook",
     "--- Logging error ---",

@@ -26,6 +26,13 @@ _EVERY = 0.25  # seconds between two looks at the logs
 _LOG_NAME = regex(r"rank-(\d{1,7})\.(?:out|err)")
 _LAUNCHER_NAME = regex(r"launcher\.(?:out|err)")
 _COLOUR = regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_STAMP = regex(
+    r"(?<![\w./])(?:\d{4}[/.-]\d{1,2}[/.-]\d{1,2}|\d{1,2}[/.-]\d{1,2}[/.-]\d{2,4}|\d{1,2}/\d{1,2}(?=[ T]\d{1,2}:\d\d))"
+    r"(?:[ T,]{1,2}\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?(?![\w/])"
+    r"|(?<![\w:.])\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?![\w:])"
+    r"|(?<![\w.)])(?:~|\.{1,2})?(?:/[\w.+-]{1,80}){2,}|(?<![\w.])v?\d{1,4}\.\d{1,4}\.\d[\w.+-]*"
+)
+_FIRST_STAMP = regex(r"^\s*(?:[\[(]?<t>[\])]?[\s,|:-]*)+")
 # Every line of every format has one of these words (a test sees to it); hardly any other line has.
 WORDS = (
     "loss", "Loss", "/sec", "_sec", "PerSec=", "Acc@1", "ccuracy", "step=", "step_avg:", "Batchsize:", "completed", "[batch=",
@@ -40,15 +47,23 @@ def read_line(text: str) -> List[Dict[str, Any]]:
         return []
     if "\x1b" in text or "\b" in text:
         text = _COLOUR.sub("", text).replace("\b", "")
+    bare: Optional[str] = None
     for plain, rules in by_plain_text():
         if plain in text:
             for rule in rules:
                 if rule.rule.general and len(text) > _LONGEST_PLAIN:
                     return []
-                record = rule.read(text)
+                if rule.rule.general and bare is None:
+                    bare = without_stamps(text)
+                record = rule.read(text if bare is None else bare)
                 if record is not None:
                     return _records(record, rule.rule) if record else []
     return []
+
+
+def without_stamps(text: str) -> str:
+    """The line with every date, clock, path and version masked, and without those at its start: their numbers count nothing."""
+    return _FIRST_STAMP.sub("", _STAMP.sub("<t>", text), 1)
 
 
 def _records(values: Dict[str, Any], rule: Rule) -> List[Dict[str, Any]]:

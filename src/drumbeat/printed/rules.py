@@ -31,7 +31,7 @@ _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?[KMBT]?|[-+]?(?:na
 _WHOLE = ("step", "steps", "last_step", "epochs", "batch", "batches", "nodes", "gpus_per_node", "gpus")
 _TOO_LARGE = 1e15  # for a count, or an epoch
 _PARTS = {
-    "{IS}": r"[\"']?[\s:=#(\[]{1,4}",  # between a name and its value
+    "{IS}": r"[\"']?[\s:=#(\[]{1,4}[\"']?",  # between a name and its value
     "{END}": r"(?![\w%]|\.\d)",  # of a number
     "{STEP}": r"(?<![\w/.-])(?:[Gg]lobal[_\s]?)?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?|[Ii]t|[Uu]pdate)",
     "{VAL}": r"(?<!\w)(?:[Vv]al(?:id(?:ation)?)?|[Ee]val(?:uation)?|[Tt]est(?:ing)?|[Dd]ev)(?![A-Za-z])",
@@ -117,6 +117,9 @@ class Compiled:
             values["step"] = (int(epoch) - self.rule.first_epoch) * values["batches"] + values["batch"]
             if abs(values["step"]) >= _TOO_LARGE:
                 return {}
+        for count, total in (("step", "steps"), ("batch", "batches")) if self.rule.general else ():
+            if total in values and values.get(count, 0) > values[total]:  # no counter goes beyond its total
+                values = {name: value for name, value in values.items() if name not in (count, total)}
         record: Dict[str, Any] = {"kind": self.rule.kind}
         record.update((name, values[name]) for name in VALUES if name in values)
         if self.rule.kind == "target":
