@@ -156,6 +156,7 @@ class Order:
     folder: str  # the run folder
     site: str
     backend: str
+    ranks_asked: bool = False  # the job itself says `ranks_per_node`; else a launcher in its script may say otherwise
     emulated: bool = False  # nodes are processes of this machine; one alone is not emulated: see `nodes_emulated`
     gpus: Optional[int] = None  # per node; none: all of them
     hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
