@@ -156,7 +156,6 @@ class Order:
     folder: str  # the run folder
     site: str
     backend: str
-    ranks_asked: bool = False  # the job itself says `ranks_per_node`; else a launcher in its script may say otherwise
     emulated: bool = False  # nodes are processes of this machine; one alone is not emulated: see `nodes_emulated`
     gpus: Optional[int] = None  # per node; none: all of them
     hosts: Tuple[str, ...] = ()  # in the scheduler's order, where it is known at the desk
@@ -210,6 +209,7 @@ class Order:
     code_digest: str = ""  # sync: SHA-256 of RUN/code.tar.gz
     code_bytes: int = 0  # sync: the size of that archive
     timing: Timing = field(default_factory=Timing)
+    ranks_asked: bool = False  # the job itself says `ranks_per_node`; else a launcher in its script may say otherwise
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA
 
