@@ -2,7 +2,8 @@
 
 Lines NAME=VALUE: `code`, the exit code; `next`, end or requeue; `stopped`, 1 where the run ended only because its scheduler asked
 for it (whether it comes back is then the scheduler's choice); `lost`, every node that this run has lost so far, where the job
-is to be queued again without them. The lead writes it once per start. `lost` and `requeues` beside it are kept from start to start.
+is to be queued again without them. The lead writes it once per start. `lost` and `requeues` beside it are kept between
+starts.
 """
 
 from __future__ import annotations
