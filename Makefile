@@ -139,9 +139,9 @@ versions: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-newest
 	$(BIN)/python tests/versions/environment.py .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-newest/constraints \
-		--upgrade transformers accelerate deepspeed lightning
+		--upgrade transformers accelerate deepspeed lightning jax
 	.venv-newest/bin/python -m pytest -q tests/plan/test_launchers.py tests/runs/test_wrapped_launchers.py \
-		tests/integrations tests/versions/deepspeed_run.py tests/versions/presets.py
+		tests/integrations tests/versions/deepspeed_run.py tests/versions/jax_run.py tests/versions/presets.py
 
 # Real programs from DRUMBEAT_WORKLOADS (a folder of checkouts and environments: tests/workloads/programs.yaml), by hand and under drumbeat, whole
 # and with one rank that fails, then ten command lines as people have them: docs/workloads.md. What was interrupted goes on where it was.

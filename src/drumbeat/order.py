@@ -212,6 +212,7 @@ class Order:
         ""  # SHA-256 of the drumbeat.pyz that the nodes run; filled in where a run is submitted or fanned out
     )
     timing: Timing = field(default_factory=Timing)
+    ranks_asked: bool = False  # the job itself says `ranks_per_node`; else a launcher in its script may say otherwise
     start: int = 0  # how often the scheduler has started this job before; filled in on the node
     schema: str = SCHEMA
 

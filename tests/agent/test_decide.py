@@ -16,7 +16,8 @@ from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
 
 def failed(code="exception", step=None, member=0, words="x", assignment=(0, 1), exit_code=1, sure=True, **more):
     finding = Finding(code, ERROR, words, confidence=CERTAIN if sure else LIKELY)
-    return Outcome(FAILED, exit_code, finding, assignment, member=member, step=step, **more)
+    taken = code == "port-in-use"
+    return Outcome(FAILED, exit_code, finding, assignment, port_taken=taken, member=member, step=step, **more)
 
 
 def members(*lost, count=2, stuck=()):
@@ -96,24 +97,27 @@ def test_a_time_limit_that_is_only_likely_is_not_queued_again():
 
 
 @pytest.mark.parametrize(
-    "line,action",
+    "line,action,taken",
     [
         (
             "failed to listen on any local network address. port: 61000, useIpv6: false, code: -98, name: EADDRINUSE",
             "restart",
+            False,
         ),
-        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart"),
-        ("OSError: [Errno 98] Address already in use", "restart"),
+        ("The server socket has failed to bind to [::]:61000 (errno: 98 - Address already in use).", "restart", False),
+        ("OSError: [Errno 98] Address already in use", "restart", True),
+        ("OSError: [Errno 98] Address already in use", "stop", False),  # a port that the program chose itself
         (
             "failed to listen on any local network address. port: 12355, useIpv6: false, code: -98, name: EADDRINUSE",
             "stop",
+            True,
         ),
-        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop"),
+        ("failed to bind to ?UNKNOWN?:12355 (errno: 98 - Address already in use).", "stop", True),
     ],
 )
-def test_a_taken_port_is_retried_only_if_it_was_ours(line, action):
+def test_a_taken_port_is_retried_only_if_it_was_ours(line, action, taken):
     finding = Finding("port-in-use", ERROR, "x", evidence=(Evidence(line),))
-    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000)], members(), 0).action == action
+    assert decide([Outcome(FAILED, 1, finding, (0, 1), 61000, taken)], members(), 0).action == action
 
 
 def test_a_range_of_nodes_goes_on_with_fewer():

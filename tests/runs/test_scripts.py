@@ -60,6 +60,27 @@ def test_stages_one_after_another_each_make_one_world(drumbeat, environ):
     assert names == {f"rank-{rank}.out" for rank in range(4)}
 
 
+# script, words before and behind it, flags -> ranks of each of two nodes
+COUNTS = {
+    "an argument": ("torchrun --nproc_per_node=${2:-4} $1\n", (), ("who.py", "2"), (), 2),
+    "env before it": ("torchrun --nproc_per_node=${NGPU:-4} who.py\n", ("env", "NGPU=2"), (), (), 2),
+    "nothing that its text tells": (
+        "N=4\nif [ -d . ]; then N=$(echo 2); fi\ntorchrun --nproc_per_node=$N who.py\n", (), (), (), 2,
+    ),
+    "a wrong guess": ("N=4\n[ ! -d . ] || read N <<< 2\ntorchrun --nproc_per_node=$N who.py\n", (), (), (), 2),
+    "what the job asks": ("torchrun --nproc_per_node=${2:-4} $1\n", (), ("who.py", "1"), ("--ranks-per-node", 2), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_a_launcher_in_a_script_starts_as_many_ranks_as_it_says(drumbeat, environ, case):
+    script, before, words, flags, ranks = COUNTS[case]
+    done = run(drumbeat, environ, script, *flags, command=(*before, "bash", "x.sh", *words))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [[str(rank), str(2 * ranks)] for rank in range(2 * ranks)]
+    assert [each[:2] for each in worlds(done)] == expected, done.stderr
+
+
 def test_a_launcher_called_by_its_path_is_met_too(drumbeat, environ, tmp_path):
     torchrun = tmp_path / "little" / "bin" / "torchrun"
     (drumbeat.folder / "mine.sh").write_text("export MINE=read\n")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.backends.slurm.directives import notes
+from drumbeat.backends.slurm.directives import check, notes
 from drumbeat.backends.slurm.render import render
+from drumbeat.problem import Problem
 from drumbeat.spec.here import Here
 from drumbeat.spec.job import job_from_text
 from drumbeat.spec.resolve import resolve
@@ -69,7 +70,7 @@ def test_it_does_what_no_script_should_forget(name):
     assert "--gpus-per-task" not in re.sub(r"#.*", "", text)  # it hides peers
     assert "pkill" not in text and "docker stop" not in text and "sudo" not in text
     assert "29500" not in text  # a fixed port collides
-    assert "scontrol show" not in text  # node 0 comes from Slurm's own list, also inside a container
+    assert "scontrol show hostnames" not in text  # node 0 comes from Slurm's own list, also inside a container
 
 
 def test_4096_nodes_render_quickly():
@@ -91,3 +92,25 @@ def test_gpus_without_cores_are_questioned():
         job = job_from_text("nodes: 2\ncommand: python train.py\n" + text)
         here = Here("login1", "/w", {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
         assert bool(notes(resolve(job, load_site("slurm", {}), here))) == questioned
+
+
+@pytest.mark.parametrize(
+    "words,fix",
+    [
+        ("time: 2m\n", "more than 00:02:30 (hours:minutes:seconds), or stop-grace: 20s"),
+        ("time: 1m\nstop-grace: 5s\n", "more than 00:01:35 (hours:minutes:seconds)"),
+        ("time: 150s\n", ""),  # Slurm rounds it up to three minutes
+        ("time: 2m\nstop-grace: 20s\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_limit_that_leaves_no_time_to_train_is_refused(words, fix):
+    """Slurm may send its signal a minute early: the ranks would be told to stop as soon as they start."""
+    here = Here("login1", "/w", {"HOME": "/h"}, 8, None, "ada", 1.7e9, "golden")
+    order = resolve(job_from_text("command: python train.py\n" + words), load_site("slurm", {}), here)
+    if not fix:
+        check(order, str)
+        return
+    with pytest.raises(Problem) as problem:
+        check(order, str)
+    assert "leave no time to train" in str(problem.value) and str(problem.value).endswith("ask for " + fix)

@@ -95,3 +95,10 @@ def test_a_plan_says_what_comes_from_the_preset():
 def test_tasks_need_somebody_who_starts_them(drumbeat):
     done = drumbeat.here("plan", "--preset", "horovod", "--site", "localhost", "--nodes", 2)
     assert done.returncode == 2 and "mpirun -np 2 drumbeat run --preset horovod" in done.stderr, done
+
+
+def test_maxtext_takes_all_gpus_of_a_node():
+    """Its gpu_multiprocess is one process per GPU; this preset starts one per node, for which MaxText reads these."""
+    job = with_preset(job_from_text("preset: jax-maxtext\n"))
+    assert "hardware=gpu" in job.command and job.launcher == "once"
+    assert "JAX_COORDINATOR_IP=" in job.setup and "JAX_COORDINATOR_PORT=" in job.setup

@@ -19,7 +19,7 @@ from drumbeat.agent.lead_findings import NODE_LOST, guard_lost_finding, lost_fin
 from drumbeat.agent.member import Assignment, Member
 from drumbeat.agent.muster import Muster, refused_finding
 from drumbeat.agent.next_attempt import after_attempt, between_attempts
-from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, Outcome
+from drumbeat.agent.outcome import DOUBTFUL, FAILED, FINISHED, PORT_IN_USE, Outcome
 from drumbeat.agent.rank_end import rank_end
 from drumbeat.agent.stop_requests import END_NOW, LAUNCHER, LIMIT, SIGNAL, StopRequest, StopRequests
 from drumbeat.agent.wire.messages import Beat, Counted, Done, End, Hello, RankEnded, Stop
@@ -59,6 +59,9 @@ class Lead:
     requeues: int = 0  # how often drumbeat has queued this job again before, as far as it counts
     first_step: Optional[Tuple[int, float]] = None  # the attempt, and when, on the lead's wall clock
     first_attempt: int = 0  # more than 0 where a scheduler started this job again
+    port_taken: Callable[[], bool] = lambda: (
+        False
+    )  # whether somebody else has the port that the last attempt's ranks got
 
     def __post_init__(self) -> None:
         self.muster = Muster(self.order, self.members)
@@ -320,6 +323,8 @@ class Lead:
             self.requests.on(self.held[1])  # whoever signalled us may have signalled the ranks as well
         self.held = None
         outcome, acts = concluded(attempt, self.requests, self.members, now)
+        if outcome.finding is not None and outcome.finding.code == PORT_IN_USE:
+            outcome = replace(outcome, port_taken=self.port_taken())
         trained = self.first_step is not None and self.first_step[0] == attempt.number
         perhaps = outcome.outcome in (FINISHED, DOUBTFUL) and now - attempt.started > _LONG
         verdict = attempt.world.at_end() if attempt.world else None

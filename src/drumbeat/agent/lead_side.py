@@ -82,7 +82,12 @@ class LeadSide:
         earlier = from_plain(Earlier, found)
         self.events = EventLog(self.folder.events, 0, child.append)
         self.lead = Lead(
-            order, self._pick_port, time.monotonic(), earlier=list(earlier.ends), requeues=earlier.requeues
+            order,
+            self._pick_port,
+            time.monotonic(),
+            earlier=list(earlier.ends),
+            requeues=earlier.requeues,
+            port_taken=lambda: self.meeting.is_taken(self.lead),
         )
         self.watching = LeadWatching(self.lead, build_lead_watchers(order))
         self.messages = MemberMessages(

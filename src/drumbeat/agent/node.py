@@ -17,13 +17,14 @@ from drumbeat.agent.node_looks import NodeLooks
 from drumbeat.agent.node_metrics import NodeMetrics
 from drumbeat.agent.node_plan import NodePlan, plan_node
 from drumbeat.agent.node_watch import NodeWatch
+from drumbeat.agent.ranks import adapters
 from drumbeat.agent.ranks.ends import Ends, Exit, RankExit, rank_meant
 from drumbeat.agent.ranks.explain import Explainer, with_last_step
 from drumbeat.agent.ranks.handles import Rank, Ranks
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.merged_logs import Shipping, is_large
 from drumbeat.agent.ranks.own_scripts import bring
-from drumbeat.agent.ranks.starter import Starter
+from drumbeat.agent.ranks.starter import Starter, inherited
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.watchers.build import Scene
 from drumbeat.agent.watchers.nccl_log import LogFiles
@@ -102,15 +103,16 @@ class Node:
         for finding in plan.findings:
             self._note(finding)
         bound, variables = plan.bound, plan.variables
-        stand_ins = self.launcher.prepare(attempt, node_rank, peers, bound)
+        known = {**inherited(), **{variable.name: variable.value for variable in variables}}
+        helpers = [*self.launcher.prepare(attempt, node_rank, peers, bound), *adapters.install(self.local, known)]
         folder = self.folder.attempt(attempt)
         variables = self.watch.open_gates(node_rank, variables, folder, self._rank_of, self._out_of)
-        known = {"attempt": attempt, "variables": [*variables, *stand_ins], "binding": bound}
-        self.child.replace(self.folder.environment, to_json(known) + "\n")
+        record = {"attempt": attempt, "variables": [*variables, *helpers], "binding": bound}
+        self.child.replace(self.folder.environment, to_json(record) + "\n")
         self.watch.begin(self._scene(peers, plan, variables))
         self.ends = self._new_ends()
         to_start = processes(self.order, peers, node_rank, self.launcher.tools(attempt, node_rank, bound))
-        self.starter.start(self.ranks, attempt, to_start, [*variables, *stand_ins], bound)
+        self.starter.start(self.ranks, attempt, to_start, [*variables, *helpers], bound)
         self.watch.feed("started", {"pids": self.ranks.pids})
         self.metrics.begin_attempt(self.logs.attempt(attempt))
         self._first_step_told = False

@@ -13,6 +13,7 @@ from drumbeat.regex import regex
 FINISHED, FAILED, CANCELLED, TIME_LIMIT, REQUEUE = "finished", "failed", "cancelled", "time-limit", "requeue"
 DOUBTFUL = "doubtful"  # all exit codes are 0, but what a rank wrote last is a failure, or it ended before its last step
 
+PORT_IN_USE = "port-in-use"
 _PORT = regex(r"(?:\bport[:=]? ?|:)(\d{4,5})\b")
 
 
@@ -25,6 +26,7 @@ class Outcome:
     finding: Optional[Finding] = None
     assignment: Assignment = ()
     port: int = 0  # where its ranks met; 0: they did not
+    port_taken: bool = False  # somebody else had that port when the attempt was over
     member: Optional[int] = None  # on which it failed first; none: not known
     step: Optional[int] = None  # the last one reported; none: none was
     nan_since: Optional[int] = None  # the first of the steps at the end whose loss was NaN or infinite; none: not known
@@ -33,11 +35,12 @@ class Outcome:
 
     @property
     def cause(self) -> Cause:
-        if self.finding is not None and self.finding.code == "port-in-use" and not self._was_our_port():
+        if self.finding is not None and self.finding.code == PORT_IN_USE and not self._was_our_port():
             return PROGRAM  # a port that the program chose itself would be taken again
         return cause_of(self.finding, self.exit_code)
 
     def _was_our_port(self) -> bool:
+        """As the failure's own line says; where it names no port, as the machine says."""
         assert self.finding
         named = {int(port) for each in self.finding.evidence for port in _PORT.findall(each.text)}
-        return not named or not self.port or self.port in named
+        return self.port in named if named and self.port else self.port_taken

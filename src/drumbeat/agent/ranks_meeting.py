@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, Tuple
 
 from drumbeat.agent.lead import Lead
-from drumbeat.agent.wire.ports import free_port
+from drumbeat.agent.wire.ports import free_port, is_held
 from drumbeat.agent.world import World, peers_of
 from drumbeat.facts.model import Facts
 from drumbeat.plan.rendezvous import rendezvous
@@ -29,6 +29,11 @@ class RanksMeeting:
         if first and not order.emulated:
             return lead.members[first].address, ports[0]  # a spare is node 0: only it could tell which are free
         return self.address, free_port(self.address, ports)
+
+    def is_taken(self, lead: Lead) -> bool:
+        """Whether somebody else has the port of the attempt that has just ended; False where another machine would know."""
+        attempt = lead.attempts[-1]
+        return is_held(attempt.port) if lead.order.emulated or not attempt.assignment[0] else False
 
     def peers(self, lead: Lead) -> Dict[str, Any]:
         """Who takes part, and as which node; what each of them has, it writes itself."""

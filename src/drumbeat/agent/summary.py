@@ -9,6 +9,7 @@ from drumbeat import clock
 from drumbeat.agent.lead import Lead
 from drumbeat.agent.outcome import REQUEUE
 from drumbeat.agent.requeue import Next, after_end
+from drumbeat.agent.stop_requests import NOTICE, SIGNAL
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import hangs_of
@@ -33,7 +34,11 @@ def what_follows(lead: Lead) -> Next:
 def write_end(folder: RunFolder, lead: Lead) -> None:
     after = what_follows(lead)
     exclude = lead.requeue.exclude if lead.requeue else ()
-    write_verdict(folder, lead.history[-1].exit_code, after.step, exclude, after.counts)
+    asked, last = lead.requests, lead.history[-1]
+    stopped = (
+        bool(asked.outcome) and last.outcome == asked.outcome and asked.way in (SIGNAL, NOTICE) and not asked.cancelled
+    )
+    write_verdict(folder, last.exit_code, after.step, exclude, after.counts, stopped)
     events = Run.open(folder.path).run_events()
     write_summary(folder, summary_of(lead, events, clock.now(), queued=os.path.exists(folder.script)))
 

@@ -11,7 +11,7 @@ from drumbeat.plan.launchers.find import Found, find_launcher
 from drumbeat.plan.launchers.inside import Script
 from drumbeat.plan.launchers.others import refusal, starts_its_own_ranks
 from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, driven, launcher_argv, launcher_python, torchrun_flags
-from drumbeat.plan.ranks import IDENTITY
+from drumbeat.plan.ranks import ADAPTERS, IDENTITY
 from drumbeat.problem import Problem
 
 SETUP_FAILED = "drumbeat: setup failed"  # the rank's own words, on standard error
@@ -68,6 +68,12 @@ def replaced_flags(command: Sequence[str]) -> Dict[str, str]:
     return dict(found.replaced) if found else {}
 
 
+def has_launcher(order: Order) -> bool:
+    """Whether another program than the agent starts this node's ranks, as the order says."""
+    found = find_launcher(order.command)
+    return order.launcher == "torchrun" or (order.launcher == "once" and found is not None)
+
+
 def has_driver(order: Order) -> bool:
     """Whether this node's ranks are started by a launcher around which our driver stands."""
     if order.launcher == "torchrun":
@@ -113,7 +119,8 @@ def _after_setup(order: Order, argv: Sequence[str]) -> Tuple[str, ...]:
     failed = f"trap 'code=$?; echo \"{SETUP_FAILED} (exit $code)\" >&2' EXIT"
     again = "\n".join(f'[ -z "$_drumbeat_{name}" ] || export {name}="$_drumbeat_{name}"' for name in IDENTITY)
     path = f'[ -z "${{{STAND_INS}-}}" ] || export PATH="${STAND_INS}:$PATH"'  # a venv would stand before them
-    text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\n{path}\nexec "$@"'
+    python = f'[ ! -d "${{{ADAPTERS}-}}" ] || export PYTHONPATH="${ADAPTERS}${{PYTHONPATH:+:$PYTHONPATH}}"'
+    text = f'{saved} set -e; {failed}; {order.setup}\ntrap - EXIT; set +e\n{again}\n{path}\n{python}\nexec "$@"'
     return ("bash", "-c", text, "setup", *argv)
 
 

@@ -51,6 +51,11 @@ class Binding:
         """For srun --cpu-bind; empty where no affinity is set."""
         return ",".join(slot.mask for slot in self.slots) if all(slot.cpus for slot in self.slots) else ""
 
+    def devices(self, local_rank: int, emulated_before: int = 0) -> Tuple[int, ...]:
+        """The GPUs of one rank, as it counts them where it sees those of all ranks, after so many emulated nodes."""
+        shown = list(dict.fromkeys(gpu for slot in self.slots for gpu in slot.gpus))
+        return tuple(emulated_before * len(shown) + shown.index(gpu) for gpu in self.slots[local_rank].gpus)
+
 
 def binding(order: Order, facts: Facts, node: int) -> Binding:
     chosen = choose(order, facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from drumbeat.facts.model import Peers
 from drumbeat.order import EnvVar, Order
@@ -24,13 +24,19 @@ WHY = {
     "DRUMBEAT_FOLDER": "this attempt's part of the run folder: profiles go there",
 }
 IDENTITY = tuple(WHY)
+ADAPTERS = "DRUMBEAT_ADAPTERS"
 JAX_WHY = {
     "JAX_COORDINATOR_ADDRESS": "where JAX's processes meet",
-    "JAX_NUM_PROCESSES": "ranks of all nodes, as JAX calls them",
-    "JAX_PROCESS_ID": "this rank, as JAX calls it",
+    "JAX_NUM_PROCESSES": "JAX's processes on all nodes: the ranks, or one per node with `once`",
+    "JAX_PROCESS_ID": "this process among them",
+    "JAX_LOCAL_DEVICE_IDS": "the GPUs of this rank among those it sees; not with `once`: one process takes all",
 }
 _JAX_WHEN = "unless you set JAX_COORDINATOR_ADDRESS, or a launcher starts the ranks"
-WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}}
+_ADAPTERS_WHY = {
+    ADAPTERS: f"folder of the adapter that tells JAX who the rank is; set {ADAPTERS}=off to do without it",
+    "PYTHONPATH": f"begins with {ADAPTERS}, so that Python loads the adapter's sitecustomize and then your own",
+}
+WHO = {**WHY, **{name: f"{why}; {_JAX_WHEN}" for name, why in JAX_WHY.items()}, **_ADAPTERS_WHY}
 _NCCL_LOG = (
     "NCCL's own log, in a file; where there are GPUs, or the job expects a transport (checks: {transport: off}: never)"
 )
@@ -61,10 +67,12 @@ def flight_recorder(variables: Sequence[EnvVar]) -> List[EnvVar]:
     return [EnvVar(names[0], "2000", why, "default")]
 
 
-def jax_identity(known: Mapping[str, str], rank: int) -> List[EnvVar]:
-    """`known` are the rank's variables so far."""
-    values = (f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", known["WORLD_SIZE"], rank)
-    return [_var(name, value, why) for (name, why), value in zip(JAX_WHY.items(), values)]
+def jax_identity(known: Mapping[str, str], process: Optional[int], devices: Sequence[int]) -> List[EnvVar]:
+    """`known` are the variables so far; `process` is the rank, or None for one process per node, `devices` the GPUs it takes of
+    those it sees, if not all."""
+    count, number = (known["NNODES"], known["NODE_RANK"]) if process is None else (known["WORLD_SIZE"], process)
+    values = (f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}", count, number, ",".join(map(str, devices)))
+    return [_var(name, value, why) for (name, why), value in zip(JAX_WHY.items(), values) if value != ""]
 
 
 def trace(log: str) -> List[EnvVar]:

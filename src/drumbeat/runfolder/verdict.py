@@ -1,8 +1,9 @@
 """RUN/verdict: how the run ended, for the script or process that started the agents and reads no JSON.
 
-Lines NAME=VALUE: `code`, the exit code; `next`, end or requeue; `lost`, every node that this run has lost so far, where
-the job is to be queued again without them. The lead writes it once per start. `lost` and `requeues` beside it are kept from
-start to start.
+Lines NAME=VALUE: `code`, the exit code; `next`, end or requeue; `stopped`, 1 where the run ended only because its scheduler asked
+for it (whether it comes back is then the scheduler's choice); `lost`, every node that this run has lost so far, where the job
+is to be queued again without them. The lead writes it once per start. `lost` and `requeues` beside it are kept between
+starts.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ END, REQUEUE = "end", "requeue"
 _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
-def write_verdict(folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool) -> None:
-    """`counts`: this requeue is one of the few that the job allows."""
+def write_verdict(
+    folder: RunFolder, code: int, next_step: str, lost: Sequence[str], counts: bool, stopped: bool = False
+) -> None:
+    """`counts`: this requeue is one of the few that the job allows. `stopped`: the scheduler asked for the end."""
     assert next_step in (END, REQUEUE), next_step
     hosts = ",".join(host for host in dict.fromkeys([*lost_nodes(folder), *lost]) if _HOST.fullmatch(host))
     if lost:
@@ -28,7 +31,7 @@ def write_verdict(folder: RunFolder, code: int, next_step: str, lost: Sequence[s
     if counts:
         replace(folder.requeues, f"{requeues(folder) + 1}\n")
     again = hosts if lost and next_step == REQUEUE else ""
-    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n")
+    replace(folder.verdict, f"code={int(code)}\nnext={next_step}\nlost={again}\n" + ("stopped=1\n" if stopped else ""))
 
 
 def next_step(folder: RunFolder) -> str:

@@ -47,7 +47,8 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
     run_id = _run_id(name, here)
     workdir = _absolute(_path(job.workdir, job.where("workdir"), here) or ".", here)
     script = here.script(command, workdir)
-    launcher, launcher_why = choose_launcher(command, job.launcher, script, here.environ, job.ranks_per_node)
+    exported = {**here.environ, **_plain_env(job)}
+    launcher, launcher_why = choose_launcher(command, job.launcher, script, exported, job.ranks_per_node)
     if job.launcher != "auto":
         launcher_why = job.asks("launcher")
     launch = _existing_launch(command, here)  # a launch command that exists already says how large it is meant to be
@@ -55,7 +56,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         named = " ".join(f"{flag}={value}" for flag, value in launch.config.items())
         launcher_why += f"; drumbeat sets itself what its configuration file says: {named}"
     nodes = job.nodes or _without_spares(job, here) or (launch and launch.nodes) or site.nodes or 1
-    inside = script.ranks_per_node(here.environ) if launcher == "once" and not job.ranks_per_node else None
+    inside = script.ranks_per_node(exported) if launcher == "once" and not job.ranks_per_node else None
     ranks = _ranks_of_launch(job, launch, here) or inside or _ranks_per_node(job, site, here)
     _check_range(launch, nodes)
     if launch and launch.kind == "accelerate":
@@ -74,6 +75,7 @@ def resolve(job: Job, site: Site, here: Here) -> Order:
         command=command,
         nodes=nodes,
         ranks_per_node=ranks,
+        ranks_asked=bool(job.ranks_per_node),
         launcher=launcher,
         launcher_why=launcher_why,
         workdir=workdir,
@@ -236,6 +238,11 @@ def _missing(job: Job, site: Site) -> Tuple[str, ...]:
     return tuple(name for name in site.needs if not getattr(job, name, None) and f"--{name}" not in submit)
 
 
+def _plain_env(job: Job) -> Dict[str, str]:
+    """The job's own variables whose values it gives."""
+    return {name: text for name, text in job.env.items() if text is not None and text != "pass"}
+
+
 def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
     if job.ranks_per_node:
         return job.ranks_per_node
@@ -243,7 +250,7 @@ def _ranks_per_node(job: Job, site: Site, here: Here) -> int:
         return 1
     # On a login node the site says what a node has.
     gpus = (here.gpus or site.gpus) if job.gpus is None else job.gpus
-    gpus = count_shown({name: text for name, text in job.env.items() if text is not None and text != "pass"}, gpus or 0)
+    gpus = count_shown(_plain_env(job), gpus or 0)
     if gpus:
         if gpus * job.ranks_per_gpu < job.gpus_per_rank:
             raise Problem(f"{job.where('gpus-per-rank')}: {job.gpus_per_rank}, but a node of this job has {gpus} GPUs")

@@ -93,6 +93,11 @@ wait $!
 exit $?
 END_OF_NODE
 
+# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
+ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
+trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
+trap 'ask TERM "Slurm ends this job"' TERM
+
 # by this token the agents of this run know each other; it is made here and written nowhere
 DRUMBEAT_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n'); export DRUMBEAT_TOKEN
 echo "drumbeat  job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, on $SLURM_JOB_NODELIST"
@@ -117,10 +122,6 @@ srun \
   --wait=60 \
   sh -c "$on_node" &
 step=$!
-# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.
-ask() { printf '%s %s\n' "$1" "$2" >> "$RUN/stop"; }
-trap 'ask USR2 "Slurm ends this job in 90 s"' USR2
-trap 'ask TERM "Slurm ends this job"' TERM
 # srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end
 (
   trap '' TERM USR2
@@ -158,7 +159,17 @@ leave_out() {
     echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/job.sh"
   fi
 }
+# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count
+preempted() {
+  shown=$(scontrol show job $SLURM_JOB_ID) || return
+  when() { printf '%s\n' "$shown" | sed -n "s/.*\b$1=\([0-9][0-9T:-]*\).*/\1/p" | head -n 1; }
+  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]
+}
 if [ "$(verdict next)" != requeue ]; then
+  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then
+    echo "drumbeat  preempted: queueing the job again"
+    scontrol requeue $SLURM_JOB_ID
+  fi
   exit $code
 elif [ -n "$lost" ]; then
   leave_out

@@ -64,7 +64,8 @@ class Direct:
             return []  # the census sees what a launcher inside does
         folder = os.path.join(place, f"launchers-{attempt}")
         later, _ = ports(f"stages/{self.order.identity}", DEFAULT_EPHEMERAL)  # worked out alike on every node
-        settings = settings_of(folder, node, peers, later, self.once, self.driver_tools(attempt, node, bound))
+        tools = self.driver_tools(attempt, node, bound)
+        settings = settings_of(folder, node, peers, later, self.once, self.order.ranks_asked, tools)
         self._stages = Stages(folder)
         return install(settings, script, self.bundle, os.environ)
 

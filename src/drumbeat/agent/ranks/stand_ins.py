@@ -53,17 +53,21 @@ class Settings:
     master_addr: str
     ports: Tuple[int, ...]  # where the ranks of the first launcher meet, of the second, and so on
     once: bool  # the command was started once per node; else once per rank
+    asked: bool  # the job itself says how many ranks a node has: a launcher's own number gives way
     shim: Tuple[str, ...] = ()
     driver: str = ""
     driver_settings: Dict[str, Any] = field(default_factory=dict)
 
 
-def settings_of(folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, tools: Tools) -> Settings:
+def settings_of(
+    folder: str, node: int, peers: Peers, ports: Sequence[int], once: bool, asked: bool, tools: Tools
+) -> Settings:
     driver = json.loads(tools.settings) if tools.settings else {}
     later = tuple(port for port in ports if port != peers.master_port)
     return Settings(
         folder, node, tuple(peer.ranks for peer in peers.nodes), tuple(peer.host for peer in peers.nodes),
-        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, tools.shim, tools.driver, driver,
+        peers.nodes[node].address, peers.master_addr, (peers.master_port, *later), once, asked, tools.shim,
+        tools.driver, driver,
     )  # fmt: skip
 
 
@@ -217,8 +221,8 @@ def _accelerate_config(found: Found, environ: Mapping[str, str]) -> Dict[str, st
 
 
 def _counts(settings: Settings, found: Found) -> Tuple[int, ...]:
-    """Ranks of each node. Where the run plans one per node, the script's own number counts: nothing else has said how many."""
-    if set(settings.counts) == {1} and found.ranks_per_node:
+    """Ranks of each node: as the job says, else as the launcher was really called, else as planned."""
+    if found.ranks_per_node and not settings.asked:
         return (found.ranks_per_node,) * len(settings.counts)
     return settings.counts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Dict, List, Sequence, Tuple
 
+from drumbeat.agent.ranks.adapters import OFF
 from drumbeat.agent.ranks.handles import Ranks
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.own_scripts import filled
@@ -13,9 +14,9 @@ from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import StartRank
 from drumbeat.facts.identity import rank_variables
 from drumbeat.order import EnvVar, Order
-from drumbeat.plan.argv import Process
+from drumbeat.plan.argv import Process, has_launcher
 from drumbeat.plan.binding import Binding
-from drumbeat.plan.ranks import jax_identity, trace
+from drumbeat.plan.ranks import ADAPTERS, jax_identity, trace
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import EventLog
 
@@ -45,7 +46,7 @@ class Starter:
 
     def _start(self, ranks: Ranks, attempt: int, process: Process, shared: List[EnvVar], bound: Binding) -> None:
         variables = [*shared, *self.launcher.own_variables(process, bound)]
-        variables += self._for_jax(process, variables)
+        variables += self._for_jax(process, variables, bound)
         if self.order.trace:
             variables += trace(os.path.join(self.folder.attempt(attempt), f"nccl-{process.rank}.%h.%p"))
         added = {variable.name: variable.value for variable in variables}
@@ -67,10 +68,16 @@ class Starter:
         ranks.add_own(pid, process)
         self.note_started(process, pid, cpus)
 
-    def _for_jax(self, process: Process, variables: List[EnvVar]) -> List[EnvVar]:
+    def _for_jax(self, process: Process, variables: List[EnvVar], bound: Binding) -> List[EnvVar]:
         """What jax.distributed.initialize needs, unless somebody has set it, or a launcher inside starts other ranks."""
         known = {**os.environ, **{variable.name: variable.value for variable in variables}}
-        alone = self.order.launcher == "once" and known.get("LOCAL_WORLD_SIZE") == "1"
-        if "JAX_COORDINATOR_ADDRESS" in known or not (alone or self.order.launcher in ("ranks", "tasks")):
+        if "JAX_COORDINATOR_ADDRESS" in known or known.get(ADAPTERS) == OFF or has_launcher(self.order):
             return []
-        return jax_identity(known, process.rank)
+        if self.order.launcher == "once":
+            return jax_identity(known, None, ())
+        devices: Sequence[int] = ()
+        if (
+            self.order.launcher == "ranks" and self.order.visibility != "own"
+        ):  # a task may be shown other GPUs than we are
+            devices = bound.devices(process.local_rank, int(known["NODE_RANK"]) if self.order.emulated else 0)
+        return jax_identity(known, process.rank, devices)

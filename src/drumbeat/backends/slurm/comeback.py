@@ -1,11 +1,13 @@
 """The end of the batch script: whether the job is queued again, and without which nodes.
 
 The lead decides (agent/requeue.py) and leaves its decision in RUN/verdict, as lines NAME=VALUE. They are read word by word
-and never run as shell: the file lies where others may be able to write. Four ways lead here:
+and never run as shell: the file lies where others may be able to write. Five ways lead here:
 
 - the run has ended: the script ends with its exit code;
 - the ranks saved after Slurm's notice, or asked to be started again: `next=requeue`;
 - a node was lost: `next=requeue` and `lost=a,b`. Slurm's own list of excluded nodes, also the user's --exclude, is kept;
+- Slurm preempts the job and gives it time (GraceTime): it asks while the job still counts as RUNNING, and a script that ends then
+  is over for good. So it is queued again here, whatever its ranks ended with, or if they had not started yet;
 - Slurm itself ends the job (scancel, scontrol requeue, preemption): the job is not RUNNING any more. What follows is
   Slurm's to decide: a requeue of ours would bring a cancelled job back.
 """
@@ -66,7 +68,17 @@ def after_lines(script: str) -> List[str]:
         f'    echo "drumbeat: Slurm refuses; submit it yourself: sbatch --exclude=$lost $BASE/{script}"',
         "  fi",
         "}",
+        "# in the time that Slurm gives a job which it preempts (GraceTime); of an earlier start it does not count",
+        "preempted() {",
+        "  shown=$(scontrol show job $SLURM_JOB_ID) || return",
+        '  when() { printf \'%s\\n\' "$shown" | sed -n "s/.*\\b$1=\\([0-9][0-9T:-]*\\).*/\\1/p" | head -n 1; }',
+        '  [ -n "$(when PreemptTime)" ] && [[ ! $(when PreemptTime) < $(when StartTime) ]]',
+        "}",
         'if [ "$(verdict next)" != requeue ]; then',
+        '  if { [ "$(verdict stopped)" = 1 ] || [ -z "$said" ]; } && preempted && running; then',
+        '    echo "drumbeat  preempted: queueing the job again"',
+        "    scontrol requeue $SLURM_JOB_ID",
+        "  fi",
         "  exit $code",
         'elif [ -n "$lost" ]; then',
         "  leave_out",

@@ -100,6 +100,11 @@ def _batch_part(order: Order) -> List[str]:
         image = shlex.quote(order.container.image)
         flags = f'--container-image={image} --container-mounts="$binds" --no-container-mount-home '
     return [
+        "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
+        'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',
+        f"trap 'ask USR2 \"Slurm ends this job in {notice(order)} s\"' USR2",
+        "trap 'ask TERM \"Slurm ends this job\"' TERM",
+        "",
         *(f"module load {shlex.quote(module)} || exit {EXIT_PREFLIGHT}" for module in order.modules),
         *before,
         "# by this token the agents of this run know each other; it is made here and written nowhere",
@@ -114,10 +119,6 @@ def _batch_part(order: Order) -> List[str]:
         *options,
         f'  {flags}sh -c "$on_node" &',
         "step=$!",
-        "# The lead reads this file. A signal to srun would reach every process, DataLoader workers too.",
-        'ask() { printf \'%s %s\\n\' "$1" "$2" >> "$RUN/stop"; }',
-        f"trap 'ask USR2 \"Slurm ends this job in {notice(order)} s\"' USR2",
-        "trap 'ask TERM \"Slurm ends this job\"' TERM",
         "# srun can wait for minutes for a node that is gone: after the lead's verdict it has a little time to end",
         "(",
         "  trap '' TERM USR2",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.plan.launchers.find import python_module
 from drumbeat.plan.launchers.others import SHELLS, runs_text, without_wrappers
+from drumbeat.plan.launchers.wrappers import environment_given
 from drumbeat.regex import regex
 
+_MOST_ARGUMENTS = 100
 Read = Callable[[str], str]  # the text of a file that the command names; '' if there is none
 
 _VALUED = {"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}  # options of a shell that take a value
@@ -44,7 +46,12 @@ _LAUNCHER_PATH = regex(
 )
 _PYTHON_PATH = regex(_BEFORE + _FOLDER + r"python[\d.]{0,6})(?=\s[^\n]{0,200}?-\w{0,3}m\s*" + _MODULE + ")", re.M)
 _RANKS = regex(r"--(?:nproc[-_]per[-_]node|num[-_]gpus)[=\s]+[\"']?(\d{1,4})\b")
-_NAME = regex(r"\$(?:(\w{1,100})|\{(\w{1,100})(?::?-([^{}$`]{0,200}))?\})")  # ${NAME:-DEFAULT} too
+_NAME = regex(r"\$(?:([A-Za-z_]\w{0,99}|\d)|\{(\w{1,100})(?::?-([^{}$`]{0,200}))?\})")  # ${NAME:-DEFAULT} too
+# After these, $1 is another argument than the script was started with.
+_MOVED = regex(
+    r"(?:^|[;&|{(]|\b(?:do|then|else)\b)[ \t]*(?:shift|getopts|set[ \t]+--)(?=\s|;|$)|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))",
+    re.M,
+)
 _ASSIGNMENT = regex(
     r"^[ \t]{0,40}(?:(?:export|readonly|local)[ \t]+)?([A-Za-z_]\w{0,99})="
     r"(?:\"([^\"`\n]{0,400})\"|'([^'\n]{0,400})'|([^\s;&|()`\"'<>]{0,400}))[ \t]*(?:[;&#].*)?$",
@@ -73,6 +80,8 @@ class Script:
     shell: str = ""  # the shell that reads it: bash, sh; '' where the command is no shell script
     text: str = ""
     python: str = ""  # the text of a Python program
+    arguments: Optional[Tuple[str, ...]] = None  # of a shell script: $1, $2, …; none: not known
+    given: Tuple[Tuple[str, str], ...] = ()  # variables that the command itself sets: env NAME=VALUE
 
     def launcher(self, environ: Mapping[str, str]) -> str:
         """The first launcher it starts, in its own words; '' if it names none."""
@@ -99,10 +108,10 @@ class Script:
         return found.pop() if len(found) == 1 else None
 
     def expanded(self, environ: Mapping[str, str]) -> str:
-        """Its commands, with variables filled in that are exported already or that it sets to one plain value; without
-        comments and what it only prints."""
+        """Its commands, with its arguments and with variables filled in that are exported already or that it sets to one plain
+        value; without comments and what it only prints."""
         text = _SILENT.sub("", self.text.replace("\\\n", " "))
-        known = dict(environ)
+        known = {**environ, **dict(self.given), **self._positional(text)}
         for name, value in _assigned(text):
             value = _filled(value, known)
             if "$" in value or known.get(name, value) != value:
@@ -110,6 +119,12 @@ class Script:
             else:
                 known[name] = value
         return _filled(text, known)
+
+    def _positional(self, text: str) -> Dict[str, str]:
+        """$1, $2 and so on; where they are not known they stay as they are, without their defaults."""
+        if self.arguments is None or _MOVED.search(text):
+            return {str(number): f"${number}" for number in range(1, _MOST_ARGUMENTS)}
+        return {str(number): word for number, word in enumerate(self.arguments[:_MOST_ARGUMENTS], 1)}
 
     @property
     def spawns(self) -> str:
@@ -150,24 +165,27 @@ def read_script(command: Sequence[str], read: Read) -> Script:
     if not inner:
         return Script()
     name = os.path.basename(inner[0])
+    given = environment_given(command)
     if name in SHELLS:
-        return Script(name, _shell_text(inner, read))
+        text, arguments = _shell_text(inner, read)
+        return Script(name, text, arguments=arguments, given=given)
     if _PYTHON.fullmatch(name):
         return Script(python=_python_text(inner, read))
     text = read(inner[0])
     shebang = _SHEBANG.match(text)
     if shebang and shebang[1] in SHELLS:
-        return Script(shebang[1], text)
+        return Script(shebang[1], text, arguments=inner[1:], given=given)
     return Script(python=text) if shebang and _PYTHON.match(shebang[1]) else Script()
 
 
-def _shell_text(command: Tuple[str, ...], read: Read) -> str:
+def _shell_text(command: Tuple[str, ...], read: Read) -> Tuple[str, Tuple[str, ...]]:
+    """The text that a shell reads, and its arguments."""
     index = 1
     while index < len(command) and command[index][:1] in ("-", "+") and len(command[index]) > 1:
-        if runs_text(command[index]):
-            return command[index + 1] if index + 1 < len(command) else ""
+        if runs_text(command[index]):  # the word behind the text is $0
+            return (command[index + 1] if index + 1 < len(command) else ""), command[index + 3 :]
         index += 2 if command[index] in _VALUED else 1
-    return read(command[index]) if index < len(command) else ""
+    return (read(command[index]) if index < len(command) else ""), command[index + 1 :]
 
 
 def _python_text(command: Tuple[str, ...], read: Read) -> str:

@@ -118,6 +118,19 @@ def peel(command: Sequence[str]) -> Optional[Peeled]:
     return Peeled(name, tuple(command[:index]), tuple(command[index:]), other)
 
 
+def environment_given(command: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
+    """Variables that `env NAME=VALUE` before the command sets, also behind other wrappers."""
+    found: Dict[str, str] = {}
+    inner = tuple(command)
+    while True:
+        peeled = peel(inner)
+        if peeled is None:
+            return tuple(found.items())
+        if peeled.name == "env":
+            found.update(word.partition("=")[::2] for word in peeled.prefix[1:] if _ASSIGNMENT.match(word))
+        inner = peeled.inner
+
+
 def skip_options(wrapper: Wrapper, command: Sequence[str], index: int, assignments: bool = False) -> int:
     """Where the options that start at `index` end; a `--` is passed over."""
     while index < len(command):
