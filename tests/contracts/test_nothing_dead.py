@@ -11,6 +11,7 @@ WORD = re.compile(r"\w+")
 CALLED_BY = {  # by the library or the page that finds them by name
     "yaml": {"ignore_aliases"},
     "zipimport": {"get_filename"},
+    "argparse": {"_print_message"},
     "accelerate": {"store_init_configuration"},
     "lightning": {"log_hyperparams"},
     "torch": {"_compute_outputs"},
