@@ -21,6 +21,7 @@ from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import RECOMPUTE, Sharding, parallelize, shards
 from drumbeat.train.parallel.pipeline import SCHEDULES, SPLIT_BACKWARD, Pipeline, cut, stage_numbers
 from drumbeat.train.parallel.sharded_init import init_sharded
+from drumbeat.train.parallel.tensor_plan import read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.settings import Settings
@@ -144,6 +145,7 @@ def assemble(
         torch.manual_seed(settings.seed)  # the same first weights on every rank and for every layout
         with torch.device("meta" if large else world.device):
             part = build()
+        plan = read_plan(part, anatomy.tensor_plan or {}) if layout.tp > 1 else None
         if context is not None:
             context.apply(part)
         if stages > 1:
@@ -155,7 +157,7 @@ def assemble(
             precision=precision,
             blocks=anatomy.blocks,
             recomputed=anatomy.blocks or anatomy.stages,
-            tensor_plan=anatomy.tensor_plan,
+            tensor_plan=plan,
             recompute=settings.recompute,
             compile=settings.compile,
             sharding=Sharding(smallest=settings.smallest, offload=settings.offload, prefetch=settings.prefetch),

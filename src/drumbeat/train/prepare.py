@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
 from drumbeat.train.parallel.parallelize import Sharding, find_blocks, parallelize, shards
+from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.trainer import Trainer
 from drumbeat.train.world import join
 
 _WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
-_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 def setup(
@@ -35,20 +34,23 @@ def setup(
     clip: float = 0.0,
     accumulate: int = 1,
     seed: int = 0,
-    plan: Optional[Dict[str, Union[str, ParallelStyle]]] = None,
+    plan: Optional[Plan] = None,
     blocks: Optional[str] = None,
     recompute: str = "none",
     compile: bool = False,
     offload: bool = False,
     hook: str = "all-reduce",
     profile: str = "",
+    compare_every: int = 1000,
 ) -> Trainer:
     """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
 
     Every rank starts from rank 0's weights, whatever its own seed was. The optimizer is kept, with its groups; it must
-    not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise" or one of
-    torch's parallel styles. `blocks` names the list of repeated blocks; without it the largest list of modules of one
-    kind is taken. `scheduler` steps with the optimizer and is saved with it. docs/train.md has an example of each.
+    not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise", another of
+    transformers' words or one of torch's parallel styles; transformers' models bring one. `blocks` names the list of
+    repeated blocks; without it the largest list of modules of one kind is taken. `scheduler` steps with the optimizer and
+    is saved with it. `compare_every`: steps between comparisons of what replicas must hold alike; the first steps are
+    always compared. docs/train.md has an example of each.
     """
     alone_before = not dist.is_initialized()
     world = join()
@@ -64,7 +66,7 @@ def setup(
         device=world.device,
         precision=kind,
         blocks=find_blocks(model) if blocks is None else blocks,
-        tensor_plan={name: _style(name, style) for name, style in (plan or {}).items()} or None,
+        tensor_plan=read_plan(model, plan) if degrees.tp > 1 else None,
         recompute=recompute,
         compile=compile,
         whole_graphs=False,
@@ -76,7 +78,18 @@ def setup(
         optimizer = with_masters(optimizer, precision)
     torch.manual_seed(torch.initial_seed() + 1 + meshes.data_rank)  # dropout: other numbers for other samples
     return Trainer(
-        world, meshes, kind, prepared, optimizer, scheduler, clip, accumulate, seed, profile, leave_at_end=alone_before
+        world,
+        meshes,
+        kind,
+        prepared,
+        optimizer,
+        scheduler,
+        clip,
+        accumulate,
+        seed,
+        profile,
+        leave_at_end=alone_before,
+        compare_every=compare_every,
     )
 
 
@@ -102,16 +115,6 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
     known = {id(p) for p in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
-
-
-def _style(name: str, style: Union[str, ParallelStyle]) -> ParallelStyle:
-    if not isinstance(style, str):
-        return style
-    if style not in _STYLES:
-        raise Refusal(
-            f"plan: '{style}' for {name} is unknown", f"known: {', '.join(_STYLES)}, or a torch ParallelStyle"
-        )
-    return _STYLES[style]()
 
 
 @torch.no_grad()

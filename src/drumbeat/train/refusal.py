@@ -8,3 +8,7 @@ class Refusal(ValueError):
         super().__init__(f"{what}; {fix}" if fix else what)
         self.what = what
         self.fix = fix
+
+
+class Stopped(Refusal):
+    """Training ended itself, on all ranks together: going on would have trained wrongly."""

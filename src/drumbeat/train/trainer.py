@@ -54,12 +54,21 @@ class Trainer:
         seed: int,
         profile: str,
         leave_at_end: bool,
+        compare_every: int,
     ) -> None:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.accumulate, self.seed, self.steps = accumulate, seed, 0
         self._step = Step(
-            [model], optimizer, self._weighted, meshes, precision, world.device, clip or None, count=lambda count: count
+            [model],
+            optimizer,
+            self._weighted,
+            meshes,
+            precision,
+            world.device,
+            clip or None,
+            count=lambda count: count,
+            compare_every=compare_every,
         )
         self._loss: Loss = returned_loss
         self._sums: Dict[str, Tensor] = {}
