@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from typing import Any, Dict, Optional
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from drumbeat.train.hugging_face import without_cache
 from drumbeat.train.optim import MasterAdamW
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.parallel.meshes import Meshes
@@ -49,14 +51,15 @@ def setup(
     not have made a step yet. `plan` is for tensor parallelism: module names (with *) and "colwise", "rowwise", another of
     transformers' words or one of torch's parallel styles; transformers' models bring one. `blocks` names the list of
     repeated blocks; without it the largest list of modules of one kind is taken. `scheduler` steps with the optimizer and
-    is saved with it. `compare_every`: steps between comparisons of what replicas must hold alike; the first steps are
-    always compared. docs/train.md has an example of each.
+    is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
+    comparisons of what replicas must hold alike; the first steps are always compared. docs/train.md has an example of each.
     """
     alone_before = not dist.is_initialized()
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
+    without_cache(model)
     model.to(world.device)
     same_weights(model)
     names = {id(p): name for name, p in model.named_parameters()}
@@ -111,6 +114,12 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
     if optimizer.state:
         raise Refusal(
             "the optimizer has made steps already", "call setup before the first one, and trainer.load to resume"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Refusal(
+            f"{type(optimizer).__name__} calls the model several times in each of its steps",
+            "use an optimizer of one step",
         )
     known = {id(p) for p in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):

@@ -7,8 +7,8 @@ the number of ranks, nor of micro-batches, nor an uneven share of padding change
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,8 @@ class Step:
             mark("agree")
         if self.hook is not None and waits:
             self.hook.on_last_bucket = lambda: mark("forward+backward")
-        loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
+        with refuse_unused(self.parts[0]) if self.equality.first else nullcontext():
+            loss = self._pipelined(batches, targets) if self.pipeline else self._accumulated(batches, targets)
         mark("waiting" if waits else "forward+backward")
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -210,6 +211,29 @@ def gradient_sync(model: nn.Module, last: bool, meshes: Meshes) -> ContextManage
     elif isinstance(model, DistributedDataParallel) and not last:
         return model.no_sync()
     return nullcontext()
+
+
+@contextmanager
+def refuse_unused(model: nn.Module) -> Iterator[None]:
+    """DDP sends gradients in buckets, each when it is full: one that never comes leaves its neighbours unsent, in silence."""
+    missing: Dict[Tensor, str] = {}
+    if isinstance(model, DistributedDataParallel):
+        missing = {p: name for name, p in model.module.named_parameters() if p.requires_grad}
+
+    def arrived(parameter: Tensor) -> None:
+        missing.pop(parameter, None)
+
+    hooks = [parameter.register_post_accumulate_grad_hook(arrived) for parameter in missing]
+    yield
+    for hook in hooks:
+        hook.remove()
+    if missing:
+        names = list(missing.values())
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise Refusal(
+            f"{names[0]}{more} had no part in the loss: with ddp every parameter needs a gradient in every step",
+            "freeze what is not used (requires_grad_(False)), or use layout fsdp",
+        )
 
 
 def loss_parallelism(meshes: Meshes) -> ContextManager[Any]:
