@@ -44,10 +44,14 @@ def run(args: argparse.Namespace) -> int:
     from drumbeat.train import require_torch
 
     require_torch()
-    from drumbeat.train.refusal import Refusal
+    from drumbeat.train.refusal import NotFinite, Refusal, Stopped
 
     try:
         return _train(args)
+    except NotFinite as stop:
+        raise Problem(f"FloatingPointError: {stop.what}", stop.fix, exit_code=1) from stop
+    except Stopped as stop:
+        raise Problem(stop.what, stop.fix, exit_code=1) from stop
     except Refusal as refusal:
         raise Problem(refusal.what, refusal.fix) from refusal
 

@@ -12,3 +12,7 @@ class Refusal(ValueError):
 
 class Stopped(Refusal):
     """Training ended itself, on all ranks together: going on would have trained wrongly."""
+
+
+class NotFinite(Stopped, FloatingPointError):
+    """A NaN or inf in loss or gradients; none has reached the weights."""
