@@ -21,6 +21,7 @@ from drumbeat.train.parallel.tensor_plan import Plan, read_plan
 from drumbeat.train.precision import Precision
 from drumbeat.train.refusal import Refusal
 from drumbeat.train.trainer import Trainer
+from drumbeat.train.weights import Source, load, materialize
 from drumbeat.train.world import join
 
 _WRAPPER = "_checkpoint_wrapped_module."  # recomputation puts this into names
@@ -44,6 +45,7 @@ def setup(
     hook: str = "all-reduce",
     profile: str = "",
     compare_every: int = 1000,
+    weights: str = "",
 ) -> Trainer:
     """Join the ranks that the launcher started and prepare model and optimizer for `layout` and `precision`.
 
@@ -52,17 +54,24 @@ def setup(
     transformers' words or one of torch's parallel styles; transformers' models bring one. `blocks` names the list of
     repeated blocks; without it the largest list of modules of one kind is taken. `scheduler` steps with the optimizer and
     is saved with it (ReduceLROnPlateau is saved; it wants a figure, so its steps are yours). `compare_every`: steps between
-    comparisons of what replicas must hold alike; the first steps are always compared. docs/train.md has an example of each.
+    comparisons of what replicas must hold alike; the first steps are always compared. `weights`: a folder of safetensors to
+    start from, of which each rank reads its own part; the model may be built inside `train.on_meta()`, without memory.
+    docs/train.md has an example of each.
     """
     alone_before = not dist.is_initialized()
     world = join()
     degrees = Layout.parse(layout, world.local_size).for_world(world.size)
     _refuse(degrees, model, optimizer, accumulate)
+    empty = any(p.is_meta for p in model.parameters())
+    _refuse_empty(model, weights) if empty else None
     meshes, kind = Meshes(degrees, world.device.type), Precision(precision)
     without_cache(model)
-    model.to(world.device)
-    same_weights(model)
     names = {id(p): name for name, p in model.named_parameters()}
+    if not empty:
+        model.to(world.device)
+        same_weights(model)
+    elif not shards(meshes) and degrees.tp == 1:
+        materialize(model, world.device)
     prepared = parallelize(
         model,
         meshes,
@@ -76,6 +85,12 @@ def setup(
         sharding=Sharding(offload=offload),
         hook=hook,
     )
+    if empty and (shards(meshes) or degrees.tp > 1):
+        materialize(prepared, "cpu" if offload else world.device)
+    if weights:
+        words = load([prepared], Source(weights, {}, getattr(model, "base_model_prefix", "")), must_have=empty)
+        if world.lead:
+            print(f"weights: {words}", flush=True)
     rebind(optimizer, names, prepared)
     if precision in ("bf16-master", "fp8") and not shards(meshes):
         optimizer = with_masters(optimizer, precision)
@@ -93,6 +108,7 @@ def setup(
         profile,
         leave_at_end=alone_before,
         compare_every=compare_every,
+        weights=weights,
     )
 
 
@@ -109,8 +125,6 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
         )
     if accumulate < 1:
         raise Refusal(f"accumulate={accumulate}", "1 or more micro-batches per step")
-    if any(p.is_meta for p in model.parameters()):
-        raise Refusal("the model has no weights: it was built on the meta device", "build it on the CPU")
     if optimizer.state:
         raise Refusal(
             "the optimizer has made steps already", "call setup before the first one, and trainer.load to resume"
@@ -124,6 +138,19 @@ def _refuse(layout: Layout, model: nn.Module, optimizer: torch.optim.Optimizer, 
     known = {id(p) for p in model.parameters()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
         raise Refusal("the optimizer holds a parameter that the model does not have", "make it from model.parameters()")
+
+
+def _refuse_empty(model: nn.Module, weights: str) -> None:
+    if not weights:
+        raise Refusal(
+            "the model has no weights: it was built on the meta device", "pass weights=FOLDER, or build it on the CPU"
+        )
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise Refusal(
+                f"{name}, a buffer, has no values: it was built on the meta device",
+                "build the model inside `with train.on_meta():`, which leaves buffers alone",
+            )
 
 
 @torch.no_grad()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from drumbeat import metrics
 from drumbeat.train.checkpoint.checkpoints import Checkpoints
+from drumbeat.train.checkpoint.folder import name_of
+from drumbeat.train.checkpoint.state import TrainingState
 from drumbeat.train.data.batch import micro_batches, rows_of
 from drumbeat.train.data.loaders import Batches
+from drumbeat.train.export import export, keep_config
+from drumbeat.train.hugging_face import config_of, folder_of
 from drumbeat.train.images import agreed_statistics, mean_statistics
 from drumbeat.train.layers.cross_entropy import IGNORE
 from drumbeat.train.measure.profile import Profile, Profiler
@@ -56,6 +64,7 @@ class Trainer:
         profile: str,
         leave_at_end: bool,
         compare_every: int,
+        weights: str,
     ) -> None:
         self.world, self.meshes, self.precision = world, meshes, precision
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
@@ -80,7 +89,7 @@ class Trainer:
         self._checkpoints: Dict[str, Checkpoints] = {}
         self._stop: Optional[StopTogether] = None
         self._profiler = Profiler(Profile.parse(profile), world.rank, world.device) if profile else None
-        self._leave, self._samples = leave_at_end, 0
+        self._leave, self._samples, self.weights = leave_at_end, 0, weights
 
     @property
     def module(self) -> nn.Module:
@@ -224,9 +233,33 @@ class Trainer:
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         saved = self._saved(folder, keep).save(self.steps, {"trainer": json.dumps(state)}, wait=wait)
+        if self.world.lead:
+            keep_config(folder, config_of(self.module), folder_of(self.module) or self.weights)
+            metrics.report(
+                self.steps, kind="checkpoint", path=os.path.abspath(os.path.join(folder, name_of(self.steps)))
+            )
         for ended in saved:
             if ended.error:
                 self.say(f"the checkpoint of step {ended.step} FAILED: {ended.error}; training goes on without it")
+
+    def export(self, folder: str, dtype: str = "") -> None:
+        """Write the weights as transformers' `from_pretrained` reads them: safetensors, config.json and the tokenizer's files.
+        Call it on every rank. `dtype`: fp32, bf16 or fp16; without it they stay as they are trained."""
+        path = os.path.join(folder, ".export")
+        shared = mean_statistics([self.model], self.meshes)
+        state = {**TrainingState(self._step.parts, self.optimizer).now()["model"], **shared}
+        if self.world.lead:
+            os.makedirs(folder, exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+        if dist.is_initialized():
+            dist.barrier()
+        save({"model": state}, storage_writer=FileSystemWriter(path))
+        if self.world.lead:
+            beside = folder_of(self.module) or self.weights
+            self.say(f"exported: {export(path, config_of(self.module), beside, folder, dtype)}")
+            shutil.rmtree(path, ignore_errors=True)
+        if dist.is_initialized():
+            dist.barrier()
 
     def load(self, folder: str) -> int:
         """Load the newest checkpoint in `folder` that can be read, saved on any layout and number of ranks; the step it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -78,7 +78,12 @@ def apply_tensor_plan(model: nn.Module, meshes: Meshes, plan: Mapping[str, Paral
     parallelize_module(model, meshes.one("tp"), used)
     if not any(isinstance(p, DTensor) for p in model.parameters()):
         raise Refusal("the plan cuts no parameter: every rank would train the whole model", "name the layers to cut")
-    for keep, other in tied:  # slicing made two parameters out of one
+    tie(model, tied)  # slicing made two parameters out of one
+
+
+def tie(model: nn.Module, pairs: Sequence[Tuple[str, str]]) -> None:
+    """Let the second of each pair of names be the first one's parameter."""
+    for keep, other in pairs:
         module, _, name = other.rpartition(".")
         setattr(model.get_submodule(module), name, model.get_parameter(keep))
 
