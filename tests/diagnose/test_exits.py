@@ -272,3 +272,8 @@ def test_what_a_logger_calls_information_is_nobodys_last_words():
     assert (silent.title, silent.confidence) == ("exit code 3", "unknown") and "no error" in silent.cause
     told = explain_exit(3, None, ["cannot read data.bin"], ["python"], False, stdout_tail=info)
     assert told.title == "exit code 3: cannot read data.bin"
+
+
+def test_a_hint_below_an_error_is_not_the_error():
+    said = ["drumbeat train: no setting 'figurez'", "  did you mean figures?"]
+    assert explain_exit(2, None, said, ["drumbeat"], False).title == "exit code 2: drumbeat train: no setting 'figurez'"

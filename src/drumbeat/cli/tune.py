@@ -36,7 +36,7 @@ def add_arguments(parser: Any) -> None:
     group.add_argument(
         "--start", type=int, metavar="N", help="batch: the first one. Default: the command's own, else 1"
     )
-    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: memory decides")
+    group.add_argument("--largest", type=int, metavar="N", help="batch: none above it. Default: until memory runs out")
     group.add_argument("--global-batch", type=int, metavar="N", help="samples per step, of all ranks. Default: as now")
     group.add_argument(
         "--data-ranks",

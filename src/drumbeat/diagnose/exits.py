@@ -314,9 +314,12 @@ def _by_code(
 
 
 def _last_words(lines: Sequence[str]) -> Tuple[Evidence, ...]:
-    """The last line, or a telling one among the last few; what a logger calls information says nothing about an end."""
-    cleaned = (line for line in map(clean, lines[-20:]) if line.level != "I")
-    texts: List[str] = [text for text in (line.text.strip() for line in cleaned) if text]
+    """The last line, or a telling one among the last few; what a logger calls information says nothing about an end, and an
+    indented line goes on with the one above it: a hint, a quotation."""
+    cleaned = [line.text for line in map(clean, lines[-20:]) if line.level != "I" and line.text.strip()]
+    texts: List[str] = [text.strip() for text in cleaned if not text[:1].isspace()] or [
+        text.strip() for text in cleaned
+    ]
     telling = [text for text in texts[-8:] if _TELLING.search(text)]
     return tuple(Evidence(clipped(text, 500)) for text in (telling or texts)[-1:])
 

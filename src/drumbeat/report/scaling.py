@@ -16,6 +16,7 @@ from drumbeat.report.differences import Difference, differences
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 
 STRONG, WEAK, NEITHER, NOT_KNOWN, REPEATED = "strong", "weak", "neither", "not known", "repeated"
+_AS_PRINTED = " as printed"  # behind the unit of a figure of which nobody says whose it is
 _SAME = 0.01  # batches closer than this are equal
 _SUPER_LINEAR = 1.05  # efficiency above which it is questioned
 NOT = "not measured"
@@ -75,6 +76,10 @@ def compare(runs: Sequence[Figures]) -> Comparison:
     left_out = {run.name: why for run in runs for why in [_unusable(run)] if why}
     usable = [run for run in runs if run.name not in left_out]
     units = {run.speed.unit for run in usable if run.speed}
+    if (
+        len({unit.replace(_AS_PRINTED, "") for unit in units}) == 1
+    ):  # one program, which says of some runs whose figure it is
+        units = {min(units, key=len)}
     if len(units) > 1:
         raise Problem(f"the runs count different things: {', '.join(sorted(units))}", "compare runs of one program")
     if len(usable) < 2:
@@ -194,6 +199,11 @@ def _questions(rows: Sequence[Row], runs: Sequence[Figures]) -> List[str]:
                 f"{row.name}: {row.efficiency:.0%} of ideal is more than the hardware grew. Usual causes: the baseline was "
                 "held up (input, too little GPU memory, cold caches), or the runs differ in precision, batch or code"
             )
+    printed = [run.name for run in runs if run.speed and run.speed.unit.endswith(_AS_PRINTED)]
+    if 0 < len(printed) < len(runs):
+        found.append(
+            f"{', '.join(printed)}: the program does not say whether its figure is one rank's or the whole job's"
+        )
     for run in runs:
         if run.outcome not in (FINISHED, NOT_RECORDED):
             found.append(f"{run.name} did not finish ({run.outcome}): its figures are those of the part that was done")

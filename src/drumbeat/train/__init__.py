@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drumbeat.train.refusal import Refusal as Refusal
     from drumbeat.train.trainer import Result as Result
     from drumbeat.train.trainer import Trainer as Trainer
+    from drumbeat.train.weights import on_meta as on_meta
 
 REQUEUE = EXIT_REQUEUE  # the exit code that says: saved after a stop signal, start me again
 
@@ -28,6 +29,7 @@ _HOME = {
     "Trainer": "trainer",
     "Result": "trainer",
     "Batches": "data.loaders",
+    "on_meta": "weights",
     "Layout": "parallel.layout",
     "Refusal": "refusal",
 }

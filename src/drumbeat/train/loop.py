@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import time
 from contextlib import nullcontext
@@ -197,7 +198,7 @@ def _saved(reporter: Reporter, saved: Optional[Saved]) -> None:
     """A save has ended. One that failed is said and training goes on: the checkpoint before it is still the latest."""
     if saved is None:
         return
-    outcome: Dict[str, Any] = {"path": saved.path}
+    outcome: Dict[str, Any] = {"path": os.path.abspath(saved.path)}
     if saved.error:
         outcome["error"] = saved.error
         reporter.say(f"the checkpoint of step {saved.step} FAILED: {saved.error}; training goes on without it")

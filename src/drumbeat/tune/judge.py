@@ -10,9 +10,10 @@ import math
 from typing import Optional, Sequence, Tuple
 
 from drumbeat.light_dataclass import dataclass
-from drumbeat.tune.point import OK, Result
+from drumbeat.tune.point import OK, OOM, Result
 
 _LEAST = 0.02  # of a speed: trials are short, and nobody changes a job for less
+_UNKNOWN = 0.1  # the spread of a trial with too few steps to show its own: no proof of a difference
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,19 @@ def judge(kind: str, results: Sequence[Result], gpu_gib: Optional[float] = None)
         return Judgement(None, fastest, *_simplest(fastest, known, results[0], kind))
     if fastest.point != largest.point:
         return Judgement(largest, fastest, fastest, "the fastest")
-    return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib))
+    bounded = any(each.outcome == OOM for each in results)
+    return Judgement(largest, fastest, *_with_margin(fastest, known, gpu_gib, "that fits" if bounded else "tried"))
 
 
 def noise(one: Result, other: Result) -> float:
     """How far apart two speeds must be, as a part of the larger one, to be called different."""
-    return max(_LEAST, 2 * math.hypot(one.spread or 0.0, other.spread or 0.0))
+    spreads = (_UNKNOWN if each.spread is None else each.spread for each in (one, other))
+    return max(_LEAST, 2 * math.hypot(*spreads))
+
+
+def _noise_words(one: Result, other: Result) -> str:
+    known = one.spread is not None and other.spread is not None
+    return f"{noise(one, other):.1%}" + ("" if known else " (assumed: too few steps to measure it)")
 
 
 def _slower_by(one: Result, fastest: Result) -> float:
@@ -57,7 +65,7 @@ def _simplest(fastest: Result, known: Sequence[Result], first: Result, kind: str
         if each is not fastest and _slower_by(each, fastest) <= noise(each, fastest):
             return each, (
                 f"no difference above the noise: {fastest.point.says()} was {_slower_by(each, fastest):.1%} faster, and "
-                f"{noise(each, fastest):.1%} is what these trials can tell apart"
+                f"{_noise_words(each, fastest)} is what these trials can tell apart"
             )
         if each is fastest:
             break
@@ -77,14 +85,14 @@ def _fitting(results: Sequence[Result]) -> Tuple[Result, ...]:
     return tuple({each.point: each for each in results if each.point not in bad}.values())
 
 
-def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float]) -> Tuple[Result, str]:
+def _with_margin(fastest: Result, known: Sequence[Result], gpu_gib: Optional[float], end: str) -> Tuple[Result, str]:
     """The fastest is the largest as well: then the next smaller one leaves room, if it is as fast within the noise."""
     smaller = [each for each in known if (each.point.batch or 0) < (fastest.point.batch or 0)]
     near = max(smaller, key=lambda each: each.point.batch or 0, default=None)
     if near is not None and _slower_by(near, fastest) <= noise(near, fastest):
-        lost = f"{_slower_by(near, fastest):.1%} slower than {fastest.point.says()}, the largest that fits"
-        return near, f"{lost} (noise {noise(near, fastest):.1%}), and leaves room for more"
+        lost = f"{_slower_by(near, fastest):.1%} slower than the largest {end}, {fastest.point.says()}"
+        return near, f"{lost} (noise {_noise_words(near, fastest)}), and leaves memory for longer samples"
     if fastest.memory_gib is None:
-        return fastest, "the fastest, and the largest that fits; how much memory was left is unknown"
+        return fastest, f"the fastest, and the largest {end}; how much memory was left is unknown"
     left = f"{gpu_gib - fastest.memory_gib:.1f} of {gpu_gib:.0f} GiB left" if gpu_gib else "of the GPU's memory unknown"
-    return fastest, f"the fastest, and the largest that fits; its peak was {fastest.memory_gib:.1f} GiB, {left}"
+    return fastest, f"the fastest, and the largest {end}; its peak was {fastest.memory_gib:.1f} GiB, {left}"

@@ -17,7 +17,7 @@ from drumbeat.tune.point import REFUSED, Point, Result
 from drumbeat.tune.request import Asked
 from drumbeat.tune.search import Done, Tried, divisors, most_trials, next_batch, smaller
 
-FREE_LARGEST = 1024  # where neither memory nor a number of samples per step ends the search
+FREE_LARGEST = 1 << 16  # memory ends the search long before, but for toys
 
 
 @dataclass(frozen=True)
