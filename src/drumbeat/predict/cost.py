@@ -55,6 +55,7 @@ class Software:
     overlap_tp: Number = 0
     grad_bytes: Number = 4
     compiled: Number = 0  # element-wise work is fused by a compiler
+    rotary_kept: Number = 0  # queries and keys are kept before and after their rotation
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     launch = c.launch * (1 - 0.3 * s.compiled)
     full, some = (a.recompute == 2) * 1.0, (a.recompute == 1) * 1.0
     back_core = 2 + 0.5 * s.flash
-    busy = gemm * (3 + full) + core * (1 + back_core + full + some) + moved * (2 + full + 0.3 * some)
+    busy = gemm * (3 + full) + core * (1 + back_core + full + some * (1 - s.flash)) + moved * (2 + full + 0.3 * some)
     floor = launch * (3 + full)
     # Tensor parallelism: two all-reduces of a layer's output forward, two backward, two more where it is recomputed.
     tp_one = 2 * gather_seconds(t, 1, 2 * tokens * m.hidden, h, c, x)
@@ -175,9 +176,9 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     # The head: its product and the loss over the logits, on the last stage only.
     head_columns = m.vocab * m.heads_out / t
     head = 3 * (
-        2 * tokens * m.hidden * head_columns / rate
+        2 * tokens * m.hidden * head_columns / (h.core_flops * c.product)
         + c.bytes * 2 * (m.hidden * head_columns + tokens * head_columns) / h.memory_rate
-    ) + 16 * tokens * head_columns / (h.memory_rate * c.memory)
+    ) + 16 * (1 - 0.6 * s.compiled) * tokens * head_columns / (h.memory_rate * c.memory)
     stage = layers * (hidden_layer + slowed + waits)
     mean = m.layers / p * (hidden_layer + slowed + waits) + head / p
     send = x.where(p > 1, 2 * a.vp * (2 * tokens * m.hidden / t / p2p_rate(a, h, c, x) + c.delay * h.net_hop), 0)
@@ -198,7 +199,7 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     optimizer = updated * _OPTIMIZER_BYTES / (h.memory_rate * c.memory) + c.step
     terms = {
         "products": count * layers * gemm * (3 + full) + count * head,
-        "attention": count * layers * core * (1 + back_core + full + some),
+        "attention": count * layers * core * (1 + back_core + full + some * (1 - s.flash)),
         "element-wise": count * layers * moved * (2 + full + 0.3 * some),
         "launches": count * layers * (hidden_layer - work),
         "tensor parallel": count * layers * tp_layer,
@@ -229,9 +230,9 @@ def p2p_rate(a: Layout, h: Machine, c: Constants, x: Any) -> Number:
 def conv_step(m: ConvNet, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x: Any) -> Dict[str, Number]:
     """Return the seconds of one step of a convolutional network under data parallelism, by term."""
     count = x.maximum(1, x.ceil(w.batch / (a.dp * a.micro) - 1e-9))
-    products = 3 * a.micro * m.forward_flops / (h.flops * c.product * 0.55)
+    products = 3 * a.micro * m.forward_flops / (h.flops * c.product * 0.6)
     moved = 5 * 2 * a.micro * m.activations / (h.memory_rate * c.memory)
-    floor = m.layers * c.launch * 1.0
+    floor = m.layers * c.launch
     busy = products + moved
     one = (busy**4 + floor**4) ** 0.25
     travel = 2 * gather_seconds(a.dp, 1, s.grad_bytes * m.parameters, h, c, x)

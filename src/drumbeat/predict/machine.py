@@ -63,8 +63,8 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul
     half = peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0)) if products not in ("fp32", "tf32") else peak.tflops[products]
-    # 8-bit products also quantise their inputs and leave the head and attention in 16 bits: they gain less than the data sheet says.
-    less = 0.88 if products == "fp8" else 1.0
+    # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
+    less = 0.85 if products == "fp8" else 1.0
     return Machine(
         flops=peak.tflops[products] * 1e12 * share * less,
         core_flops=half * 1e12 * share,

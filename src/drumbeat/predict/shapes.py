@@ -202,7 +202,6 @@ def resnet(depth: int = 50, width: int = 64, size: int = 224, classes: int = 100
     side = size // 2
     conv(3, width, 7, side)
     side //= 2
-    total[2] += width * side * side
     cin = width
     for stage, count in enumerate(blocks):
         base = width << stage
@@ -220,7 +219,6 @@ def resnet(depth: int = 50, width: int = 64, size: int = 224, classes: int = 100
                 conv(cin, base * expansion, 1, side // stride)
             side //= stride
             cin = base * expansion
-            total[2] += cin * side * side / 2  # the sum before ReLU shares memory in part
     total[0] += cin * classes + classes
     total[1] += cin * classes
     name = f"resnet-{depth}" if wide == 1 else f"wide-resnet-{depth}-{wide}"
