@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 from drumbeat.light_dataclass import dataclass
 from drumbeat.packaged import load
@@ -15,6 +15,29 @@ class Peak:
     memory_gb: float
     bandwidth_tb_s: float
     source: str
+    matmul: float = 0.75  # share of the peak that large matrix products were measured to reach
+    watts: float = 0.0
+
+
+@dataclass(frozen=True)
+class TypicalNode:
+    """A node as it is usually built around a GPU. `domain`: GPUs joined by links, more than a node's in a rack-scale system."""
+
+    gpus: int
+    domain: int
+    link: float  # GB/s each way
+    per_peer: float  # 0: a switch joins them
+    fabric: str
+    nics: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Fabric:
+    name: str
+    rate: float  # GB/s of one adapter each way
+    hop: float  # microseconds
+    source: str
 
 
 _DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32")
@@ -26,5 +49,23 @@ def peak_of(device_name: str) -> Optional[Peak]:
     for row in load("drumbeat.hardware", "peaks"):
         if all(word in lower for word in row["match"]):
             tflops = {dtype: float(row[dtype]) for dtype in _DTYPES if dtype in row}
-            return Peak(row["name"], tflops, float(row["memory"]), float(row["bandwidth"]), row["source"])
+            rates = (float(row["memory"]), float(row["bandwidth"]))
+            return Peak(row["name"], tflops, *rates, row["source"], float(row["matmul"]), float(row["watts"]))
     return None
+
+
+def known_gpus() -> List[str]:
+    return [row["name"] for row in load("drumbeat.hardware", "peaks")]
+
+
+def typical_node(gpu: str) -> TypicalNode:
+    """Return the usual node of a GPU by its name in peaks.yaml."""
+    row = next(row for row in load("drumbeat.hardware", "nodes") if row["name"] == gpu)
+    domain, per_peer = int(row.get("domain", row["gpus"])), float(row.get("per_peer", 0))
+    return TypicalNode(row["gpus"], domain, float(row["link"]), per_peer, row["fabric"], row["nics"], row["source"])
+
+
+def fabrics() -> Dict[str, Fabric]:
+    """Return the networks between nodes that are known, by name."""
+    rows = load("drumbeat.hardware", "fabrics")
+    return {row["name"]: Fabric(row["name"], float(row["rate"]), float(row["hop"]), row["source"]) for row in rows}

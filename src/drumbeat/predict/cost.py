@@ -1,0 +1,249 @@
+"""The time of one training step, term by term, from sizes alone: pure functions over plain numbers or arrays.
+
+`x` is the module that has `maximum`, `minimum`, `where`, `ceil` and `log2`: `drumbeat.predict.plain`, or numpy.
+
+Compute    each matrix product takes its FLOPs at the achievable rate plus its bytes at the memory's rate; element-wise work
+           moves every stored activation a few times; attention's core has a rate of its own; a layer never takes less time than its
+           kernels need to be launched.
+Network    bytes over bandwidth plus hops times latency. A group's bandwidth is that of its slowest part: the links inside a
+           node by how many members are in it, or the share of the node's adapters that belongs to those members.
+Pipeline   m micro-batches at the slowest stage, plus the fill and drain, divided by the number of chunks per stage.
+Overlap    what a framework hides is subtracted, and what it hides behind becomes slower.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from drumbeat.light_dataclass import dataclass
+from drumbeat.predict import shapes
+from drumbeat.predict.shapes import ConvNet, Model, Number
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism and what a rank computes at once. `shard`: ranks that share the states; 0: all replicas."""
+
+    tp: Number = 1
+    pp: Number = 1
+    cp: Number = 1
+    ep: Number = 1
+    dp: Number = 1
+    vp: Number = 1  # chunks of layers per stage
+    zero: Number = 0
+    shard: Number = 0
+    micro: Number = 1
+    recompute: Number = 0  # 0 none, 1 selective, 2 full
+    sp: Number = 0  # sequence parallelism beside tensor parallelism
+    bubble: Number = 1.0  # share of the 1F1B bubble that the schedule leaves
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step trains: sequences (or images) of one length."""
+
+    seq: Number
+    batch: Number
+
+
+@dataclass(frozen=True)
+class Software:
+    """Properties of a framework that change time or memory. Numbers between 0 and 1, so that they work in arrays."""
+
+    flash: Number = 1  # attention whose scores never stand in memory
+    overlap_grads: Number = 1  # gradients travel while the backward pass goes on
+    overlap_tp: Number = 0
+    grad_bytes: Number = 4
+    compiled: Number = 0  # element-wise work is fused by a compiler
+    rotary_kept: Number = 0  # queries and keys are kept before and after their rotation
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of the hardware: FLOP/s that a large product reaches, bytes per second, seconds."""
+
+    flops: Number  # of the precision of the products, what large ones reach
+    core_flops: Number  # of 16-bit products: attention's core
+    memory_rate: Number
+    memory: Number
+    gpus_per_node: Number
+    link: Number  # one GPU to the others of its node, each way
+    per_peer: Number  # pairs joined by links of their own; 0: a switch
+    nic: Number  # of a whole node, each way
+    hop: Number = 3e-6
+    net_hop: Number = 12e-6
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Physical shares and delays; the only things that are ever fitted."""
+
+    product: Number = 0.88  # of the rate that large products reach
+    bytes: Number = 1.0  # times a product's bytes at the memory's rate
+    memory: Number = 0.8  # of the memory's rate for element-wise work
+    core: Number = 0.45  # of the products' rate in attention's core
+    link: Number = 0.78
+    nic: Number = 0.62
+    delay: Number = 1.0  # times the latency of a hop
+    launch: Number = 5e-4  # seconds per layer, forward
+    hidden: Number = 0.8  # of one micro-batch's time can hide gradients
+    slowed: Number = 0.1  # by which computing is slower while data travel
+    step: Number = 0.03  # seconds per step: optimizer launch, norm of the gradients, data
+
+
+# Bytes that the optimizer moves per parameter that a rank updates (weights, moments and gradients read and written).
+_OPTIMIZER_BYTES = 36
+
+
+def members_per_node(size: Number, stride: Number, per_node: Number, x: Any) -> Number:
+    """Return how many members of a group of `size` ranks, `stride` apart, are on one node."""
+    return x.minimum(size, x.maximum(1, per_node / stride))
+
+
+def link_rate(members: Number, h: Machine, c: Constants, x: Any) -> Number:
+    """Return what one of `members` GPUs of a node can send to the others: all its links, or those to its peers."""
+    peers = x.maximum(members - 1, 1)
+    return c.link * x.where(h.per_peer > 0, x.minimum(h.link, h.per_peer * peers), h.link)
+
+
+def gather_seconds(size: Number, stride: Number, total: Number, h: Machine, c: Constants, x: Any) -> Number:
+    """Return the time of an all-gather or reduce-scatter of `total` bytes; an all-reduce takes two of them.
+
+    Inside nodes and between them at once: the slower part decides. Between nodes the group has its members' share of the adapters.
+    """
+    inside = members_per_node(size, stride, h.gpus_per_node, x)
+    nodes = size / inside
+    local = (inside - 1) / inside * total / link_rate(inside, h, c, x)
+    remote = x.maximum(nodes - 1, 0) / nodes * total / (c.nic * h.nic * inside / h.gpus_per_node)
+    hops = x.minimum(inside - 1, 7) * h.hop + x.minimum(nodes - 1, 4 * x.log2(x.maximum(nodes, 1)) + 4) * h.net_hop
+    return x.where(size > 1, x.maximum(local, remote) + c.delay * hops, 0)
+
+
+def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x: Any) -> Dict[str, Number]:
+    """Return the seconds of one step by term; "total" is their sum."""
+    rate = h.flops * c.product
+    t, p = a.tp, a.pp
+    tokens = a.micro * w.seq / a.cp
+    count = x.maximum(1, x.ceil(w.batch / (a.dp * a.micro) - 1e-9))  # micro-batches
+    layers = x.ceil(m.layers / p - 1e-9)
+    experts_here = x.maximum(m.experts / a.ep, 1)
+    # Tokens that one local expert gets: those of all ranks of its group, spread over all experts.
+    expert_tokens = tokens * m.topk / x.maximum(m.experts, 1) * a.ep
+    gemm: Number = 0.0
+    for number, rows, inner, columns in shapes.layer_products(m, tokens, t, expert_tokens):
+        many = x.where(number == 0, 0, number)
+        one = 2 * rows * inner * columns / rate + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
+        gemm = gemm + x.where(rows == tokens, many, many / x.maximum(m.experts, 1) * experts_here) * one
+    keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
+    aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
+    small = m.head_dim / (m.head_dim + 32) * 1.25  # short heads fill the tensor cores less
+    core = 2 * tokens * keys * shapes.core_width(m) / t / (h.core_flops * c.product * c.core * aligned * small)
+    act = shapes.activation_bytes(m, t, a.sp, s.flash, w.seq, a.cp) * tokens
+    moved = 2 * act * (1 - 0.35 * s.compiled) / (h.memory_rate * c.memory)
+    forward = gemm + core + moved
+    launch = c.launch * (1 - 0.3 * s.compiled)
+    full, some = (a.recompute == 2) * 1.0, (a.recompute == 1) * 1.0
+    back_core = 2 + 0.5 * s.flash
+    busy = gemm * (3 + full) + core * (1 + back_core + full + some * (1 - s.flash)) + moved * (2 + full + 0.3 * some)
+    floor = launch * (3 + full)
+    # Tensor parallelism: two all-reduces of a layer's output forward, two backward, two more where it is recomputed.
+    tp_one = 2 * gather_seconds(t, 1, 2 * tokens * m.hidden, h, c, x)
+    tp_layer = (4 + 2 * full) * tp_one * (1 - 0.5 * s.overlap_tp)
+    cp_bytes = 4 * tokens * m.kv_heads * m.head_dim / t * a.cp
+    cp_layer = x.maximum(0.0, (3 + full) * gather_seconds(a.cp, t, cp_bytes, h, c, x) - 0.7 * core * (1 + back_core))
+    ep_bytes = 2 * tokens * m.topk * m.hidden / x.where(a.sp > 0, t, 1) * a.ep
+    moe_share = shapes.moe_layers(m) / m.layers
+    ep_layer = moe_share * (4 + 2 * full) * gather_seconds(a.ep, t * a.cp, ep_bytes, h, c, x) / 1.0
+
+    # Weights of a layer that a rank holds before they are sharded.
+    held = (shapes.attention_parameters(m) + (1 - moe_share) * shapes.mlp_parameters(m)) / t + moe_share * (
+        shapes.shared_parameters(m) / t + m.experts / a.ep * shapes.expert_parameters(m) / t
+    )
+    replicas = a.dp * a.cp
+    shard = x.where(a.shard > 0, x.minimum(a.shard, replicas), replicas)
+    sharded = x.where(a.zero >= 3, 1.0, 0.0)
+    twice = x.where(a.zero == 2, 1.0, 0.0)
+    gathers = 2 * sharded + twice
+    gather = gather_seconds(shard, t, 2 * held, h, c, x)
+    scatter = gather_seconds(shard, t, s.grad_bytes * held, h, c, x)
+    fsdp_layer = gathers * gather + (sharded + twice) * scatter
+    # A layer, forward and backward with what is recomputed, is never faster than its launches.
+    work = busy + tp_layer + cp_layer + ep_layer
+    hidden_layer = (work**2 + floor**2) ** 0.5
+    layer = busy
+    slowed = layer * c.slowed * x.minimum(1.0, fsdp_layer / (layer + 1e-12))
+    waits = (hidden_layer**4 + fsdp_layer**4) ** 0.25 - hidden_layer
+    # The head: its product and the loss over the logits, on the last stage only.
+    head_columns = m.vocab * m.heads_out / t
+    head = 3 * (
+        2 * tokens * m.hidden * head_columns / (h.core_flops * c.product)
+        + c.bytes * 2 * (m.hidden * head_columns + tokens * head_columns) / h.memory_rate
+    ) + 16 * (1 - 0.6 * s.compiled) * tokens * head_columns / (h.memory_rate * c.memory)
+    stage = layers * (hidden_layer + slowed + waits)
+    mean = m.layers / p * (hidden_layer + slowed + waits) + head / p
+    send = x.where(p > 1, 2 * a.vp * (2 * tokens * m.hidden / t / p2p_rate(a, h, c, x) + c.delay * h.net_hop), 0)
+    slowest = stage + head + send
+    fill = (p - 1) / a.vp * a.bubble * mean
+    # Gradients (and the weights gathered after an update by shards).
+    plain = 1 - x.where(a.zero >= 2, 1.0, 0.0)
+    own = layers * held + m.vocab * m.hidden / t * (1 + (p > 1) * 0.0)
+    travel = plain * (
+        gather_seconds(replicas, t, s.grad_bytes * own, h, c, x) + gather_seconds(replicas, t, x.where(a.zero == 1, 2, s.grad_bytes) * own, h, c, x)
+    )
+    groups = replicas / shard  # hybrid sharding: the shards are summed over the replicas of the sharding group
+    travel = travel + (1 - plain) * 2 * gather_seconds(groups, t * shard, s.grad_bytes * own / shard, h, c, x)
+    travel = travel + (1 - plain) * gather_seconds(shard, t, 2 * m.vocab * m.hidden * 2, h, c, x)
+    room = c.hidden * s.overlap_grads * slowest
+    exposed = x.maximum(travel - room, 0.05 * travel)
+    updated = own / x.where(a.zero >= 1, shard, 1)
+    optimizer = updated * _OPTIMIZER_BYTES / (h.memory_rate * c.memory) + c.step
+    terms = {
+        "products": count * layers * gemm * (3 + full) + count * head,
+        "attention": count * layers * core * (1 + back_core + full + some * (1 - s.flash)),
+        "element-wise": count * layers * moved * (2 + full + 0.3 * some),
+        "launches": count * layers * (hidden_layer - work),
+        "tensor parallel": count * layers * tp_layer,
+        "context parallel": count * layers * cp_layer,
+        "expert parallel": count * layers * ep_layer,
+        "sharded weights": count * layers * (waits + slowed),
+        "pipeline transfers": count * send,
+        "bubble": fill,
+        "gradients": exposed,
+        "optimizer": optimizer,
+    }
+    total = count * slowest + fill + exposed + optimizer
+    named: Number = 0.0
+    for value in terms.values():
+        named = named + value
+    terms["stage imbalance"] = total - named
+    terms["total"] = total
+    return terms
+
+
+def p2p_rate(a: Layout, h: Machine, c: Constants, x: Any) -> Number:
+    """Return the rate at which one rank sends to the next stage: over links if the pipeline is inside a node."""
+    # One connection, and each stage both sends and receives: half of what a collective reaches.
+    outside = a.tp * a.cp * a.dp * a.pp > h.gpus_per_node
+    return 0.5 * x.where(outside, c.nic * h.nic / h.gpus_per_node, c.link * x.where(h.per_peer > 0, h.per_peer, h.link))
+
+
+def conv_step(m: ConvNet, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x: Any) -> Dict[str, Number]:
+    """Return the seconds of one step of a convolutional network under data parallelism, by term."""
+    count = x.maximum(1, x.ceil(w.batch / (a.dp * a.micro) - 1e-9))
+    products = 3 * a.micro * m.forward_flops / (h.flops * c.product * 0.6)
+    moved = 5 * 2 * a.micro * m.activations / (h.memory_rate * c.memory)
+    floor = m.layers * c.launch
+    busy = products + moved
+    one = (busy**4 + floor**4) ** 0.25
+    travel = 2 * gather_seconds(a.dp, 1, s.grad_bytes * m.parameters, h, c, x)
+    exposed = x.maximum(travel - c.hidden * s.overlap_grads * one, 0.05 * travel)
+    optimizer = m.parameters * _OPTIMIZER_BYTES / (h.memory_rate * c.memory) + c.step
+    total = count * one + exposed + optimizer
+    return {
+        "products": count * products,
+        "element-wise": count * moved,
+        "launches": count * (one - busy),
+        "gradients": exposed,
+        "optimizer": optimizer,
+        "total": total,
+    }

@@ -1,0 +1,78 @@
+"""The machine of a prediction: rates from the data sheets in `drumbeat.hardware`, or what was measured instead."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from drumbeat.hardware import fabrics, known_gpus, peak_of, typical_node
+from drumbeat.light_dataclass import dataclass
+from drumbeat.predict.cost import Machine
+from drumbeat.problem import Problem
+
+_GIB_OF_GB = 1e9 / 2**30
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of one kind, with where each figure comes from."""
+
+    gpu: str
+    gpus_per_node: int
+    domain: int
+    link: float  # GB/s each way
+    per_peer: float
+    nic: float  # GB/s of a node each way
+    hop: float  # microseconds between nodes
+    memory_gib: float
+    watts: float
+    source: str
+
+
+def find_cluster(
+    gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0
+) -> Cluster:
+    """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
+    spelled = gpu.lower().replace("gcd", "").replace("-sxm", "").replace("_", " ")
+    peak = peak_of(spelled)
+    if peak is None:
+        raise Problem(f"unknown GPU {gpu!r}", f"known: {', '.join(sorted(set(known_gpus())))}")
+    node = typical_node(peak.name)
+    known = fabrics()
+    chosen = fabric or node.fabric
+    if chosen not in known:
+        raise Problem(f"unknown fabric {fabric!r}", f"known: {', '.join(known)}")
+    count = gpus_per_node or node.gpus
+    adapters = nics or max(1, node.nics * count // node.gpus if not fabric else node.nics)
+    rate = known[chosen].rate * adapters
+    source = f"data sheets ({peak.source}; {node.source}; {adapters} x {known[chosen].source})"
+    domain = max(count, node.domain if not gpus_per_node else count)
+    memory = memory_gib or peak.memory_gb * (1.0 if peak.memory_gb in (40, 80, 64, 32, 192, 256, 288) else _GIB_OF_GB)
+    return Cluster(
+        peak.name, count, domain, node.link, node.per_peer, rate, known[chosen].hop, memory, peak.watts, source
+    )
+
+
+def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float] = None) -> Machine:
+    """Return the rates that the model of a step computes with. `precision`: that of the matrix products."""
+    peak = peak_of(cluster.gpu)
+    assert peak is not None
+    products = {"bf16-master": "bf16", "fp16-master": "fp16", "mxfp8": "fp8"}.get(precision, precision)
+    if products == "bf16" and "bf16" not in peak.tflops:
+        raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
+    if products not in peak.tflops:
+        raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
+    share = matmul or peak.matmul
+    half = peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0)) if products not in ("fp32", "tf32") else peak.tflops[products]
+    # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
+    less = 0.85 if products == "fp8" else 1.0
+    return Machine(
+        flops=peak.tflops[products] * 1e12 * share * less,
+        core_flops=half * 1e12 * share,
+        memory_rate=peak.bandwidth_tb_s * 1e12,
+        memory=cluster.memory_gib * 2**30,
+        gpus_per_node=cluster.domain,
+        link=cluster.link * 1e9,
+        per_peer=cluster.per_peer * 1e9,
+        nic=cluster.nic * 1e9 * cluster.domain / cluster.gpus_per_node,
+        net_hop=cluster.hop * 1e-6,
+    )
