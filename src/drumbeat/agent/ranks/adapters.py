@@ -28,7 +28,7 @@ def install(local: str, environ: Mapping[str, str]) -> List[EnvVar]:
     os.makedirs(folder, exist_ok=True)
     for name in _FILES:
         with open(os.path.join(folder, name), "wb") as file:
-            file.write(pkgutil.get_data(__name__, name) or b"")
+            file.write(pkgutil.get_data("drumbeat.inrank.adapters", name) or b"")
     path = os.pathsep.join(filter(None, (folder, environ.get("PYTHONPATH"))))
     values = {ADAPTERS: folder, "PYTHONPATH": path}
     return [EnvVar(name, value, WHO[name], "default") for name, value in values.items()]
