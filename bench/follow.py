@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import List, Optional
 
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run

@@ -44,15 +44,15 @@ from drumbeat.agent.wire.messages import (
     Welcome,
     encode,
 )
-from drumbeat.agent.world import network_of
+from drumbeat.agent.wire.world import network_of
+from drumbeat.base.order import Order, dump_order, load_order
+from drumbeat.base.processes import children
+from drumbeat.base.record import to_json
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.facts.gather import gather
-from drumbeat.facts.model import Facts
-from drumbeat.facts.replay import FolderHost
-from drumbeat.finding import ERROR, Finding
-from drumbeat.order import Order, dump_order, load_order
-from drumbeat.processes import children
-from drumbeat.record import to_json
+from drumbeat.findings.model import ERROR, Finding
+from drumbeat.machine.gather import gather
+from drumbeat.machine.model import Facts
+from drumbeat.machine.replay import FolderHost
 from drumbeat.watch.textfile import TextFile
 
 RANKS = 8

@@ -11,9 +11,9 @@ from drumbeat.agent.watchers.affinity import Placement, RankLooks, look_at_ranks
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.gpu_users import GpuUsers
 from drumbeat.agent.watchers.mig import mig_instances
-from drumbeat.facts.model import Cpus, Facts, Gpu
-from drumbeat.finding import CERTAIN
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
+from drumbeat.findings.model import CERTAIN
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.placement import RankSeen
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.agent import causes
-from drumbeat.agent.decide import Requeue, Restart, Stop, decide
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import CANCELLED, FAILED, FINISHED, Outcome
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, Evidence, Finding
+from drumbeat.agent.lead.decide import Requeue, Restart, Stop, decide
+from drumbeat.agent.lead.member import Member
+from drumbeat.agent.lead.outcome import CANCELLED, FAILED, FINISHED, Outcome
+from drumbeat.causes import table
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, Evidence, Finding
 
 
 def failed(code="exception", step=None, member=0, words="x", assignment=(0, 1), exit_code=1, sure=True, **more):
@@ -144,17 +144,17 @@ def test_by_members():
 
 
 def test_every_cause_says_why_and_no_code_has_two():
-    codes = [code for cause in causes.CAUSES for code in cause.codes]
-    assert len(codes) == len(set(codes)) and all(cause.why for cause in causes.CAUSES)
-    assert all(cause.hint for cause in causes.CAUSES if cause.most and not cause.free)
+    codes = [code for cause in table.CAUSES for code in cause.codes]
+    assert len(codes) == len(set(codes)) and all(cause.why for cause in table.CAUSES)
+    assert all(cause.hint for cause in table.CAUSES if cause.most and not cause.free)
 
 
 def test_the_page_names_every_cause():
     page = (Path(__file__).parent.parent.parent / "docs" / "comeback.md").read_text()
-    assert all(f"| {cause.name} |" in page for cause in causes.CAUSES)
+    assert all(f"| {cause.name} |" in page for cause in table.CAUSES)
 
 
-CODES = [*(code for cause in causes.CAUSES for code in cause.codes[:2]), "exception", "hang-stopped"]
+CODES = [*(code for cause in table.CAUSES for code in cause.codes[:2]), "exception", "hang-stopped"]
 ATTEMPTS = st.lists(
     st.tuples(st.sampled_from(CODES), st.integers(0, 5), st.one_of(st.none(), st.integers(0, 30)), st.booleans()),
     min_size=60, max_size=60,
@@ -184,7 +184,7 @@ def test_whatever_happens_it_ends_within_its_budgets(attempts, restarts, spares,
         assert not excluded & set(decision.assignment), "an excluded member got a role"
         assert len(set(decision.assignment)) == len(decision.assignment)
         assert len(decision.assignment) == len(assignment) or (fewest and len(decision.assignment) >= fewest)
-        assert 0 <= decision.wait <= causes.LONGEST_WAIT
+        assert 0 <= decision.wait <= table.LONGEST_WAIT
         replaced = len(decision.assignment) == len(assignment) and decision.assignment != assignment
         free += replaced or history[-1].cause.free
         charged += not (replaced or history[-1].cause.free)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from drumbeat.agent.connections import Connections
+from drumbeat.agent.lead.connections import Connections
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.door import Door, _origin, most_strangers
 from drumbeat.agent.wire.messages import StopAsked, WireError

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from drumbeat.agent import agent as agent_module
-from drumbeat.agent import folder_start, lead_side, member_side
+from drumbeat.agent import lead_side, member_side
 from drumbeat.agent.agent import Agent
+from drumbeat.agent.folder import folder_start
 from drumbeat.agent.loop import Loop
 from drumbeat.agent.member_side import MemberSide
 from drumbeat.agent.ranks.ends import Ends, Exit
@@ -18,11 +19,11 @@ from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import launcher_of
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.wire.messages import Welcome
-from drumbeat.forked import on_storage
+from drumbeat.base.forked import on_storage
+from drumbeat.base.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.plan.argv import Process
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.run_record import RunRecord, read_run_record, write_run_record
-from drumbeat.signals import EXIT_STORAGE, EXIT_TIME_LIMIT
 from drumbeat.watch.textfile import TextFile
 from tests.agent.test_lead import order
 from tests.conftest import wait_for

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drumbeat.agent.looks.proc import read_ranks
 from drumbeat.agent.looks.record import Collective, RankLook
-from drumbeat.agent.rank_progress import RankProgress
+from drumbeat.agent.member.rank_progress import RankProgress
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.hang_finding import Ended, Silence

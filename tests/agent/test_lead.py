@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.connections import Connection, Connections
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Finish, Record, Tell
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import DOUBTFUL, FINISHED, TIME_LIMIT
+from drumbeat.agent.lead.connections import Connection, Connections
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.lead_acts import Finish, Record, Tell
+from drumbeat.agent.lead.member import Member
+from drumbeat.agent.lead.outcome import DOUBTFUL, FINISHED, TIME_LIMIT
+from drumbeat.agent.lead.stop_requests import SIGNAL, StopRequest
 from drumbeat.agent.ranks_meeting import RanksMeeting
-from drumbeat.agent.stop_requests import SIGNAL, StopRequest
 from drumbeat.agent.wire.messages import Done, End, Hello, Prepare, RankEnded, Start, Stop
-from drumbeat.finding import CAUGHT, ERROR, WARNING, Evidence, Finding
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
+from drumbeat.findings.model import CAUGHT, ERROR, WARNING, Evidence, Finding
 from drumbeat.plan.world_seen import Row
-from drumbeat.signals import EXIT_MUSTER, EXIT_PREFLIGHT, EXIT_TIME_LIMIT
 
 
 def order(**changes):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from drumbeat.agent.looks import child
 from drumbeat.agent.loop import Loop
+from drumbeat.agent.member import child
 
 
 def no_room(*_):

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from drumbeat.agent import outbox
+from drumbeat.agent.lead import outbox
 from drumbeat.agent.wire.messages import End, Start, Stop, encode
 
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from drumbeat.agent.lead_acts import Finish, Tell
-from drumbeat.agent.outcome import CANCELLED, REQUEUE, TIME_LIMIT
-from drumbeat.agent.stop_requests import (
+from drumbeat.agent.lead.lead_acts import Finish, Tell
+from drumbeat.agent.lead.outcome import CANCELLED, REQUEUE, TIME_LIMIT
+from drumbeat.agent.lead.stop_requests import (
     BEGIN,
     CANCEL,
     END_NOW,
@@ -20,7 +20,7 @@ from drumbeat.agent.stop_requests import (
     StopRequests,
 )
 from drumbeat.agent.wire.messages import Stop
-from drumbeat.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
+from drumbeat.base.signals import EXIT_REQUEUE, EXIT_TIME_LIMIT
 from tests.agent.test_lead import done, ended, mustered
 
 ONCE = {

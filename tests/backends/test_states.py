@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from drumbeat.agent.outcome import CANCELLED, TIME_LIMIT
-from drumbeat.agent.outcome import REQUEUE as SAVED
-from drumbeat.agent.requeue import after_end
-from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest, StopRequests
+from drumbeat.agent.lead.outcome import CANCELLED, TIME_LIMIT
+from drumbeat.agent.lead.outcome import REQUEUE as SAVED
+from drumbeat.agent.lead.requeue import after_end
+from drumbeat.agent.lead.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest, StopRequests
 from drumbeat.backends.contract import Status, overall, parse_handle
 from drumbeat.backends.slurm import states
 from drumbeat.desk.job_state import End, settled

@@ -7,10 +7,10 @@ import pytest
 from drumbeat import backends
 from drumbeat.backends.contract import Backend, job_handle
 from drumbeat.backends.local import own_handle
+from drumbeat.base.problem import Problem
 from drumbeat.desk.job_state import array_tasks
-from drumbeat.facts.model import Identity
-from drumbeat.problem import Problem
-from tests.facts.test_identity import read
+from drumbeat.machine.model import Identity
+from tests.machine.test_identity import read
 
 
 def test_names():

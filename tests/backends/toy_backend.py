@@ -13,10 +13,10 @@ import sys
 import time
 
 from drumbeat.backends.contract import Backend, Launch, Request, Status, overall, parse_handle
+from drumbeat.base.order import dump_order
+from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
 from drumbeat.desk.job_state import array_tasks
-from drumbeat.order import dump_order
-from drumbeat.problem import Problem
 
 STATES = ("queued", "running", "finished", "failed", "cancelled")
 

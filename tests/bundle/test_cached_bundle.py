@@ -8,10 +8,10 @@ import time
 import pytest
 
 import drumbeat
+from drumbeat.base.problem import Problem
 from drumbeat.bundle import build
 from drumbeat.bundle.build import cached_bundle
 from drumbeat.bundle.kept import remove_old
-from drumbeat.problem import Problem
 
 MINE, OTHER = os.geteuid(), 12345
 

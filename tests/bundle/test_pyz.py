@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drumbeat.base.data import parse_yaml
 from drumbeat.bundle.build import _BROUGHT, _LEFT_OUT, bundle_bytes
-from drumbeat.diagnose.rulebook import check
-from drumbeat.packaged import parse_yaml
+from drumbeat.logs.meaning.rulebook import check
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -72,9 +72,7 @@ def test_its_rules_are_those_of_the_source_without_their_examples(pyz):
     """Pods get them in a config map, which has little room."""
     with zipfile.ZipFile(pyz) as archive:
         names = [
-            name
-            for name in archive.namelist()
-            if name.startswith("drumbeat/diagnose/rules/") and name.endswith(".json")
+            name for name in archive.namelist() if name.startswith("drumbeat/logs/rules/") and name.endswith(".json")
         ]
         made = {name[: -len("json")] + "yaml": check(json.loads(archive.read(name)), "") for name in names}
     assert made

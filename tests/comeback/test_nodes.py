@@ -11,15 +11,15 @@ import pytest
 
 from drumbeat import backends
 from drumbeat.backends.slurm.directives import directives
+from drumbeat.base.order import AvoidedNode, Option
+from drumbeat.base.record import to_plain
 from drumbeat.desk import known_nodes, node_store
-from drumbeat.desk.create import create_run
 from drumbeat.desk.node_history import BAD, FIRST, KEPT_FOR, LOST, MOST_BY_ITSELF, SLOW, learn
 from drumbeat.desk.node_store import Sighting, Store
-from drumbeat.finding import ERROR, WARNING, Finding
-from drumbeat.order import AvoidedNode, Option
-from drumbeat.record import to_plain
+from drumbeat.desk.start.create import create_run
+from drumbeat.findings.model import ERROR, WARNING, Finding
+from drumbeat.jobfile.site import Site
 from drumbeat.runfolder.write import EventLog
-from drumbeat.spec.site import Site
 from tests.runfolder.folders import order
 
 NOW = time.time()

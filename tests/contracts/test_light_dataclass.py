@@ -9,7 +9,7 @@ from typing import ClassVar, Dict, Tuple
 
 import pytest
 
-from drumbeat import light_dataclass
+from drumbeat.base import light_dataclass
 
 SOURCE = Path(light_dataclass.__file__).parent
 STANDARD = re.compile(r"^\s*from dataclasses import .*\bdataclass\b|@dataclasses\.dataclass", re.M)

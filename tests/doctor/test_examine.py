@@ -10,8 +10,8 @@ from drumbeat.doctor.combinations import COMBINATIONS
 from drumbeat.doctor.examine import examine, preflight
 from drumbeat.doctor.network import compare_with_host
 from drumbeat.doctor.packages import package_of
-from drumbeat.facts.model import Facts, Gpu, Library, PciLink
-from drumbeat.finding import SEVERITIES
+from drumbeat.findings.model import SEVERITIES
+from drumbeat.machine.model import Facts, Gpu, Library, PciLink
 from tests.plan.archetype import facts_of, order_of, peers_of
 from tests.plan.damage import damaged
 

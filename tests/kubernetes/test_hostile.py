@@ -13,8 +13,8 @@ from drumbeat.backends.kubernetes.render import documents_of
 from drumbeat.backends.kubernetes.script import pod_script
 from drumbeat.backends.kubernetes.states import read_pods
 from drumbeat.backends.kubernetes.submit import passed_values
-from drumbeat.order import load_order
-from drumbeat.problem import Problem
+from drumbeat.base.order import load_order
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.remote import answer
 from tests.kubernetes.rendering import JOB, KINDS, manifest, order_of
 

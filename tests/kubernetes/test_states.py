@@ -12,7 +12,7 @@ from drumbeat.backends.kubernetes.job import About, SubmittedJob
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.states import judge, of_run, read_job, read_pods, reasons_for_pending
 from drumbeat.backends.kubernetes.submit import check_claims
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from tests.kubernetes.rendering import order_of
 
 HANDLE = "kubernetes://team@bench/run"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from drumbeat.diagnose.lint.autofix import apply_edits
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.rules import rules
+from drumbeat.lint.autofix import apply_edits
+from drumbeat.lint.engine import lint
+from drumbeat.lint.rules import rules
 
 
 @pytest.mark.parametrize(

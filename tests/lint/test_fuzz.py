@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.diagnose.lint.autofix import apply_edits
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.rules import rules
+from drumbeat.lint.autofix import apply_edits
+from drumbeat.lint.engine import lint
+from drumbeat.lint.rules import rules
 
 PIECES = [
     "$(", "${", ")", "}", '"', "'", "`", "\\", "\\\n", "\\ \n", "\n", " ", "|", "||", "&", "&&", ";", "<<EOF\n", "EOF\n",

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from drumbeat.facts.model import Cpus, Facts, Gpu
+from drumbeat.machine.model import Cpus, Facts, Gpu
 from drumbeat.plan import masks
 from drumbeat.plan.binding import Binding, Slot, binding
 from tests.plan.archetype import facts_of, order_of, peers_of, plans_of

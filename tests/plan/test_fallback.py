@@ -2,7 +2,7 @@
 
 import pytest
 
-from drumbeat.plan.launchers.fallback import fallback
+from drumbeat.commands.fallback import fallback
 
 
 @pytest.mark.parametrize(

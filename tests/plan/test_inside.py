@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
+from drumbeat.commands.inside import Script, read_script
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.launchers.inside import Script, read_script
 
 RUN = "torch.distributed.run"
 

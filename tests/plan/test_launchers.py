@@ -5,11 +5,11 @@ from importlib import metadata
 
 import pytest
 
+from drumbeat.base.problem import Problem
+from drumbeat.commands import accelerate, deepspeed, fabric, torchrun
+from drumbeat.commands.find import find_launcher
+from drumbeat.commands.inside import read_script
 from drumbeat.plan.argv import choose_launcher
-from drumbeat.plan.launchers import accelerate, deepspeed, fabric, torchrun
-from drumbeat.plan.launchers.find import find_launcher
-from drumbeat.plan.launchers.inside import read_script
-from drumbeat.problem import Problem
 
 RUN = "torch.distributed.run"
 

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as tree
 
-from drumbeat.facts.model import Cpus, Facts, Gpu, RdmaDevice, RdmaPort
+from drumbeat.machine.model import Cpus, Facts, Gpu, RdmaDevice, RdmaPort
 from drumbeat.plan.binding import binding
 from drumbeat.plan.nics import compute_nics
 from tests.corpus import corpus

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from drumbeat.facts.model import Interface, Peer, Peers
+from drumbeat.machine.model import Interface, Peer, Peers
 from drumbeat.plan.interfaces import choose
 from drumbeat.plan.rendezvous import CANDIDATES, ports, rendezvous
 from tests.plan.archetype import facts_of, order_of, peers_of

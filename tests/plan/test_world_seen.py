@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from drumbeat.agent.census import WorldCount
+from drumbeat.agent.watchers.agent_census import WorldCount
 from drumbeat.agent.watchers.rank_processes import Identity, rows_of
 from drumbeat.plan.world_seen import Planned, Row, copies, judge
 from drumbeat.runfolder.events import FindingMade, VerdictGiven

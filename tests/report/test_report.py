@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from drumbeat.cli import main
-from drumbeat.facts.model import Facts, Gpu
+from drumbeat.machine.model import Facts, Gpu
 from drumbeat.report.gather import figures_of
 from drumbeat.report.scaling import compare
 from drumbeat.report.text import lines_of
@@ -140,7 +140,7 @@ def test_json(tmp_path, capsys):
 
 def test_a_target_in_the_command_is_compared_with_the_accuracy(tmp_path):
     run = finished(tmp_path / "run")
-    from drumbeat.order import dump_order
+    from drumbeat.base.order import dump_order
     from drumbeat.runfolder.write import replace
 
     command = ("python", "t.py", "--target-accuracy", "0.95")

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from drumbeat.report.figures import Figures, Phases, Setting, Speed
 from drumbeat.report.scaling import compare
 from drumbeat.report.tables import csv_text, latex, markdown, page, said, text

@@ -2,7 +2,7 @@
 
 import json
 
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import EventLog, replace, replace_json

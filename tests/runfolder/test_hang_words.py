@@ -3,15 +3,15 @@
 import json
 import time
 
+from drumbeat.base.record import to_plain
 from drumbeat.cli.status import going_on
-from drumbeat.desk.closing import closing_lines, progress_line
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.state import state_of
-from drumbeat.finding import WARNING, Finding
-from drumbeat.record import to_plain
+from drumbeat.findings.model import WARNING, Finding
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import lines_of
+from drumbeat.runfolder.closing import closing_lines, progress_line
 from drumbeat.runfolder.events import AttemptEnded, AttemptStarted, FindingMade, Resumed
 from drumbeat.runfolder.hang import hangs_of
 from drumbeat.runfolder.lead_clock import LeadClock, lead_now

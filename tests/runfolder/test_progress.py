@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.desk.closing import closing_lines, loss_words, progress_line, speed
-from drumbeat.printed.reader import Reader
+from drumbeat.metrics.reader import Reader
 from drumbeat.report.gather import figures_of
 from drumbeat.report.text import rows
+from drumbeat.runfolder.closing import closing_lines, loss_words, progress_line, speed
 from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.progress import Progress, merged
 from drumbeat.runfolder.records import Metric, parse_metric

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from drumbeat.order import Order
-from drumbeat.record import RecordError
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder.follow import Follower
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.records import Metric, parse_metric

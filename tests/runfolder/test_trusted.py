@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from drumbeat.desk.create import create_run
+from drumbeat.desk.start.create import create_run
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.trusted import untrusted
 from drumbeat.runfolder.write import EventLog, replace

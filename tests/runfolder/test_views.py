@@ -8,25 +8,25 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.agent.attempt import Attempt
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.member import Member
-from drumbeat.agent.outcome import FAILED, Outcome
-from drumbeat.agent.rank_end import RankEnd
-from drumbeat.agent.summary import summary_of
+from drumbeat.agent.lead.attempt import Attempt
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.member import Member
+from drumbeat.agent.lead.outcome import FAILED, Outcome
+from drumbeat.agent.lead.rank_end import RankEnd
+from drumbeat.agent.lead.summary import summary_of
 from drumbeat.backends.contract import Status
+from drumbeat.base.hostlist import expand, fold
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import start_time
+from drumbeat.base.ranges import named_ranks, ranges
 from drumbeat.cli.list import table
 from drumbeat.cli.status import as_plain, rank_words
-from drumbeat.desk.closing import closing_lines, end_words, failure_lines
 from drumbeat.desk.lost_lead import summary_without_lead
 from drumbeat.desk.runs import all_runs, find_run, find_running
 from drumbeat.desk.state import State, state_of
-from drumbeat.finding import ERROR, Evidence, Finding
-from drumbeat.hostlist import expand, fold
+from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.plan.world_seen import Planned, Row, copies
-from drumbeat.problem import Problem
-from drumbeat.processes import start_time
-from drumbeat.ranges import named_ranks, ranges
+from drumbeat.runfolder.closing import closing_lines, end_words, failure_lines
 from drumbeat.runfolder.derived import Ranks
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.summary import (

@@ -9,11 +9,11 @@ import pytest
 
 from drumbeat.backends.slurm.directives import check, notes
 from drumbeat.backends.slurm.render import render
-from drumbeat.problem import Problem
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.here import Here
+from drumbeat.jobfile.job import job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.site_files import load_site
 
 GOLDEN = Path(__file__).parent / "golden"
 

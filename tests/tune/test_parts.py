@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumbeat.finding import ERROR, Finding
-from drumbeat.problem import Problem
-from drumbeat.spec.placeholders import fill, places
+from drumbeat.base.problem import Problem
+from drumbeat.findings.model import ERROR, Finding
+from drumbeat.jobfile.placeholders import fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.candidates import layouts, ranked
 from drumbeat.tune.classify import ENDED, INTERRUPTED, SILENCE, STEPS, TIME, Ended, classify

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from drumbeat.record import from_plain, to_plain
-from drumbeat.spec.here import Here
-from drumbeat.spec.job import Job, job_from_text
-from drumbeat.spec.resolve import resolve
-from drumbeat.spec.sites import load_site
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.jobfile.here import Here
+from drumbeat.jobfile.job import Job, job_from_text
+from drumbeat.jobfile.resolve import resolve
+from drumbeat.jobfile.site_files import load_site
 from drumbeat.tune.request import Asked
 from drumbeat.tune.session import settle, sized
 from drumbeat.tune.site_of_trials import place_in_queue

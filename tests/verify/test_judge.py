@@ -2,8 +2,8 @@
 
 import pytest
 
-from drumbeat.hardware.links import gpu_link_rate
-from drumbeat.order import Floor
+from drumbeat.base.order import Floor
+from drumbeat.machine.links import gpu_link_rate
 from drumbeat.verify.ceiling import ceilings
 from drumbeat.verify.judge import judge
 from tests.verify.making import ethernet, gemm, measured, pair, rails, results, slingshot

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from drumbeat.desk.verify_mpi import require_mpi_launcher
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.verify_mpi import require_mpi_launcher
 from drumbeat.verify.mpi import mpi_failed, mpi_lines
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from drumbeat.processes import start_time
+from drumbeat.base.processes import start_time
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace_json
 from tests.conftest import SOURCE

@@ -9,22 +9,22 @@ import time
 from typing import Any, Callable, Dict, Optional
 
 from drumbeat import __version__
-from drumbeat.agent.folder_child import FolderChild
-from drumbeat.agent.folder_start import prepare_folder
+from drumbeat.agent.folder.folder_child import FolderChild
+from drumbeat.agent.folder.folder_start import prepare_folder
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead_findings import stalled_finding
-from drumbeat.agent.monitor import OpenTextFile
-from drumbeat.agent.monitor_process import MonitorProcess
-from drumbeat.agent.node import Node
-from drumbeat.agent.preflight import check_node, read_host_paths
+from drumbeat.agent.lead.lead_findings import stalled_finding
+from drumbeat.agent.member.monitor import OpenTextFile
+from drumbeat.agent.member.monitor_process import MonitorProcess
+from drumbeat.agent.member.node import Node
+from drumbeat.agent.member.preflight import check_node, read_host_paths
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.side import Side
 from drumbeat.agent.wakeup import Wakeup
 from drumbeat.agent.wire.messages import End, Found, Hello, Look, Message, Prepare, Start, Stop, StopAsked
-from drumbeat.agent.world import World, network_of, peers_of
-from drumbeat.facts.model import Facts
-from drumbeat.forked import on_storage
-from drumbeat.order import Order
+from drumbeat.agent.wire.world import World, network_of, peers_of
+from drumbeat.base.forked import on_storage
+from drumbeat.base.order import Order
+from drumbeat.machine.model import Facts
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.summary import gpus_used

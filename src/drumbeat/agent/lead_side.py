@@ -10,34 +10,34 @@ import time
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 from drumbeat.agent.agent import Agent
-from drumbeat.agent.connections import Connections
-from drumbeat.agent.folder_start import Earlier, earlier_starts, summary_at_the_end
-from drumbeat.agent.gathered_files import gather_files
+from drumbeat.agent.folder.folder_start import Earlier, earlier_starts, summary_at_the_end
 from drumbeat.agent.guard import warn
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Act, Finish, Record, Tell
+from drumbeat.agent.lead.connections import Connections
+from drumbeat.agent.lead.gathered_files import gather_files
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.lead_acts import Act, Finish, Record, Tell
+from drumbeat.agent.lead.on_end import run_on_end
+from drumbeat.agent.lead.outbox import Outbox
+from drumbeat.agent.lead.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest
+from drumbeat.agent.lead.summary import what_follows, write_end
 from drumbeat.agent.lead_watch import LeadWatching
 from drumbeat.agent.member_messages import MemberMessages
-from drumbeat.agent.on_end import run_on_end
-from drumbeat.agent.outbox import Outbox
 from drumbeat.agent.ranks_meeting import RanksMeeting
-from drumbeat.agent.stop_requests import CANCEL, NOTICE, SIGNAL, USER, StopRequest
-from drumbeat.agent.summary import what_follows, write_end
 from drumbeat.agent.watchers.build import build_lead_watchers
 from drumbeat.agent.wire.dial import resolve
 from drumbeat.agent.wire.messages import End, Hello, Message, Refuse
-from drumbeat.agent.world import World
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.packages import all_versions
-from drumbeat.finding import Finding
-from drumbeat.forked import in_child, on_storage
-from drumbeat.record import from_plain, to_plain
+from drumbeat.agent.wire.world import World
+from drumbeat.base.forked import in_child, on_storage
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import EXIT_STORAGE
+from drumbeat.findings.model import Finding
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.packages import all_versions
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.stop_file import StopFile
 from drumbeat.runfolder.summary import Summary
 from drumbeat.runfolder.verdict import REQUEUE
 from drumbeat.runfolder.write import EventLog, replace_json
-from drumbeat.signals import EXIT_STORAGE
 
 _LINES = {"TERM": SIGNAL, "INT": USER, "USR2": NOTICE, "CANCEL": CANCEL}  # the first word of a line in the `stop` file
 _LOOK_EVERY = 1.0  # seconds between two looks at what takes longer with every member

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Act, Record, Tell, record_finding
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.lead_acts import Act, Record, Tell, record_finding
 from drumbeat.agent.watchers.contract import AskLook, Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Beat, Look, Looked, RankEnded
 from drumbeat.runfolder.hang import CODE as HANG

@@ -7,17 +7,17 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from drumbeat.agent.guard import guard, warn
-from drumbeat.agent.place import placed
-from drumbeat.facts import identity
-from drumbeat.facts.host import LiveHost
-from drumbeat.order import load_order
-from drumbeat.problem import Problem
-from drumbeat.processes import die_with_parent
-from drumbeat.record import RecordError
-from drumbeat.signals import EXIT_USAGE
+from drumbeat.agent.member.place import placed
+from drumbeat.base.order import load_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import die_with_parent
+from drumbeat.base.record import RecordError
+from drumbeat.base.signals import EXIT_USAGE
+from drumbeat.machine import identity
+from drumbeat.machine.host import LiveHost
 
 if TYPE_CHECKING:  # the guard does with as little as it can
-    from drumbeat.agent.monitor import OpenTextFile
+    from drumbeat.agent.member.monitor import OpenTextFile
 
 
 def run_agent(arguments: List[str], open_textfile: OpenTextFile) -> int:

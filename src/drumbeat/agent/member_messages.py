@@ -6,11 +6,11 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, Type
 
-from drumbeat.agent.folder_child import FolderChild
-from drumbeat.agent.lead import Lead
-from drumbeat.agent.lead_acts import Act, Record, record_finding
+from drumbeat.agent.folder.folder_child import FolderChild
+from drumbeat.agent.lead.lead import Lead
+from drumbeat.agent.lead.lead_acts import Act, Record, record_finding
+from drumbeat.agent.lead.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.lead_watch import LeadWatching
-from drumbeat.agent.stop_requests import LAUNCHER, NOW, SIGNAL, StopRequest
 from drumbeat.agent.wire.files import take
 from drumbeat.agent.wire.messages import (
     Beat,
@@ -26,7 +26,7 @@ from drumbeat.agent.wire.messages import (
     StopAsked,
     WireError,
 )
-from drumbeat.record import to_plain
+from drumbeat.base.record import to_plain
 from drumbeat.runfolder.layout import RunFolder
 
 

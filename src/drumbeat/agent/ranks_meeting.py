@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Tuple
 
-from drumbeat.agent.lead import Lead
+from drumbeat.agent.lead.lead import Lead
 from drumbeat.agent.wire.ports import free_port, is_held
-from drumbeat.agent.world import World, peers_of
-from drumbeat.facts.model import Facts
+from drumbeat.agent.wire.world import World, peers_of
+from drumbeat.machine.model import Facts
 from drumbeat.plan.rendezvous import rendezvous
 
 

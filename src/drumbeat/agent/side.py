@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from drumbeat.agent.wire.messages import Message
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
 
 
 class Side(Protocol):

@@ -6,8 +6,8 @@ import signal
 import socket
 from typing import List
 
-from drumbeat.process_signals import let_stops_in
-from drumbeat.signals import STOPS
+from drumbeat.base.process_signals import let_stops_in
+from drumbeat.base.signals import STOPS
 
 
 class Wakeup:

@@ -7,14 +7,14 @@ import os
 from typing import Any, Mapping, Optional, Tuple, Union
 
 from drumbeat import backends
-from drumbeat.desk.preview import prepare
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.preview import prepare
+from drumbeat.jobfile.hostfile import with_hostfile
+from drumbeat.jobfile.job import Job, job_from_file, job_from_text
+from drumbeat.jobfile.preset_files import with_preset
 from drumbeat.plan.node_plan import NodePlan, plan_node
-from drumbeat.problem import Problem
-from drumbeat.spec.hostfile import with_hostfile
-from drumbeat.spec.job import Job, job_from_file, job_from_text
-from drumbeat.spec.presets import with_preset
 
 JobLike = Union[str, "os.PathLike[str]", Mapping[str, Any], Job]
 

@@ -9,14 +9,14 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 from drumbeat.api import functions
 from drumbeat.api.jobs import JobLike, as_job, job_file
-from drumbeat.desk import submit as desk
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.desk.cancel import cancel as cancel_run
 from drumbeat.desk.runs import find_run, open_run
+from drumbeat.desk.start import submit as desk
 from drumbeat.desk.state import State, state_of
 from drumbeat.desk.status import status as run_status
 from drumbeat.desk.waiting import Patience, wait_for_end
-from drumbeat.order import Order
-from drumbeat.problem import Problem
 from drumbeat.runfolder.follow import LINES, Follower
 from drumbeat.runfolder.records import Line
 from drumbeat.runfolder.run import Run

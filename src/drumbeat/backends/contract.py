@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from drumbeat.facts.model import Identity
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.machine.model import Identity
 from drumbeat.runfolder.read import Files
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, UNKNOWN = (

@@ -11,9 +11,9 @@ import tempfile
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import RUNNING, UNKNOWN, Backend, Status, parse_handle
-from drumbeat.order import Order, dump_order
-from drumbeat.problem import Problem
-from drumbeat.processes import launcher_descriptors, start_time
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import launcher_descriptors, start_time
 from drumbeat.runfolder.layout import RunFolder
 
 

@@ -15,15 +15,15 @@ import zipfile
 from typing import Any, Dict, Mapping, Optional
 
 import drumbeat
+from drumbeat.base.data import parse_yaml
+from drumbeat.base.home import home_folder
+from drumbeat.base.private_folder import make_private, unsafe
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 from drumbeat.bundle.kept import hold, remove_old
-from drumbeat.home import home_folder
-from drumbeat.packaged import parse_yaml
-from drumbeat.private_folder import make_private, unsafe
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
 
 # Rooms that stay at the desk: they need torch, numpy or a terminal library.
-_LEFT_OUT = ("integrations", "train", "watch")
+_LEFT_OUT = ("metrics/integrations", "train", "watch")
 # Files of those rooms that need nothing of the kind: what a layout is, tune must know on a compute node too; and the plain
 # table of `watch` works on a login node where nothing is installed.
 _BROUGHT = (
@@ -96,8 +96,7 @@ def _files() -> Dict[str, str]:
     found = {}
     for base, folders, names in os.walk(_ROOT):
         place = os.path.relpath(base, _ROOT)
-        if place == ".":
-            folders[:] = [folder for folder in folders if folder not in _LEFT_OUT]
+        folders[:] = [name for name in folders if os.path.normpath(os.path.join(place, name)) not in _LEFT_OUT]
         for name in names:
             if name.endswith((".py", ".yaml", ".sh")):
                 found[os.path.normpath(os.path.join("drumbeat", place, name))] = os.path.join(base, name)
@@ -125,7 +124,7 @@ def _twins(sources: Dict[str, bytes]) -> Dict[str, bytes]:
 def _used(name: str, data: bytes) -> Any:
     """The examples of a rule are there for readers and tests, and take a third of its room."""
     parsed = parse_yaml(data)
-    if not name.startswith("drumbeat/diagnose/rules/"):
+    if not name.startswith("drumbeat/logs/rules/"):
         return parsed
     return [{key: value for key, value in rule.items() if key not in ("examples", "near")} for rule in parsed]
 

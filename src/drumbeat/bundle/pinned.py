@@ -15,8 +15,8 @@ import shlex
 import shutil
 from typing import Iterator, List, Sequence, Tuple
 
-from drumbeat.order import Order, dump_order
-from drumbeat.signals import EXIT_PREFLIGHT, EXIT_STORAGE
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.signals import EXIT_PREFLIGHT, EXIT_STORAGE
 
 LOADER = f"""
 import hashlib, json, os, shutil, stat, sys, tempfile

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import List, Optional
 
+from drumbeat.base.signals import EXIT_STORAGE
 from drumbeat.cli.streams import OutputError, open_streams
-from drumbeat.signals import EXIT_STORAGE
 
 # A command stands here when it works.
 COMMANDS = {
@@ -91,7 +91,7 @@ def _main(argv: List[str]) -> int:
         print(f"drumbeat {__version__}")
         return 0
     if name not in COMMANDS:
-        from drumbeat.printable import printable
+        from drumbeat.base.printable import printable
 
         print(f"drumbeat: no command '{printable(name)}'{_nearest(name)}; drumbeat --help lists them", file=sys.stderr)
         return 2
@@ -128,8 +128,8 @@ def parser_for(name: str):  # type: ignore[no-untyped-def]
 
 
 def _call(name: str, rest: List[str]) -> int:
-    from drumbeat.problem import Problem
-    from drumbeat.process_signals import heed_interrupts
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.process_signals import heed_interrupts
 
     heed_interrupts()
     parser, module = parser_for(name)

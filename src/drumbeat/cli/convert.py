@@ -17,11 +17,11 @@ def run(args: Any) -> int:
     import json
     import sys
 
+    from drumbeat.base.problem import Problem
     from drumbeat.cli.lint import read_script
     from drumbeat.convert.convert import convert
     from drumbeat.convert.text import job_file
-    from drumbeat.problem import Problem
-    from drumbeat.spec.job import job_from_text
+    from drumbeat.jobfile.job import job_from_text
 
     draft = convert(read_script(args.script))
     text = job_file(draft, "standard input" if args.script == "-" else args.script)

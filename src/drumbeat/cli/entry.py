@@ -17,16 +17,16 @@ def main(arguments: List[str]) -> int:
 
         return run_agent(arguments[1:], _open_textfile)
     if arguments[:1] == ["_node"]:
-        from drumbeat.process_signals import heed_interrupts
+        from drumbeat.base.process_signals import heed_interrupts
 
         heed_interrupts()
         from drumbeat.bundle.pinned import removed_after
-        from drumbeat.desk.scheduled_node import run_node
+        from drumbeat.desk.start.scheduled_node import run_node
 
         with removed_after(arguments[2:]):
             return run_node(arguments[1])
     if arguments[:1] == ["_host"]:
-        from drumbeat.desk.hosted_node import run_host
+        from drumbeat.desk.start.hosted_node import run_host
 
         return run_host()
     if arguments[:1] == ["_files"]:
@@ -36,11 +36,11 @@ def main(arguments: List[str]) -> int:
 
         return serve(arguments[1], sys.stdin.buffer, sys.stdout.buffer)
     if arguments[:1] == ["_code"]:
-        from drumbeat.desk.code_sync import receive
+        from drumbeat.desk.start.code_sync import receive
 
         return receive(arguments[1], arguments[2], arguments[3:])
     if arguments[:1] == ["_shim"]:
-        from drumbeat.agent.ranks.rank_shim import run_shim
+        from drumbeat.agent.ranks.shim import run_shim
 
         return run_shim(arguments[1:])
     if arguments[:1] == ["_stand_in"]:

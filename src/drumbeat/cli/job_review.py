@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import Any, List, Optional, Sequence, Tuple
 
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 
 LOOKED_AT = "the keys and values of a job file; drumbeat plan shows what becomes of them"
 _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
@@ -14,11 +14,11 @@ _KEY = regex(r"^([A-Za-z][\w-]*)[ \t]*:(?=\s|$)", re.MULTILINE)
 
 def review_job_file(text: str, name: str) -> Any:
     """A Review as of a script; None where the text is no job file."""
-    from drumbeat.diagnose.lint.engine import Review
-    from drumbeat.problem import Problem
-    from drumbeat.spec.check import mistakes
-    from drumbeat.spec.job import Job
-    from drumbeat.spec.yamlfile import load_text, shown_path
+    from drumbeat.base.problem import Problem
+    from drumbeat.jobfile.check import mistakes
+    from drumbeat.jobfile.job import Job
+    from drumbeat.jobfile.yamlfile import load_text, shown_path
+    from drumbeat.lint.engine import Review
 
     file = shown_path(name)
     try:
@@ -43,15 +43,15 @@ def top_keys(text: str) -> List[str]:
 
 def is_job_file(keys: List[str]) -> bool:
     """At least half of the keys are a job's, or nearly; `name` alone says nothing."""
-    from drumbeat.spec.fields import keys_of
-    from drumbeat.spec.job import Job
+    from drumbeat.jobfile.fields import keys_of
+    from drumbeat.jobfile.job import Job
 
     return _share(keys, list(keys_of(Job))) >= 0.5 and not is_site_profile(keys)
 
 
 def is_site_profile(keys: List[str]) -> bool:
-    from drumbeat.spec.fields import keys_of, required_keys
-    from drumbeat.spec.site import Site
+    from drumbeat.jobfile.fields import keys_of, required_keys
+    from drumbeat.jobfile.site import Site
 
     return set(required_keys(Site)) <= set(keys) and _share(keys, list(keys_of(Site))) >= 0.5
 
@@ -62,8 +62,8 @@ def _share(keys: List[str], known: List[str]) -> float:
 
 
 def _finding(problem: Any, file: str, name: str, lines: Sequence[str]) -> Any:
-    from drumbeat.diagnose.lint.engine import MAX_SHOWN
-    from drumbeat.finding import ERROR, Evidence, Finding
+    from drumbeat.findings.model import ERROR, Evidence, Finding
+    from drumbeat.lint.engine import MAX_SHOWN
 
     line, words = _place(problem.what, file)
     shown = lines[line - 1].strip()[:MAX_SHOWN] if line and line <= len(lines) else ""

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any, Dict, List, Sequence
 
+from drumbeat.base.printable import printable
 from drumbeat.cli.options import add_json
-from drumbeat.printable import printable
 
 MAX_BYTES = 1_000_000
 
@@ -28,9 +28,9 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Any) -> int:
-    from drumbeat.diagnose.lint.script import foreign_directives
-    from drumbeat.finding import ERROR, WARNING, worst
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
+    from drumbeat.commands.script import foreign_directives
+    from drumbeat.findings.model import ERROR, WARNING, worst
 
     if args.fix and "-" in args.files:
         raise Problem("--fix needs a file to write to; '-' has none", "save what you pasted and lint that")
@@ -58,7 +58,7 @@ def run(args: Any) -> int:
 
 def _review(text: str, name: str) -> Any:
     from drumbeat.cli.job_review import review_job_file
-    from drumbeat.diagnose.lint.engine import Review, lint
+    from drumbeat.lint.engine import Review, lint
 
     data = name.endswith((".yaml", ".yml", ".json"))
     review = Review(text, False, (), (), "") if data else lint(text, name)
@@ -67,7 +67,7 @@ def _review(text: str, name: str) -> Any:
 
 def _unread(name: str, text: str) -> str:
     from drumbeat.cli.job_review import is_site_profile, top_keys
-    from drumbeat.diagnose.lint.document import SCRIPTS
+    from drumbeat.lint.document import SCRIPTS
 
     shown = _shown(name)
     if not text.strip():
@@ -89,7 +89,7 @@ def _shown(name: str) -> str:
 
 
 def read_script(name: str) -> str:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     try:
         if name == "-":
@@ -117,9 +117,9 @@ def read_script(name: str) -> str:
 
 def _fix(name: str, review: Any) -> Sequence[str]:
     """The difference that was written; empty when there was nothing to fix."""
-    from drumbeat.diagnose.lint.autofix import apply_edits, difference
-    from drumbeat.problem import Problem
-    from drumbeat.secret import redact
+    from drumbeat.base.problem import Problem
+    from drumbeat.base.secret import redact
+    from drumbeat.lint.autofix import apply_edits, difference
 
     with open(name, "rb") as file:
         original = file.read()
@@ -177,13 +177,13 @@ def _print(name: str, review: Any) -> None:
 
 
 def _sources() -> Dict[str, str]:
-    from drumbeat.diagnose.lint.rules import rules
+    from drumbeat.lint.rules import rules
 
     return {rule.id: rule.source for rule in rules()}
 
 
 def _print_json(reviews: Dict[str, Any], fixed: Dict[str, Sequence[str]]) -> None:
-    from drumbeat.record import to_json, to_plain
+    from drumbeat.base.record import to_json, to_plain
 
     source = _sources()
     files: List[Dict[str, Any]] = []

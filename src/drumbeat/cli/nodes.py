@@ -26,8 +26,8 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import os
 
+    from drumbeat.base.problem import Problem
     from drumbeat.desk import known_nodes
-    from drumbeat.problem import Problem
 
     action = args.words[0] if args.words and args.words[0] in ("exclude", "forget") else ""
     hosts = known_nodes.host_names(args.words[1:] if action else args.words)

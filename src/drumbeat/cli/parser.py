@@ -7,7 +7,7 @@ import difflib
 import sys
 from typing import Any, List, NoReturn, Optional, Sequence
 
-from drumbeat.printable import printable
+from drumbeat.base.printable import printable
 
 
 class Parser(argparse.ArgumentParser):

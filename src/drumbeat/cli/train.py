@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, List
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 
 RECIPES = {
     "llama": "Llama 3 shapes (byte-tiny, 1b, 3b, 8b, 70b) on text or tokens",

@@ -15,7 +15,7 @@ _HELP = {
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     parser.add_argument("what", choices=tuple(_HELP), help="; ".join(f"{name}: {text}" for name, text in _HELP.items()))
     add_job_flags(parser, leave_out=_NOT_OURS)
@@ -60,7 +60,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> int:
     import os
 
-    from drumbeat.spec.flags import load_job
+    from drumbeat.jobfile.flags import load_job
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.site_of_trials import place_here
 
@@ -77,7 +77,7 @@ def _submit(args: Any, job: Any, asked: Any) -> int:
     import sys
 
     from drumbeat import backends
-    from drumbeat.desk.submit import queued_order
+    from drumbeat.desk.start.submit import queued_order
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.site_of_trials import place_in_queue
     from drumbeat.tune.submit import make_request, submit
@@ -107,7 +107,7 @@ def run_submitted(request: str) -> int:
     import os
     import sys
 
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
     from drumbeat.tune.session import settle, sized
     from drumbeat.tune.site_of_trials import place_here
     from drumbeat.tune.submit import read_request
@@ -153,8 +153,8 @@ def tune(tuning: Any, as_json: bool, dry: bool) -> int:
 
 
 def _asked(args: Any) -> Any:
-    from drumbeat.problem import Problem
-    from drumbeat.spec.placeholders import NAMES
+    from drumbeat.base.problem import Problem
+    from drumbeat.jobfile.placeholders import NAMES
     from drumbeat.tune.candidates import HOOKS
     from drumbeat.tune.request import Asked
 
@@ -173,7 +173,7 @@ def _asked(args: Any) -> Any:
 
 
 def _parameters(text: Optional[str]) -> Optional[float]:
-    from drumbeat.problem import Problem
+    from drumbeat.base.problem import Problem
 
     if text is None:
         return None

@@ -10,7 +10,7 @@ _NOT_OURS = ("command", "launcher", "restarts", "name")
 
 
 def add_arguments(parser: Any) -> None:
-    from drumbeat.spec.flags import add_job_flags
+    from drumbeat.jobfile.flags import add_job_flags
 
     parser.add_argument("--quick", action="store_true", help="half a minute: fewer sizes, shorter measurements")
     add_json(parser)
@@ -35,8 +35,8 @@ def run(args: Any) -> int:
     import dataclasses
     import json
 
-    from drumbeat.desk.verify import as_plain, judged, run_verify, verify_job, write_verdict
-    from drumbeat.spec.flags import load_job
+    from drumbeat.desk.start.verify import as_plain, judged, run_verify, verify_job, write_verdict
+    from drumbeat.jobfile.flags import load_job
 
     if args.mpi:
         return _mpi(args)
@@ -65,9 +65,9 @@ def _mpi(args: Any) -> int:
     import json
     import os
 
-    from drumbeat.desk.verify import run_verify
-    from drumbeat.desk.verify_mpi import mpi_job, mpi_results, require_mpi_launcher
-    from drumbeat.spec.flags import load_job
+    from drumbeat.desk.start.verify import run_verify
+    from drumbeat.desk.start.verify_mpi import mpi_job, mpi_results, require_mpi_launcher
+    from drumbeat.jobfile.flags import load_job
     from drumbeat.verify.mpi import NOT_MEASURED, mpi_failed, mpi_lines
 
     require_mpi_launcher(os.environ)

@@ -6,11 +6,11 @@ import hashlib
 import os
 from typing import Optional
 
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.facts import elf
-from drumbeat.facts.host import LiveHost
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.machine import elf
+from drumbeat.machine.host import LiveHost
 
 # The two digits that a SIF file's header names its architecture by.
 _SIF_ARCH = {b"01": "i386", b"02": "x86_64", b"03": "arm", b"04": "aarch64", b"05": "ppc64", b"06": "ppc64le"}

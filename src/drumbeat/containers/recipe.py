@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Optional
 
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 
 # What building and checking RDMA libraries takes on Ubuntu; kernel headers are the host's matter, not an image's.
 _PACKAGES = (

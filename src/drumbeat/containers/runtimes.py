@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from typing import Callable, Dict, List, Optional, Tuple
 
-from drumbeat.facts.container import OCI
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Container
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Container
+from drumbeat.machine.container import OCI
 
 # What belongs to the host and would break an image.
 _STAYS = "PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHOME|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|_|BASH_*|XDG_*|MODULE*|LMOD*"

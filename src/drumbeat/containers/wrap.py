@@ -13,8 +13,8 @@ from __future__ import annotations
 import shlex
 from typing import Dict, List
 
+from drumbeat.base.order import HostPath, Order
 from drumbeat.containers.runtimes import RUNTIMES
-from drumbeat.order import HostPath, Order
 
 HOST_PATHS = "host-paths.tsv"  # in a node's folder: name, path, where it leads to, sha256 of a file
 _INSIDE = "/opt/host"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Optional, Set
 
+from drumbeat.base.regex import regex
+from drumbeat.base.secret import is_secret
+from drumbeat.commands.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.convert.directives import read_directives, tasks_per_node
 from drumbeat.convert.draft import Draft
 from drumbeat.convert.findings import ask_about_findings
 from drumbeat.convert.launch import OURS, STARTERS, WORKED_OUT, Launch, peel, starts_training
 from drumbeat.convert.literal import BLANK, for_shell, in_job_file, literal
-from drumbeat.diagnose.lint.script import Assignment, Command, Script, foreign_directives, read
 from drumbeat.plan.known_variables import DEBUGGING
-from drumbeat.regex import regex
-from drumbeat.secret import is_secret
 
 _IN_THE_JOB = regex(r"\$\{?(SLURM|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|NODE_RANK|PMI|OMPI|HOSTNAME)\w*")
 _BASH_ONLY = regex(r"\$\{\w*[^\w}]|\$[@*#?0-9]|\$\(|`|\$\{[0-9@*]")  # no job file can expand that

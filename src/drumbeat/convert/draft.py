@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.convert.literal import plain
-from drumbeat.finding import shown
-from drumbeat.light_dataclass import dataclass
+from drumbeat.findings.model import shown
 
 
 class LeftOut(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Set
 
+from drumbeat.base.secret import redact
+from drumbeat.commands.script import Script
 from drumbeat.convert.draft import Draft
-from drumbeat.diagnose.lint.engine import lint
-from drumbeat.diagnose.lint.rules import rules
-from drumbeat.diagnose.lint.script import Script
-from drumbeat.finding import Finding
-from drumbeat.secret import redact
+from drumbeat.findings.model import Finding
+from drumbeat.lint.engine import lint
+from drumbeat.lint.rules import rules
 
 
 def ask_about_findings(draft: Draft, script: Script) -> None:

@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import Any, Iterator, Tuple
 
-from drumbeat.diagnose.lint.tokens import Word
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.commands.tokens import Word
 
 BLANK = "\x01"  # a blank inside $(...), where no word ends
 _MARKS = {"$": "\x02", "`": "\x03", "\\": "\x04"}

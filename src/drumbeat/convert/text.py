@@ -7,8 +7,8 @@ from typing import Any, List
 
 import yaml
 
+from drumbeat.base.printable import printable
 from drumbeat.convert.draft import Draft
-from drumbeat.printable import printable
 
 _ORDER = (
     "name", "nodes", "ranks-per-node", "gpus", "command", "setup", "modules", "container", "container-runtime", "binds", "env",

@@ -9,9 +9,9 @@ import time
 from dataclasses import replace
 
 from drumbeat.backends.contract import ALIVE, FAILED, FINISHED, QUEUED, RUNNING, Backend
+from drumbeat.base.problem import Problem
 from drumbeat.desk.leftovers import agents
 from drumbeat.desk.status import array_numbers, desk_pid, forget_answers, scheduler_of, status
-from drumbeat.problem import Problem
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import keep_last_word, write_run_record
 

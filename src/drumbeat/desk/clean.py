@@ -8,10 +8,10 @@ import stat
 from typing import List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE
-from drumbeat.desk.create import index_folder
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.desk.runs import all_runs
+from drumbeat.desk.start.create import index_folder
 from drumbeat.desk.status import status
-from drumbeat.light_dataclass import dataclass
 from drumbeat.runfolder.run import Run
 
 

@@ -9,15 +9,15 @@ import sys
 import time
 from typing import Dict, Iterable, List, Optional, Sequence
 
-from drumbeat.agent.causes import HARDWARE
-from drumbeat.desk.closing import closing_lines, count, duration, folded, near, progress_line
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
+from drumbeat.causes.table import HARDWARE
 from drumbeat.desk.node_findings import NodeFindings
 from drumbeat.desk.node_verdicts import NodeVerdicts
 from drumbeat.desk.rank_output import put, write, write_lines
-from drumbeat.order import Order
 from drumbeat.plan.argv import replaced_flags
-from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.closing import closing_lines, count, duration, folded, near, progress_line
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.follow import EVENTS, LINES, METRICS, Follower, Record
 from drumbeat.runfolder.hang import CODE as HANG

@@ -11,20 +11,20 @@ import sys
 import time
 from typing import Any, Container, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from drumbeat import clock
-from drumbeat.agent.on_end import run_on_end
+from drumbeat.agent.lead.on_end import run_on_end
 from drumbeat.backends.local import is_agent, start_agents
+from drumbeat.base import clock
+from drumbeat.base.order import Order
+from drumbeat.base.process_signals import stops_held_back
+from drumbeat.base.processes import become_subreaper, children, sweep
+from drumbeat.base.record import RecordError
+from drumbeat.base.signals import STOPS
 from drumbeat.desk.console import Console
 from drumbeat.desk.lost_lead import summary_without_lead
-from drumbeat.order import Order
-from drumbeat.process_signals import stops_held_back
-from drumbeat.processes import become_subreaper, children, sweep
-from drumbeat.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.stop_file import ask_to_stop
 from drumbeat.runfolder.summary import Summary, write_summary
-from drumbeat.signals import STOPS
 
 _GUARD_SWEEP = 15.0  # seconds that a guard may be silent while it ends what its agent left
 _AGENT_ENDS = 20.0  # seconds that an agent whose guard was killed has to end by itself

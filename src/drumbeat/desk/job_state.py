@@ -11,7 +11,7 @@ import re
 from typing import List, Optional
 
 from drumbeat.backends.contract import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.summary import Summary
 
 _ENDS = {

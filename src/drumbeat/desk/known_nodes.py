@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from drumbeat import backends
+from drumbeat.base.hostlist import HostlistError, expand
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import AvoidedNode, Order
+from drumbeat.base.printable import printable
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import to_plain
+from drumbeat.base.regex import regex
 from drumbeat.desk.node_history import KINDS, learn
 from drumbeat.desk.node_store import Exclusion, Sighting, Store, change_store
-from drumbeat.hostlist import HostlistError, expand
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import AvoidedNode, Order
-from drumbeat.printable import printable
-from drumbeat.problem import Problem
-from drumbeat.record import to_plain
-from drumbeat.regex import regex
-from drumbeat.spec.duration import parse_duration
-from drumbeat.spec.site import Site
+from drumbeat.jobfile.duration import parse_duration
+from drumbeat.jobfile.site import Site
 
 _HOST = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _MOST_HOSTS = 500
@@ -94,10 +94,10 @@ class Changed:
 
 def site_here(named: Optional[str], environ: Mapping[str, str]) -> Site:
     """The site whose nodes are meant."""
-    from drumbeat.desk.make_order import site_of
-    from drumbeat.desk.place import find_place
-    from drumbeat.facts.host import LiveHost
-    from drumbeat.spec.job import Job
+    from drumbeat.desk.start.make_order import site_of
+    from drumbeat.desk.start.place import find_place
+    from drumbeat.jobfile.job import Job
+    from drumbeat.machine.host import LiveHost
 
     return site_of(Job(site=named), find_place(LiveHost()), environ)
 

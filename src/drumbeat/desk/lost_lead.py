@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 
-from drumbeat.finding import ERROR, Evidence, Finding
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.base.signals import EXIT_STORAGE
+from drumbeat.findings.model import ERROR, Evidence, Finding
 from drumbeat.runfolder.derived import replaced_nodes
 from drumbeat.runfolder.hang import hang_of, hangs_of
 from drumbeat.runfolder.ledger import ledger
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.summary import AttemptEnd, Summary, gpus_of_run, gpus_used, group, summarize
 from drumbeat.runfolder.world import ranks_seen, world_of
-from drumbeat.signals import EXIT_STORAGE
 
 
 def summary_without_lead(run: Run, order: Order, code: int, now: float, hung: str = "") -> Summary:

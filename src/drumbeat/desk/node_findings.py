@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Tuple
 
-from drumbeat.finding import Finding
-from drumbeat.hostlist import fold
-from drumbeat.ranges import ranges
+from drumbeat.base.hostlist import fold
+from drumbeat.base.ranges import ranges
+from drumbeat.findings.model import Finding
 
 
 class NodeFindings:

@@ -11,12 +11,12 @@ import time
 from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.causes import HARDWARE, PROGRAM, cause_of
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
+from drumbeat.causes.table import HARDWARE, PROGRAM, cause_of
 from drumbeat.desk.node_store import Exclusion, NotKept, Sighting, Store, change_store, read_store
 from drumbeat.desk.runs import all_runs
-from drumbeat.finding import Finding
-from drumbeat.order import Order
-from drumbeat.record import RecordError
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.run import Run

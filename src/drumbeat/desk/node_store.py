@@ -13,11 +13,11 @@ import time
 from dataclasses import field, replace
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
-from drumbeat.home import users_folder
-from drumbeat.light_dataclass import dataclass
-from drumbeat.private_folder import make_private, unsafe
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError, check_schema, from_plain, to_json
+from drumbeat.base.home import users_folder
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.private_folder import make_private, unsafe
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError, check_schema, from_plain, to_json
 from drumbeat.runfolder.write import replace as replace_file
 
 SCHEMA = "1.0"

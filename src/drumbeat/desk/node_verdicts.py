@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from drumbeat.ranges import ranges
+from drumbeat.base.ranges import ranges
 
 _MOST = 4  # lines
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence
 
+from drumbeat.base.record import RecordError, from_plain
 from drumbeat.plan.placement import Row
 from drumbeat.plan.placement_verdict import text_table
-from drumbeat.record import RecordError, from_plain
 from drumbeat.runfolder.events import VerdictGiven
 from drumbeat.runfolder.run import Run
 

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Dict, Iterable, List, Optional, TextIO, Tuple
 
-from drumbeat.ranges import ranges
-from drumbeat.regex import regex
+from drumbeat.base.ranges import ranges
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.records import Line
 
 _OWN_PREFIX = regex(r"\[rank\d+\]: ?")  # torch's, before each line of a traceback

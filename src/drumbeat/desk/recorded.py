@@ -6,15 +6,15 @@ import os
 from dataclasses import replace
 from typing import Dict, FrozenSet, Iterable, Optional, Tuple, Union
 
-from drumbeat.desk.closing import near, not_finite_words
-from drumbeat.diagnose.failure import EARLIER
-from drumbeat.diagnose.losses import CODE as NAN_LOSS
-from drumbeat.diagnose.losses import OTHER_VALUE as NAN_VALUE
-from drumbeat.diagnose.recorded import Recorded
-from drumbeat.finding import ENDED_BY_US, ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.ranges import named_ranks, numbers
-from drumbeat.record import RecordError
+from drumbeat.base.ranges import named_ranks, numbers
+from drumbeat.base.record import RecordError
+from drumbeat.findings.model import ENDED_BY_US, ERROR, INFO, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.logs.failure import EARLIER
+from drumbeat.logs.read.losses import CODE as NAN_LOSS
+from drumbeat.logs.read.losses import OTHER_VALUE as NAN_VALUE
+from drumbeat.logs.recorded import Recorded
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.closing import near, not_finite_words
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import hang_of
 from drumbeat.runfolder.progress import Progress

@@ -7,10 +7,10 @@ from typing import Callable, List, Mapping, Optional, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import parse_handle
-from drumbeat.desk.create import index_folder
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.desk.start.create import index_folder
 from drumbeat.runfolder.run import Run
 
 
@@ -127,7 +127,7 @@ def job_of(run: Run) -> str:
 
 
 def _ids(runs: List[Run]) -> str:
-    from drumbeat.printable import printable
+    from drumbeat.base.printable import printable
 
     more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
     return ", ".join(printable(run.run_id) for run in runs[:5]) + more

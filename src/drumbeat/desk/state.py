@@ -6,12 +6,12 @@ import time
 from typing import Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, RUNNING, Status
-from drumbeat.desk.gpu_use import GpuUse, gpu_use
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.desk.status import read_summary, status
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks, replaced_nodes, spares_left
+from drumbeat.runfolder.gpu_use import GpuUse, gpu_use
 from drumbeat.runfolder.hang import Hang, hang_of
 from drumbeat.runfolder.lead_clock import lead_now
 from drumbeat.runfolder.muster import Muster, muster_of
@@ -103,7 +103,7 @@ def cause_in_output(run: Run) -> Optional[Finding]:
     lines = run.output_lines()
     if not lines:
         return None
-    from drumbeat.diagnose.reader import Reader  # here: its tables take a while to load, and few runs need them
+    from drumbeat.logs.reader import Reader  # here: its tables take a while to load, and few runs need them
 
     reader = Reader()
     name = run.output()[-1]

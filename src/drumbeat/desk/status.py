@@ -9,11 +9,11 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import CANCELLED, FAILED, RUNNING, UNKNOWN, Backend, Status, overall
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import start_time
+from drumbeat.base.record import RecordError
 from drumbeat.desk.job_state import End, array_tasks, end_of, may_come_back, settled
 from drumbeat.desk.leftovers import agents, leftovers
-from drumbeat.problem import Problem
-from drumbeat.processes import start_time
-from drumbeat.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.run_record import RunRecord, read_run_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, NamedTuple
 
 from drumbeat.doctor.case import Case, bad, seen
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
 from drumbeat.plan.scene import matches
 
 

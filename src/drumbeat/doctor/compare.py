@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 from drumbeat.doctor.case import bad, seen
-from drumbeat.facts.model import Facts, Peer, Peers
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.nics import active_ports, compute_nics
 

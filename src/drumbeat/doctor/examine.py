@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, List, Optional
 
+from drumbeat.base.order import Order
 from drumbeat.doctor import combinations, gpus, host, network
 from drumbeat.doctor.case import alone, bad, make_case, seen
 from drumbeat.doctor.looked import looked_at
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import INFO, OK, SEVERITIES, UNKNOWN, Finding
-from drumbeat.order import Order
+from drumbeat.findings.model import INFO, OK, SEVERITIES, UNKNOWN, Finding
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.node_plan import plan_node
 
 

@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from drumbeat import packaged
+from drumbeat.base import data
+from drumbeat.base.regex import regex
 from drumbeat.doctor.case import bad, ok, seen
 from drumbeat.doctor.examine import worst_first
 from drumbeat.doctor.mpi_builds import mpi_findings
-from drumbeat.facts.framework_answers import FrameworkAnswers
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
-from drumbeat.regex import regex
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.framework_answers import FrameworkAnswers
 
 _COLOUR = regex(r"\x1b\[[0-9;]*m")
 _OPERATOR = regex(r"^(\w+) \.*\s*\[(YES|NO)\] \.*\s*\[(OKAY|NO|FAIL)\]", re.MULTILINE)
@@ -30,7 +30,7 @@ def examine_framework(answers: FrameworkAnswers) -> List[Finding]:
 
 def recipe(name: str, answers: FrameworkAnswers) -> str:
     """How to get it, for the GPUs of this node."""
-    kinds: Mapping[str, str] = packaged.load("drumbeat.doctor", "recipes")[name]
+    kinds: Mapping[str, str] = data.load("drumbeat.doctor", "recipes")[name]
     vendor = answers.gpus[0] if answers.gpus else ""
     return kinds.get(vendor) or kinds.get("any") or " | ".join(kinds.values())
 

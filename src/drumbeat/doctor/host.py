@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from drumbeat.doctor.case import GIB, Case, bad, gib, ok, seen
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
 from drumbeat.plan.versions import fits
 
 # Limits below which collectives or data loaders fail, and above which nobody has trouble.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import List
 
 from drumbeat.doctor.case import Case, gib
-from drumbeat.facts.model import Facts
-from drumbeat.finding import OK, Finding
+from drumbeat.findings.model import OK, Finding
+from drumbeat.machine.model import Facts
 
 
 def looked_at(case: Case) -> Finding:

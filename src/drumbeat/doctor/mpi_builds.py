@@ -6,8 +6,8 @@ import re
 from typing import Iterator, List, Optional
 
 from drumbeat.doctor.case import bad, ok
-from drumbeat.facts.framework_answers import FrameworkAnswers
-from drumbeat.finding import ERROR, INFO, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, WARNING, Finding
+from drumbeat.machine.framework_answers import FrameworkAnswers
 
 _KINDS = (("Open MPI", ("open mpi", "open-mpi", "openrte")), ("MPICH", ("mpich", "hydra", "mvapich", "intel(r) mpi")))
 

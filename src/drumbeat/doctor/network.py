@@ -7,8 +7,8 @@ from typing import Iterator, List, Optional
 
 from drumbeat.doctor.case import Case, bad, ok, seen
 from drumbeat.doctor.packages import package_of
-from drumbeat.facts.model import Library
-from drumbeat.finding import ERROR, INFO, UNKNOWN, WARNING, Finding
+from drumbeat.findings.model import ERROR, INFO, UNKNOWN, WARNING, Finding
+from drumbeat.machine.model import Library
 from drumbeat.plan.interfaces import candidates
 from drumbeat.plan.nics import DOWN, OTHER_LAYER, SLOWER, active_ports, own_addresses, shared_bridges, usable_gids
 from drumbeat.plan.scene import NET_PLUGINS

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Peers
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order, Wrap
-from drumbeat.plan.launchers.find import Found, find_launcher
-from drumbeat.plan.launchers.inside import Script
-from drumbeat.plan.launchers.others import refusal, starts_its_own_ranks
-from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, driven, launcher_argv, launcher_python, torchrun_flags
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order, Wrap
+from drumbeat.base.problem import Problem
+from drumbeat.commands.find import Found, find_launcher
+from drumbeat.commands.inside import Script
+from drumbeat.commands.others import refusal, starts_its_own_ranks
+from drumbeat.machine.model import Peers
+from drumbeat.plan.owned import WITH_DRIVER, Tools, driven, launcher_argv, launcher_python, torchrun_flags
 from drumbeat.plan.ranks import ADAPTERS, IDENTITY
-from drumbeat.problem import Problem
 
 SETUP_FAILED = "drumbeat: setup failed"  # the rank's own words, on standard error
 STAND_INS = "DRUMBEAT_LAUNCHERS"  # the folder of the stand-ins for launchers that a script starts itself

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan import masks
 from drumbeat.plan.cores import Core, place, usable_cores
 from drumbeat.plan.gpus import Chosen, choose, own_variable

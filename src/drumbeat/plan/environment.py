@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import SOURCES, EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import SOURCES, EnvVar, Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.binding import Binding, binding
 from drumbeat.plan.exported import alt_read_is_idle
 from drumbeat.plan.interfaces import choose, slingshot_interfaces

@@ -7,10 +7,10 @@ import ipaddress
 import re
 from typing import Callable, List, Optional, Sequence, Set, Tuple, Union
 
-from drumbeat.facts.model import Facts, Interface, Peers
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.machine.model import Facts, Interface, Peers
 from drumbeat.plan.nics import natural
-from drumbeat.regex import regex
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts, Gid, Gpu, RdmaDevice, RdmaPort
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.machine.model import Facts, Gid, Gpu, RdmaDevice, RdmaPort
 
 MOST_HCAS = 32  # NCCL looks at no more
 # Words by which the reasons for leaving a device out can be told apart.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Container, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding, Slot
 from drumbeat.plan.masks import ranges
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts
-from drumbeat.finding import Evidence, Finding, Verdict
+from drumbeat.findings.model import Evidence, Finding, Verdict
+from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import mask, ranges
 from drumbeat.plan.placement import NO_GPU, RIGHT, SHARED, UNKNOWN, WRONG, Row

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Tuple
 
-from drumbeat.finding import Evidence, Finding
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
+from drumbeat.base.ranges import named_ranks
+from drumbeat.findings.model import Evidence, Finding
 from drumbeat.plan.binding import Binding
-from drumbeat.ranges import named_ranks
 
 _SHOWN = 8
 # Each process has its own value: what a launcher of MPI tells its tasks about themselves.

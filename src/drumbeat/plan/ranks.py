@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence
 
-from drumbeat.facts.model import Peers
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.machine.model import Peers
 
 # Set for every process after everything else, so nobody else can. Their values are known when the run starts.
 WHY = {

@@ -6,10 +6,10 @@ import hashlib
 import re
 from typing import List, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Peers
-from drumbeat.finding import Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts, Peers
 from drumbeat.plan.interfaces import address_of, choose, holds, slingshot_interfaces
 from drumbeat.plan.scene import scene
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Mapping, Optional, Tuple
 
-from drumbeat.facts.model import Facts, Library, Peers
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.machine.model import Facts, Library, Peers
 from drumbeat.plan.nics import ComputeNics, compute_nics
 from drumbeat.plan.versions import fits
 

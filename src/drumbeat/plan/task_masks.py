@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Mapping, Sequence, Tuple
 
-from drumbeat.facts.model import Facts
-from drumbeat.finding import Evidence, Finding
-from drumbeat.order import Order
+from drumbeat.base.order import Order
+from drumbeat.findings.model import Evidence, Finding
+from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding, right_binding
 from drumbeat.plan.masks import mask, ranges
 from drumbeat.plan.placement import WRONG, RankSeen, rows

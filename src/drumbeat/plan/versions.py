@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 
 _LEADING = regex(r"\D{0,8}(\d{1,9}(?:\.\d{1,9}){0,3})")
 _CONDITION = regex(r"(<|<=|>|>=)(\d[\d.]*)( or unknown)?")

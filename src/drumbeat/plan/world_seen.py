@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.ranges import ranges
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import ranges
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, WARNING, Evidence, Finding, Verdict
 
 AS_PLANNED, SEVERAL, REPEATED, OTHER_SIZE = "as planned", "separate worlds", "repeated ranks", "another size"
 

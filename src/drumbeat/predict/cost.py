@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.predict import shapes
 from drumbeat.predict.shapes import ConvNet, Model, Number
 
@@ -132,7 +132,10 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     gemm: Number = 0.0
     for number, rows, inner, columns in shapes.layer_products(m, tokens, t, expert_tokens):
         many = x.where(number == 0, 0, number)
-        one = 2 * rows * inner * columns / rate + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
+        one = (
+            2 * rows * inner * columns / rate
+            + c.bytes * 2 * (rows * inner + inner * columns + rows * columns) / h.memory_rate
+        )
         gemm = gemm + x.where(rows == tokens, many, many / x.maximum(m.experts, 1) * experts_here) * one
     keys = x.where(s.flash > 0, shapes.visible_keys(m, w.seq), w.seq)
     aligned = x.where(m.head_dim % 8 == 0, 1.0, 0.3)
@@ -188,7 +191,8 @@ def step(m: Model, w: Work, a: Layout, s: Software, h: Machine, c: Constants, x:
     plain = 1 - x.where(a.zero >= 2, 1.0, 0.0)
     own = layers * held + m.vocab * m.hidden / t * (1 + (p > 1) * 0.0)
     travel = plain * (
-        gather_seconds(replicas, t, s.grad_bytes * own, h, c, x) + gather_seconds(replicas, t, x.where(a.zero == 1, 2, s.grad_bytes) * own, h, c, x)
+        gather_seconds(replicas, t, s.grad_bytes * own, h, c, x)
+        + gather_seconds(replicas, t, x.where(a.zero == 1, 2, s.grad_bytes) * own, h, c, x)
     )
     groups = replicas / shard  # hybrid sharding: the shards are summed over the replicas of the sharding group
     travel = travel + (1 - plain) * 2 * gather_seconds(groups, t * shard, s.grad_bytes * own / shard, h, c, x)

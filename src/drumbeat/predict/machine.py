@@ -1,13 +1,13 @@
-"""The machine of a prediction: rates from the data sheets in `drumbeat.hardware`, or what was measured instead."""
+"""The machine of a prediction: rates from the data sheets in `drumbeat.machine.peaks`, or what was measured instead."""
 
 from __future__ import annotations
 
 from typing import Optional
 
-from drumbeat.hardware import fabrics, known_gpus, peak_of, typical_node
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.machine.peaks import fabrics, known_gpus, peak_of, typical_node
 from drumbeat.predict.cost import Machine
-from drumbeat.problem import Problem
 
 _GIB_OF_GB = 1e9 / 2**30
 
@@ -28,9 +28,7 @@ class Cluster:
     source: str
 
 
-def find_cluster(
-    gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0
-) -> Cluster:
+def find_cluster(gpu: str, gpus_per_node: int = 0, fabric: str = "", nics: int = 0, memory_gib: float = 0.0) -> Cluster:
     """Return the cluster that a GPU's name usually stands for, with what the caller knows better."""
     spelled = gpu.lower().replace("gcd", "").replace("-sxm", "").replace("_", " ")
     peak = peak_of(spelled)
@@ -62,7 +60,11 @@ def machine_of(cluster: Cluster, precision: str = "bf16", matmul: Optional[float
     if products not in peak.tflops:
         raise Problem(f"{cluster.gpu} has no {precision}", f"it computes in {', '.join(peak.tflops)}")
     share = matmul or peak.matmul
-    half = peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0)) if products not in ("fp32", "tf32") else peak.tflops[products]
+    half = (
+        peak.tflops.get("bf16", peak.tflops.get("fp16", 0.0))
+        if products not in ("fp32", "tf32")
+        else peak.tflops[products]
+    )
     # 8-bit products also quantise what they multiply: they gain less than the data sheet says.
     less = 0.85 if products == "fp8" else 1.0
     return Machine(

@@ -6,8 +6,8 @@ import statistics
 from dataclasses import field
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.facts.telemetry import GpuSample
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.machine.vendors.telemetry import GpuSample
 from drumbeat.report.figures import Traffic
 from drumbeat.runfolder.records import Sample
 

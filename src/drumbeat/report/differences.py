@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 from drumbeat.report.figures import Figures
 
 # Words of a command that change with the size of a job, and say nothing else.

@@ -6,17 +6,17 @@ import math
 import statistics
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import count, duration, lasted_words, not_finite_words
+from drumbeat.base.order import Order
+from drumbeat.base.record import RecordError
 from drumbeat.desk.state import state_of
-from drumbeat.finding import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
-from drumbeat.hardware import peak_of
-from drumbeat.order import Order
-from drumbeat.record import RecordError
+from drumbeat.findings.model import INFO, OK, UNKNOWN, WARNING, Finding, Verdict
+from drumbeat.machine.peaks import peak_of
 from drumbeat.report.devices import Devices
 from drumbeat.report.figures import Figures, GpuUse, Note, Phases, Slowest, Speed, Utilisation
 from drumbeat.report.intervals import Reports, error_of_mean, quantile, thinned
 from drumbeat.report.setting import gpus_of, setting_of, target_of
 from drumbeat.runfolder import events as kinds
+from drumbeat.runfolder.closing import count, duration, lasted_words, not_finite_words
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import Hang, hangs_of, seconds_of
 from drumbeat.runfolder.lead_clock import lead_now

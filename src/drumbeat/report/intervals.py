@@ -7,7 +7,7 @@ import statistics
 from dataclasses import field
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.pace import RankPace
 from drumbeat.runfolder.records import Metric
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import field
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 from drumbeat.report.differences import Difference, differences
 from drumbeat.report.figures import NOT_RECORDED, Figures, Phases
 

@@ -8,11 +8,11 @@ import textwrap
 from html import escape
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.desk.closing import count, duration
 from drumbeat.report.chart import line_chart
 from drumbeat.report.figures import NOT_RECORDED
 from drumbeat.report.page import document
 from drumbeat.report.scaling import FINISHED, NOT, STRONG, WEAK, Comparison, Row
+from drumbeat.runfolder.closing import count, duration
 
 FORMATS = ("markdown", "csv", "latex")
 _WORDS = {True: "yes", False: "no", None: "not known"}

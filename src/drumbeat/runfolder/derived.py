@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.layout import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Dict, List, Tuple, Type
 
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.events import COMMON, TYPES, Event
 
 _FIELD = regex(r"^    (\w+): ([^=#]+?)\s*(?:=[^#]*)?(?:#\s*(.*))?$")

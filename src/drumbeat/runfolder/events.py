@@ -10,9 +10,9 @@ import dataclasses
 import math
 from typing import Any, Dict, Mapping, Optional, Tuple, Type
 
-from drumbeat.finding import Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError, from_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, from_plain
+from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.progress import Progress
 
 

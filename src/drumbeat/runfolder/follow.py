@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import field
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Union
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.events import Event, parse_event
 from drumbeat.runfolder.layout import NodeFolder, RunFolder
 from drumbeat.runfolder.logs import Log, list_logs

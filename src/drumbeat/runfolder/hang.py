@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterable, List, Optional
 
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.progress import Progress

@@ -42,7 +42,7 @@ from __future__ import annotations
 import os
 from typing import Dict
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 SCHEMA = "1.0"
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Dict, Iterable, List, Mapping, Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.hang import CODE

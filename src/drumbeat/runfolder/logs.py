@@ -6,8 +6,8 @@ import os
 import re
 from typing import List, Optional
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.records import Line

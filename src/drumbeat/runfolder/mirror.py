@@ -15,7 +15,7 @@ import stat
 import time
 from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.read import Chunk, Files, read_json
 from drumbeat.runfolder.remote import RUN_AS_CODE, grows

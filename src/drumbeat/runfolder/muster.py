@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Iterable, Optional, Set
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.ranges import ranges
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import ranges
 from drumbeat.runfolder import events as kinds
 
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import field
 from typing import Any, Dict, Iterable, Optional, Set, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError, from_plain, to_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.records import Metric, is_count
 
 STAGE = "stage"  # a metric's kind: a script has started another launcher

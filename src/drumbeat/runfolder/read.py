@@ -11,7 +11,7 @@ import stat
 from dataclasses import field
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.write import append
 
 _WHOLE = 64 << 20  # bytes: more than any file that is read in one piece may have

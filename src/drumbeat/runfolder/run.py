@@ -10,10 +10,10 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from drumbeat.finding import Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order, load_order
-from drumbeat.record import RecordError, from_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order, load_order
+from drumbeat.base.record import RecordError, from_plain
+from drumbeat.findings.model import Verdict
 from drumbeat.runfolder import derived
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.derived import Ranks
@@ -29,7 +29,7 @@ from drumbeat.runfolder.stop_file import stop_line
 from drumbeat.runfolder.summary import AttemptEnd, Summary, parse_summary
 
 if TYPE_CHECKING:
-    from drumbeat.facts.model import Facts
+    from drumbeat.machine.model import Facts
 
 _LAST_EVENTS = 16 << 10  # bytes of the lead's events that hold how the run ended
 _LAST_SAMPLES = 64 << 10  # bytes of a node's telemetry that hold its last sample
@@ -89,7 +89,7 @@ class Run:
         return tuple(member for member in found if member)
 
     def facts(self, node: int) -> Optional[Facts]:
-        from drumbeat.facts.model import Facts
+        from drumbeat.machine.model import Facts
 
         facts: Optional[Facts] = _parsed(Facts, read_json(_AT.node(node).facts, self.files))
         return facts

@@ -7,8 +7,8 @@ import math
 import os
 from typing import Optional
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.record import RecordError, check_schema, from_plain, to_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, check_schema, from_plain, to_plain
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.read import Files, read_json
 from drumbeat.runfolder.write import replace_json

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import List, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.runfolder.write import append
 
 # TERM: the scheduler asks; INT: the user interrupts, and a second time ends the run now; USR2: the scheduler will end the

@@ -11,13 +11,13 @@ import math
 from dataclasses import field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts
-from drumbeat.finding import Finding
-from drumbeat.hostlist import fold
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.ranges import ranges
-from drumbeat.record import RecordError, check_schema, from_plain
+from drumbeat.base.hostlist import fold
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.ranges import ranges
+from drumbeat.base.record import RecordError, check_schema, from_plain
+from drumbeat.findings.model import Finding
+from drumbeat.machine.model import Facts
 from drumbeat.runfolder.hang import Hang, seconds_of
 from drumbeat.runfolder.layout import SCHEMA, RunFolder
 from drumbeat.runfolder.ledger import QUEUE, training_share

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import List, Sequence
 
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.write import replace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, Optional
 
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.events import Event
 

@@ -10,8 +10,8 @@ import stat
 import time
 from typing import Any, BinaryIO, Callable, Dict, Mapping, Optional
 
-from drumbeat import clock
-from drumbeat.record import to_plain
+from drumbeat.base import clock
+from drumbeat.base.record import to_plain
 from drumbeat.runfolder.events import KINDS
 
 

@@ -10,8 +10,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, List
 
-from drumbeat.problem import Problem
-from drumbeat.signals import EXIT_REQUEUE
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from drumbeat.train.data.loaders import Batches as Batches

@@ -9,7 +9,7 @@ import time
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from drumbeat.signals import EXIT_REQUEUE
+from drumbeat.base.signals import EXIT_REQUEUE
 from drumbeat.train.checkpoint.checkpoints import Checkpoints, Saved
 from drumbeat.train.checkpoint.digest import Digest, digest
 from drumbeat.train.checkpoint.state import TrainingState

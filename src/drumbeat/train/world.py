@@ -10,7 +10,7 @@ from typing import Any, List, Tuple
 import torch
 import torch.distributed as dist
 
-from drumbeat import stacks
+from drumbeat.inrank import stacks
 from drumbeat.train import kept_groups
 from drumbeat.train.kernel_cache import keep_kernels
 from drumbeat.train.refusal import Refusal

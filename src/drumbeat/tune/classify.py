@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Optional, Tuple
 
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import Finding
 from drumbeat.tune.observe import Observed
 from drumbeat.tune.point import FAILED, HANG, NAN, OK, OOM, REFUSED, STOPPED
 

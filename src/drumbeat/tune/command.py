@@ -9,10 +9,10 @@ import os.path
 from dataclasses import field, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.spec.expand import literal
-from drumbeat.spec.placeholders import DEGREES, fill, places
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.jobfile.expand import literal
+from drumbeat.jobfile.placeholders import DEGREES, fill, places
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.train.refusal import Refusal
 from drumbeat.tune.point import Point

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 AROUND = 30  # seconds to start and to end a trial's ranks, beside --seconds
 

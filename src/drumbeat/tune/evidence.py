@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from drumbeat.diagnose.reader import Reader
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
+from drumbeat.logs.reader import Reader
 from drumbeat.runfolder import events as kinds
 from drumbeat.runfolder.logs import Log
 from drumbeat.runfolder.run import Run

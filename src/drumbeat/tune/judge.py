@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.tune.point import OK, OOM, Result
 
 _LEAST = 0.02  # of a speed: trials are short, and nobody changes a job for less

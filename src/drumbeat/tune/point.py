@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED = "ok", "oom", "nan", "hang", "failed", "refused", "stopped"
 OUTCOMES = (OK, OOM, NAN, HANG, FAILED, REFUSED, STOPPED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import List, Optional, Sequence, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.tune.point import OK, OOM
 
 

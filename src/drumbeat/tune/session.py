@@ -9,15 +9,15 @@ import time
 from dataclasses import field
 from typing import Any, Dict, List, Optional
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.processes import become_subreaper
-from drumbeat.record import to_plain
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.processes import become_subreaper
+from drumbeat.base.record import to_plain
+from drumbeat.jobfile.expand import literal
+from drumbeat.jobfile.job import Job
+from drumbeat.jobfile.placeholders import NAMES, fill
 from drumbeat.runfolder.run import Run
 from drumbeat.runfolder.write import replace_json
-from drumbeat.spec.expand import literal
-from drumbeat.spec.job import Job
-from drumbeat.spec.placeholders import NAMES, fill
 from drumbeat.tune.classify import classify
 from drumbeat.tune.command import Tunable, tunable
 from drumbeat.tune.cost import Cost

@@ -6,16 +6,16 @@ import dataclasses
 import time
 from typing import Mapping, Optional
 
-from drumbeat.desk.join import check_inside
-from drumbeat.desk.make_order import make_order, site_of
-from drumbeat.desk.place import ALLOCATION, HERE, INSIDE, check_not_login, find_place
-from drumbeat.facts import gpus as gpu_facts
-from drumbeat.facts import identity as identities
-from drumbeat.facts.host import LiveHost
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.spec.job import Job
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.desk.start.join import check_inside
+from drumbeat.desk.start.make_order import make_order, site_of
+from drumbeat.desk.start.place import ALLOCATION, HERE, INSIDE, check_not_login, find_place
+from drumbeat.jobfile.job import Job
+from drumbeat.machine import identity as identities
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.vendors import gpus as gpu_facts
 
 
 @dataclass(frozen=True)

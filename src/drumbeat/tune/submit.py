@@ -10,13 +10,13 @@ from typing import Any, Mapping, Tuple
 
 from drumbeat import backends
 from drumbeat.backends.contract import Request
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError, from_plain, to_plain
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError, from_plain, to_plain
+from drumbeat.jobfile.job import Job
 from drumbeat.runfolder.read import read_json
 from drumbeat.runfolder.write import replace
-from drumbeat.spec.job import Job
 from drumbeat.tune.request import Asked
 from drumbeat.tune.session import Tuning, make_folder
 from drumbeat.tune.trial import GRACE

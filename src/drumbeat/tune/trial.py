@@ -15,16 +15,16 @@ import time
 from dataclasses import field
 from typing import Callable, List, Optional, Tuple
 
-from drumbeat.desk.run import run_job
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.process_signals import plain_signals
-from drumbeat.processes import die_with_parent, fork, sweep
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.process_signals import plain_signals
+from drumbeat.base.processes import die_with_parent, fork, sweep
+from drumbeat.base.signals import STOP_REQUESTS
+from drumbeat.desk.start.run import run_job
+from drumbeat.jobfile.job import Job
 from drumbeat.runfolder.follow import LINES, METRICS, Follower, Record
 from drumbeat.runfolder.records import Line, Metric
 from drumbeat.runfolder.run import Run
-from drumbeat.signals import STOP_REQUESTS
-from drumbeat.spec.job import Job
 from drumbeat.tune import evidence
 from drumbeat.tune.classify import ENDED, INTERRUPTED, NO_MEMORY, NOT_FINITE, SILENCE, STEPS, TIME, Ended, out_of_memory
 from drumbeat.tune.observe import Observed

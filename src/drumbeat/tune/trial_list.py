@@ -6,9 +6,9 @@ from bisect import bisect_right
 from dataclasses import field
 from typing import List, Optional, Sequence, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.train.parallel.layout import Layout
 from drumbeat.tune.candidates import ranked, too_large
 from drumbeat.tune.command import Tunable, layout_text, read_layout

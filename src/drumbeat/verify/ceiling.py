@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.facts.model import Facts, Interface, Peer, Peers
-from drumbeat.hardware.links import gpu_link_rate
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import COLLECTIVES
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import COLLECTIVES
+from drumbeat.machine.links import gpu_link_rate
+from drumbeat.machine.model import Facts, Interface, Peer, Peers
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from drumbeat.facts.model import Peers
-from drumbeat.finding import ERROR, WARNING, Evidence, Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Floor
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Floor
+from drumbeat.findings.model import ERROR, WARNING, Evidence, Finding, Verdict
+from drumbeat.machine.model import Peers
 from drumbeat.verify.ceiling import Ceiling, ceilings
 from drumbeat.verify.pairs import judge_pairs
 

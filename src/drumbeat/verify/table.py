@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from drumbeat.finding import ERROR, OK, worst
+from drumbeat.findings.model import ERROR, OK, worst
 from drumbeat.verify.judge import Judgement
 
 _MARKS = {OK: "ok", "info": "ok"}

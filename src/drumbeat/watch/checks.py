@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping
 
-from drumbeat.finding import UNKNOWN, Verdict
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import UNKNOWN, Verdict
 
 
 @dataclass(frozen=True)

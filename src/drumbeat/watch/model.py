@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterable, List, Optional, Tuple
 
-from drumbeat.record import RecordError
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder.events import Event
 from drumbeat.runfolder.pace import Slowest, slowest_rank
 from drumbeat.runfolder.progress import Progress, merged

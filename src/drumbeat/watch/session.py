@@ -6,12 +6,12 @@ import time
 from typing import Iterable, List, Optional, Tuple
 
 from drumbeat.backends.contract import ALIVE, FAILED, UNKNOWN, Status
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
 from drumbeat.desk.state import cause_in_output
 from drumbeat.desk.status import array_numbers, read_summary, status
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
+from drumbeat.findings.model import Finding
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower, Record
 from drumbeat.runfolder.layout import RunFolder

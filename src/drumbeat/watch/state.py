@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Optional, Tuple
 
-from drumbeat.finding import Finding, Verdict
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.findings.model import Finding, Verdict
 from drumbeat.runfolder.pace import SKEW
 from drumbeat.runfolder.progress import Progress
 from drumbeat.runfolder.summary import Summary

@@ -6,8 +6,8 @@ import time
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.backends.contract import QUEUED
-from drumbeat.desk.closing import count, duration, end_words, folded, quiet_words, speed
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
+from drumbeat.runfolder.closing import count, duration, end_words, folded, quiet_words, speed
 from drumbeat.watch.head import Head
 from drumbeat.watch.model import RunView
 from drumbeat.watch.node_view import NodeView, memory_percent

@@ -11,7 +11,7 @@ import time
 from typing import Optional
 
 from drumbeat.backends.contract import RUNNING
-from drumbeat.record import RecordError
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder.events import AttemptStarted
 from drumbeat.runfolder.follow import EVENTS, METRICS, TELEMETRY, Follower
 from drumbeat.runfolder.run import Run

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from drumbeat.watch import page_data
 from drumbeat.watch.guard import Guard, own_names
 from drumbeat.watch.openmetrics import exposition

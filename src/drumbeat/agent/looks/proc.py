@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat import stacks
 from drumbeat.agent.looks import ras
 from drumbeat.agent.looks.find import RankProcesses, environ, find_ranks
 from drumbeat.agent.looks.ras import RasNote
@@ -20,12 +19,13 @@ from drumbeat.agent.looks.record import Collective, RankLook
 from drumbeat.agent.ranks.last_words import LATER, raised_at, read_stream
 from drumbeat.agent.ranks.stop_targets import Process, read_processes
 from drumbeat.agent.watchers.counters import read_counters
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Gpu
-from drumbeat.facts.nvml import open_nvml
-from drumbeat.facts.sample import Sampler
-from drumbeat.printable import printable
-from drumbeat.processes import open_files
+from drumbeat.base.printable import printable
+from drumbeat.base.processes import open_files
+from drumbeat.inrank import stacks
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Gpu
+from drumbeat.machine.sample import Sampler
+from drumbeat.machine.vendors.nvml import open_nvml
 
 _APART = 2.0  # seconds between the first and the last reading
 _ASKS = 10  # times that a rank is asked for its stack, over that time

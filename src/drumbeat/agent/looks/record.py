@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import os
 import pkgutil
 from typing import List, Mapping
 
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
 from drumbeat.plan.ranks import ADAPTERS, WHO
 
 OFF = "off"

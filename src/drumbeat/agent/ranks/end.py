@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional, Sequence
 
-from drumbeat import clock
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base import clock
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
 
 
 @dataclass(frozen=True)

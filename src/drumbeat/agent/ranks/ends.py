@@ -6,16 +6,16 @@ import json
 from dataclasses import replace
 from typing import Callable, List, Optional, Tuple
 
-from drumbeat import clock
 from drumbeat.agent.ranks.end import End, plain_end
 from drumbeat.agent.ranks.explain import Explainer
 from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.stage_findings import STAGE_FAILED
-from drumbeat.finding import INFO, STOPPED, Finding
-from drumbeat.forked import Forked
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base import clock
+from drumbeat.base.forked import Forked
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.findings.model import INFO, STOPPED, Finding
 from drumbeat.plan.argv import Process
-from drumbeat.record import from_plain, to_plain
 
 READ_WITHIN = 10.0  # seconds
 _BY_A_SIGNAL = ("terminated", "killed")  # codes of ends of which the signal is all that is known

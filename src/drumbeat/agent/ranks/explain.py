@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from drumbeat.agent.rank_end import CONSEQUENCES
+from drumbeat.agent.lead.rank_end import CONSEQUENCES
 from drumbeat.agent.ranks.end import End
 from drumbeat.agent.ranks.last_words import (
     Stream,
@@ -22,12 +22,12 @@ from drumbeat.agent.ranks.launchers import Direct
 from drumbeat.agent.ranks.log_tail import tail
 from drumbeat.agent.ranks.start import NO_WORKDIR
 from drumbeat.agent.watchers.oom import oom_kills
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Identity
-from drumbeat.finding import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding, shown
-from drumbeat.order import Order
-from drumbeat.printed.reader import read_line
-from drumbeat.regex import regex
+from drumbeat.base.order import Order
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import CAUGHT, CERTAIN, ERROR, LIKELY, WARNING, Evidence, Finding, shown
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Identity
+from drumbeat.metrics.reader import read_line
 from drumbeat.runfolder.layout import NodeFolder
 
 _STREAM = regex(r"std(err|out) of (?:process|rank) \d+:(?:.*\D)?(\d+)$")  # as diagnose names lines that it was given
@@ -54,9 +54,9 @@ class Explainer:
         self._oom_kills = oom_kills(LiveHost())  # before the ranks start
 
     def explain(self, end: End, by_us: bool) -> Finding:
-        from drumbeat.diagnose.exits import explain_exit  # here and below: the agent of a healthy run starts without it
-        from drumbeat.diagnose.place_advice import for_place
-        from drumbeat.diagnose.without_gpu import quoted as without_gpu
+        from drumbeat.logs.exits import explain_exit  # here and below: the agent of a healthy run starts without it
+        from drumbeat.logs.place_advice import for_place
+        from drumbeat.logs.without_gpu import quoted as without_gpu
 
         log, out = (self._written(end, stream) for stream in ("err", "out"))
         lines, printed = tail(log), tail(out)
@@ -91,7 +91,7 @@ class Explainer:
 
     def unread(self, end: End, by_us: bool, seconds: float) -> Finding:
         """By the exit status alone, where the logs could not be read."""
-        from drumbeat.diagnose.exits import explain_exit
+        from drumbeat.logs.exits import explain_exit
 
         found = explain_exit(end.exit_code, end.signal, (), self.order.command, by_us and end.signal == signal.SIGKILL)
         if found.severity != ERROR:
@@ -138,7 +138,7 @@ class Explainer:
         seen = (f"the last lines of {file}",)
         quoted = replace(finding, severity=WARNING, confidence=LIKELY, evidence=evidence, seen=seen)
         if self.no_gpu:
-            from drumbeat.diagnose.without_gpu import quoted as without_gpu
+            from drumbeat.logs.without_gpu import quoted as without_gpu
 
             quoted = without_gpu(quoted)
         return quoted

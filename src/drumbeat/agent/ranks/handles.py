@@ -8,8 +8,8 @@ from typing import Callable, Dict, Iterator, List, Optional
 
 from drumbeat.agent.ranks.stop_targets import Stopping
 from drumbeat.agent.ranks.tasks import Tasks
-from drumbeat.forked import in_child
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.forked import in_child
+from drumbeat.base.light_dataclass import dataclass
 from drumbeat.plan.argv import Process
 
 _SIGNAL_WITHIN = 5.0  # seconds to look through /proc; a process that hangs in the kernel can block who reads about it

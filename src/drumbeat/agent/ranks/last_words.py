@@ -6,11 +6,11 @@ import os
 from typing import List, Optional, Sequence, Tuple
 
 from drumbeat.agent.ranks.log_tail import tail
-from drumbeat.finding import PEER_LOST, WARNING, Evidence, Finding, shown
-from drumbeat.light_dataclass import dataclass
-from drumbeat.printable import printable
-from drumbeat.printed.reader import read_line
-from drumbeat.regex import regex
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.printable import printable
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import PEER_LOST, WARNING, Evidence, Finding, shown
+from drumbeat.metrics.reader import read_line
 
 _TABLE = 40  # lines that may follow a failure that ended the work: torchrun's table, and what the script says last
 _LAST = 8  # lines among which an error line counts as the last words
@@ -57,8 +57,8 @@ def may_hold_error(lines: Sequence[str]) -> bool:
 
 def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[Tuple[Finding, Stream]]:
     """The failure that the rules see at the end of what was written, if no work went on after it in the same stream."""
-    from drumbeat.diagnose.exits import RankEnd, explain_run  # the agent of a healthy run starts without it
-    from drumbeat.diagnose.failure import NO_FAILURE, NOT_KNOWN
+    from drumbeat.logs.exits import RankEnd, explain_run  # the agent of a healthy run starts without it
+    from drumbeat.logs.failure import NO_FAILURE, NOT_KNOWN
 
     by_rank = {rank: {each.name: each.lines for each in streams if each.rank == rank} for rank in _ranks(streams)}
     ends = [RankEnd(rank, 0, None, each.get("out", ()), each.get("err", ())) for rank, each in by_rank.items()]
@@ -76,7 +76,7 @@ def last_failure(streams: Sequence[Stream], command: Sequence[str]) -> Optional[
 
 def last_error(streams: Sequence[Stream]) -> Optional[Tuple[Finding, Stream]]:
     """The last line that a program itself calls an error, if it stands at the end of its stream."""
-    from drumbeat.diagnose.lines import clean, without_colour
+    from drumbeat.logs.read.prefixes import clean, without_colour
 
     for stream in streams:
         lines = [line for line in stream.lines if line.strip()][-_LAST:]
@@ -102,7 +102,7 @@ def raised_at(lines: Sequence[str], most: int = _LAST) -> Optional[int]:
 def wrote_on(streams: Sequence[Stream], stream: Stream, ended: float) -> bool:
     """Did the work go on after the error at the end of `stream`? The rank's other stream may be newer, the rank may have
     lived on in silence, or it says itself that its work is done."""
-    from drumbeat.diagnose.endings import is_good_end
+    from drumbeat.logs.read.endings import is_good_end
 
     own = [each for each in streams if each.rank == stream.rank]
     newest = max([ended - _LEFT, *(each.written - LATER for each in own)])

@@ -6,7 +6,7 @@ import os
 from importlib.resources import files
 from typing import Sequence, Tuple
 
-from drumbeat.order import Order
+from drumbeat.base.order import Order
 
 ATTEMPT = "{attempt}"  # in a command that brings packages: the folder of this node and attempt
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Optional
 
 from drumbeat.agent.ranks.stages import Stage
-from drumbeat.finding import CERTAIN, ERROR, WARNING, Evidence, Finding, shown
-from drumbeat.signals import EXIT_NOT_FOUND
+from drumbeat.base.signals import EXIT_NOT_FOUND
+from drumbeat.findings.model import CERTAIN, ERROR, WARNING, Evidence, Finding, shown
 
 STAGE_FAILED = "stage-failed"  # a doubt: a launcher in the script failed, and the script ended with 0
 _FIND_IT = "activate the environment that has it, in the script or in `setup:` of the job file, or write its full path"

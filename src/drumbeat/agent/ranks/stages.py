@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 
 _MOST = 1_000  # launchers of one script that are told apart: any program below it may write that file
 _MOST_BYTES = 1 << 20  # of the ends of ranks that are read at a time

@@ -18,21 +18,21 @@ import sys
 from dataclasses import field, replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from drumbeat.agent.ranks.console_script import interpreter_of
-from drumbeat.agent.ranks.rank_shim import USERS_BASH_ENV, without_stand_ins
+from drumbeat.agent.ranks.shim import USERS_BASH_ENV, without_stand_ins
 from drumbeat.agent.ranks.stages import Stages
-from drumbeat.facts.model import Facts, Peer, Peers
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.base.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.commands import accelerate
+from drumbeat.commands.console_script import interpreter_of
+from drumbeat.commands.find import Found, find_launcher
+from drumbeat.commands.inside import Script
+from drumbeat.commands.others import refusal
+from drumbeat.machine.model import Facts, Peer, Peers
 from drumbeat.plan.argv import STAND_INS
-from drumbeat.plan.launchers import accelerate
-from drumbeat.plan.launchers.find import Found, find_launcher
-from drumbeat.plan.launchers.inside import Script
-from drumbeat.plan.launchers.others import refusal
-from drumbeat.plan.launchers.owned import WITH_DRIVER, Tools, launcher_argv
-from drumbeat.problem import Problem
-from drumbeat.record import from_plain, to_plain
-from drumbeat.signals import EXIT_NOT_FOUND, EXIT_USAGE
+from drumbeat.plan.owned import WITH_DRIVER, Tools, launcher_argv
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "composer")
 OUTSIDE = ("mpirun", "mpiexec", "horovodrun")  # never replaced

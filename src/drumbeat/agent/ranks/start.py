@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Mapping, Optional, Sequence
 
-from drumbeat.process_signals import plain_signals
-from drumbeat.processes import die_with_parent, fork
-from drumbeat.signals import EXIT_NOT_FOUND
+from drumbeat.base.process_signals import plain_signals
+from drumbeat.base.processes import die_with_parent, fork
+from drumbeat.base.signals import EXIT_NOT_FOUND
 
 NO_WORKDIR = "drumbeat: cannot start: the working directory cannot be entered:"
 

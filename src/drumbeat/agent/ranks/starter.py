@@ -12,8 +12,8 @@ from drumbeat.agent.ranks.own_scripts import filled
 from drumbeat.agent.ranks.start import start
 from drumbeat.agent.ranks.tasks import Tasks
 from drumbeat.agent.wire.messages import StartRank
-from drumbeat.facts.identity import rank_variables
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.machine.identity import rank_variables
 from drumbeat.plan.argv import Process, has_launcher
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.ranks import ADAPTERS, jax_identity, trace

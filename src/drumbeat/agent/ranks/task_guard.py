@@ -28,8 +28,8 @@ from drumbeat.agent.wire.messages import (
     TaskHello,
     WireError,
 )
-from drumbeat.processes import become_subreaper, sweep
-from drumbeat.signals import EXIT_MUSTER, STOPS
+from drumbeat.base.processes import become_subreaper, sweep
+from drumbeat.base.signals import EXIT_MUSTER, STOPS
 
 
 def run_task(meeting: str, token: str, seconds: float, view: TaskHello) -> int:

@@ -23,8 +23,8 @@ from drumbeat.agent.wire.messages import (
     TaskHello,
     WireError,
 )
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.finding import WARNING, Evidence, Finding
+from drumbeat.findings.model import WARNING, Evidence, Finding
+from drumbeat.machine.model import Facts, Gpu
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.masks import bound_by_user
 from drumbeat.plan.task_masks import task_binding
@@ -162,8 +162,8 @@ class Tasks:
 
 def own_view(local_id: int) -> TaskHello:
     """What this very task may use: its cores, and the GPUs that its environment and its cgroup leave it."""
-    from drumbeat.facts import gpus
-    from drumbeat.facts.host import LiveHost
+    from drumbeat.machine.host import LiveHost
+    from drumbeat.machine.vendors import gpus
 
     return TaskHello(
         local_id,

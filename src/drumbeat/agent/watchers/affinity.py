@@ -10,16 +10,16 @@ from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.gpu_users import GpuUsers, Users, awaits_driver, computing
 from drumbeat.agent.watchers.mig import mig_instances
 from drumbeat.agent.watchers.rank_processes import carries, environ_of, identity_in, launchers, read_parents
-from drumbeat.facts.model import Facts, Gpu
-from drumbeat.facts.parse import cpulist
-from drumbeat.finding import ERROR, WARNING
-from drumbeat.order import EnvVar
+from drumbeat.base.order import EnvVar
+from drumbeat.base.processes import open_files, start_time
+from drumbeat.findings.model import ERROR, WARNING
+from drumbeat.machine.model import Facts, Gpu
+from drumbeat.machine.parse import cpulist
 from drumbeat.plan.binding import Binding
 from drumbeat.plan.known_variables import steers
 from drumbeat.plan.placement import UNKNOWN, RankSeen, rows
 from drumbeat.plan.placement_verdict import text_table, verdict
 from drumbeat.plan.rank_environment import changed
-from drumbeat.processes import open_files, start_time
 
 _FIRST = 1.0  # seconds after the start
 _SLOWER = 1.3  # each look that shows nothing new makes the next one wait so many times longer

@@ -12,9 +12,9 @@ from drumbeat.agent.watchers.hang import Hang
 from drumbeat.agent.watchers.kernel_log import GpuErrors
 from drumbeat.agent.watchers.straggler import Straggler
 from drumbeat.agent.watchers.transport_sensors import OpenGate
-from drumbeat.facts.model import Facts
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import EnvVar, Order
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import EnvVar, Order
+from drumbeat.machine.model import Facts
 from drumbeat.plan.binding import Binding
 
 

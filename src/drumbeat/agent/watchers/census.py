@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Warn
 from drumbeat.agent.watchers.rank_processes import added, look
-from drumbeat.finding import WARNING, Evidence, Finding
-from drumbeat.forked import in_child
+from drumbeat.base.forked import in_child
+from drumbeat.base.processes import start_time
+from drumbeat.base.record import from_plain, to_plain
+from drumbeat.findings.model import WARNING, Evidence, Finding
 from drumbeat.plan.world_seen import Row
-from drumbeat.processes import start_time
-from drumbeat.record import from_plain, to_plain
 
 _SOONEST, _LATEST = 0.5, 5.0  # seconds between two looks
 _OF_AGE = 0.1  # the wait for the next look, as a share of the time since anything was new

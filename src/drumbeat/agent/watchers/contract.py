@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Dict, List, Protocol, Tuple, Union
 
-from drumbeat.finding import Finding
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.findings.model import Finding
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
-from drumbeat import clock
 from drumbeat.agent.watchers.contract import Emit, Saw, Stop, Warn, Watcher
 from drumbeat.agent.wire.messages import Counted, Found, Judged, Message
+from drumbeat.base import clock
 
 Record = Callable[[str, Dict[str, Any]], Any]  # writes an event of this node
 Tell = Callable[[Message], None]  # sends a message to the lead

@@ -17,8 +17,8 @@ from drumbeat.agent.watchers.hang_activity import doing, say_of
 from drumbeat.agent.watchers.hang_finding import Ended, Silence
 from drumbeat.agent.watchers.hang_verdict import judge, with_ras
 from drumbeat.agent.wire.messages import Beat
-from drumbeat.finding import ERROR, Finding
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
+from drumbeat.findings.model import ERROR, Finding
 
 SHORTEST = 5.0  # seconds without a step before anybody looks
 TIMES = 5.0  # or this many times the usual time between two reports

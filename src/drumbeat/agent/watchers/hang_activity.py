@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.ranges import named_commands, named_ranks
+from drumbeat.base.ranges import named_commands, named_ranks
 
 _BUSY = 0.15  # cores: a rank that computes gets at least this much, even on a crowded machine
 _MOVES = 64_000.0  # bytes per second read or written: it is loading or saving

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Optional, Sequence, Tuple
 
+from drumbeat.agent.lead.rank_end import NOT_ZERO
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.agent.rank_end import NOT_ZERO
 from drumbeat.agent.watchers.hang_activity import (
     ALL_IDLE,
     ASLEEP,
@@ -24,9 +24,9 @@ from drumbeat.agent.watchers.hang_activity import (
     doing,
     say_of,
 )
-from drumbeat.finding import LIKELY, WARNING, Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.ranges import named_commands, named_ranks
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.ranges import named_commands, named_ranks
+from drumbeat.findings.model import LIKELY, WARNING, Evidence, Finding
 
 _MOST_EVIDENCE = 8
 

@@ -27,7 +27,7 @@ from drumbeat.agent.watchers.hang_activity import (
     in_collective,
 )
 from drumbeat.agent.watchers.hang_finding import Silence, early_exit, held_up
-from drumbeat.finding import Finding
+from drumbeat.findings.model import Finding
 
 Key = Tuple[int, int]  # RankLook.key
 

@@ -8,9 +8,9 @@ import os
 from dataclasses import replace
 from typing import Callable, Container, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from drumbeat.light_dataclass import dataclass
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.processes import cpu_seconds, open_files
 from drumbeat.plan.world_seen import Row
-from drumbeat.processes import cpu_seconds, open_files
 
 _LINKS = 64  # connections of one process that are told to the lead
 _MPI = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")

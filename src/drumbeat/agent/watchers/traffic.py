@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from drumbeat.agent.watchers.transport_meant import Place
-from drumbeat.diagnose.paths import OFI, RDMA, Path
-from drumbeat.finding import LIKELY, UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.findings.model import LIKELY, UNKNOWN, Evidence, Finding, Verdict
+from drumbeat.logs.nccl.paths import OFI, RDMA, Path
 
 _ENOUGH = 8 << 20  # bytes each way that show where traffic goes
 _AGAINST_LOG = 64 << 20  # bytes each way that refute a log

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 from drumbeat.agent.watchers.contract import Action, Emit, Saw, Stop, Warn
 from drumbeat.agent.watchers.traffic import Traffic
 from drumbeat.agent.watchers.transport_meant import Place, mismatch
-from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
-from drumbeat.finding import CERTAIN, ERROR, LIKELY, UNKNOWN, Finding, Verdict
-from drumbeat.order import Expect
+from drumbeat.base.order import Expect
+from drumbeat.findings.model import CERTAIN, ERROR, LIKELY, UNKNOWN, Finding, Verdict
+from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 
 if TYPE_CHECKING:
-    from drumbeat.diagnose.reader import Reader
+    from drumbeat.logs.reader import Reader
 
 _QUIET = 1.0  # seconds without a new line, after which what the log says is complete for now
 _PATIENCE = 120.0  # seconds after which what is only likely is said as such
@@ -46,7 +46,7 @@ class Gate:
     def reader(self) -> Reader:
         """Made at the first line: its rules take half a second to read, which a job without NCCL never needs."""
         if self._reader is None:
-            from drumbeat.diagnose.reader import Reader
+            from drumbeat.logs.reader import Reader
 
             self._reader = Reader()
         return self._reader

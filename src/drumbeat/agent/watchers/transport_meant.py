@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from drumbeat.diagnose.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
-from drumbeat.finding import UNKNOWN, WARNING, Evidence, Finding
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Expect
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Expect
+from drumbeat.findings.model import UNKNOWN, WARNING, Evidence, Finding
+from drumbeat.logs.nccl.paths import LOCAL, MIXED, OFI, RDMA, TCP, Path
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from drumbeat.agent.watchers.feed import Sensor
 from drumbeat.agent.watchers.nccl_log import Asked, LogFiles, private_log
 from drumbeat.agent.watchers.transport import Gate
 from drumbeat.agent.watchers.transport_meant import Place, Wanted
-from drumbeat.facts.host import LiveHost
-from drumbeat.facts.model import Facts
-from drumbeat.order import EnvVar, Expect, Order
+from drumbeat.base.order import EnvVar, Expect, Order
+from drumbeat.machine.host import LiveHost
+from drumbeat.machine.model import Facts
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

@@ -9,7 +9,7 @@ from typing import Callable, Dict, Iterable, Iterator, Optional
 
 from drumbeat.agent.wire.channel import Channel
 from drumbeat.agent.wire.messages import WireError
-from drumbeat.forked import in_child
+from drumbeat.base.forked import in_child
 
 FIRST_NOTICE = 10.0  # seconds after which the user is told that we wait
 NOTICE_EVERY = 30.0

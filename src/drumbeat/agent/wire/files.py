@@ -7,7 +7,7 @@ import os
 from typing import Callable, Iterator
 
 from drumbeat.agent.wire.messages import FilePart
-from drumbeat.regex import regex
+from drumbeat.base.regex import regex
 from drumbeat.runfolder.layout import NodeFolder
 from drumbeat.runfolder.write import append, create
 

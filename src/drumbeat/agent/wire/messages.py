@@ -12,12 +12,12 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from drumbeat.agent.looks.ras import RasNote
 from drumbeat.agent.looks.record import RankLook
-from drumbeat.agent.world import Network, World
-from drumbeat.facts.model import Gpu
-from drumbeat.finding import Finding, Verdict
-from drumbeat.light_dataclass import dataclass
+from drumbeat.agent.wire.world import Network, World
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.record import RecordError, from_plain, to_plain
+from drumbeat.findings.model import Finding, Verdict
+from drumbeat.machine.model import Gpu
 from drumbeat.plan.world_seen import Row
-from drumbeat.record import RecordError, from_plain, to_plain
 from drumbeat.runfolder.progress import Progress
 
 

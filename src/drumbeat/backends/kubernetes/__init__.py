@@ -13,8 +13,8 @@ from drumbeat.backends.kubernetes.options import settings_of
 from drumbeat.backends.kubernetes.pod import gpu_resource
 from drumbeat.backends.kubernetes.render import check, object_name, render
 from drumbeat.backends.kubernetes.submit import remove, submit
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.mirror import Mirror, is_complete
 
 

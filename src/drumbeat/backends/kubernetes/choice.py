@@ -9,8 +9,8 @@ from typing import FrozenSet, Tuple
 from drumbeat.backends.kubernetes.client import Cluster
 from drumbeat.backends.kubernetes.kinds import POLICY_SINCE, RESOURCE
 from drumbeat.backends.kubernetes.options import Settings
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
 
 INDEXED_SINCE = (1, 24)  # Indexed Jobs are no longer behind a switch
 _OPERATORS = ("jobset", "trainjob", "pytorchjob")

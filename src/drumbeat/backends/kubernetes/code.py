@@ -7,8 +7,8 @@ import base64
 import os
 from typing import Any, Dict, List, Mapping
 
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 
 PIECE = 900_000  # bytes

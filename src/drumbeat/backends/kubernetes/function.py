@@ -6,8 +6,8 @@ import base64
 import os
 from typing import Any, Dict, List, Mapping
 
-from drumbeat.order import FUNCTION, Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import FUNCTION, Order
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 
 MOST = 900_000  # bytes of the function and its arguments: a secret holds 1 MiB

@@ -22,9 +22,9 @@ from drumbeat.backends.kubernetes.states import (
     reasons_for_pending,
 )
 from drumbeat.backends.kubernetes.submit import remove
-from drumbeat.light_dataclass import dataclass
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, ended_with
 from drumbeat.runfolder.read import read_json

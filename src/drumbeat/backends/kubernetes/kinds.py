@@ -15,8 +15,8 @@ from drumbeat.backends.kubernetes.pod import (
     resources,
 )
 from drumbeat.backends.kubernetes.script import FILES, SCRIPT
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 
 POLICY_SINCE = (1, 26)  # podFailurePolicy is on by default
 _GONE = [137, 143]  # exit codes of a pod that was killed from outside

@@ -7,21 +7,21 @@ import gzip
 import io
 import zipfile
 
-from drumbeat.order import FUNCTION
-from drumbeat.problem import Problem
+from drumbeat.base.order import FUNCTION
+from drumbeat.base.problem import Problem
 
 LARGEST = 800_000  # bytes: a config map and a secret hold 1 MiB, and as text in a secret of Run:ai it is a quarter more
 # Rooms that no agent uses. Not `watch`: the lead keeps the file for node-exporter with it.
 _DESK_ONLY = tuple(
     f"drumbeat/{room}/"
     for room in (
-        "api", "backends/kubernetes", "backends/runai", "backends/slurm", "backends/ssh", "convert", "diagnose/lint", "presets",
+        "api", "backends/kubernetes", "backends/runai", "backends/slurm", "backends/ssh", "convert", "jobfile/presets", "lint",
         "report", "tune",
     )
 )  # fmt: skip
 # What agents use of those rooms: rules for reading errors that are made of lint's; what calls a submitted function.
-_BROUGHT = ("drumbeat/diagnose/lint/__init__.py", "drumbeat/diagnose/lint/python.", f"drumbeat/{FUNCTION}/")
-_READ_AS_TEXT = ("drumbeat/sites/",)
+_BROUGHT = ("drumbeat/lint/__init__.py", "drumbeat/lint/python.", f"drumbeat/{FUNCTION}/")
+_READ_AS_TEXT = ("drumbeat/jobfile/sites/",)
 
 
 def packed(bundle: str) -> bytes:

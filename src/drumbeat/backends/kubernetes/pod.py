@@ -8,8 +8,8 @@ from drumbeat.backends.kubernetes.code import pieces_of, secret_name
 from drumbeat.backends.kubernetes.function import function_secret_names
 from drumbeat.backends.kubernetes.options import GPU_RESOURCE, Settings, quantity
 from drumbeat.backends.kubernetes.script import FILES, LOCAL, SCRIPT
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 
 RUN_LABEL = "drumbeat/run"
 NODE_LABEL = "drumbeat/node"

@@ -20,8 +20,8 @@ from drumbeat.backends.kubernetes.kinds import objects
 from drumbeat.backends.kubernetes.options import Settings, settings_of
 from drumbeat.backends.kubernetes.pod import TOKEN, Plain, labels_of, program_name
 from drumbeat.backends.kubernetes.script import LOCAL, PACKED, SCRIPT, pod_folder, pod_script, python_of
-from drumbeat.order import Order, dump_order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
 
 MANIFEST = "manifest.yaml"
 _LONGEST = 45  # characters: a pod's host name is the object's with up to 18 more, and may have 63

@@ -15,11 +15,11 @@ from drumbeat.backends.kubernetes.code import FOLDER as CODE_FOLDER
 from drumbeat.backends.kubernetes.code import pieces_of
 from drumbeat.backends.kubernetes.function import unpack_lines
 from drumbeat.backends.kubernetes.options import Settings
+from drumbeat.base.order import Order
+from drumbeat.base.signals import EXIT_MUSTER, EXIT_REQUEUE
 from drumbeat.containers.wrap import inside_command
-from drumbeat.order import Order
 from drumbeat.runfolder.mirror import ENDED
 from drumbeat.runfolder.verdict import VERDICT
-from drumbeat.signals import EXIT_MUSTER, EXIT_REQUEUE
 
 SCRIPT = "node.sh"
 FILES = "/drumbeat"  # what travels: the order, the script, drumbeat.pyz

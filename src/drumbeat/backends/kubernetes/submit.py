@@ -17,9 +17,9 @@ from drumbeat.backends.kubernetes.payload import as_text, packed
 from drumbeat.backends.kubernetes.pod import RUN_LABEL, TOKEN, Plain, labels_of, program_name
 from drumbeat.backends.kubernetes.render import MANIFEST, object_name
 from drumbeat.backends.kubernetes.script import PACKED, pod_folder
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.order import Order
-from drumbeat.problem import Problem
 from drumbeat.runfolder.write import replace
 
 _SHARED = "ReadWriteMany"

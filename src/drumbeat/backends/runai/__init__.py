@@ -18,17 +18,17 @@ from drumbeat.backends.kubernetes.render import check as check_pod
 from drumbeat.backends.kubernetes.render import object_name
 from drumbeat.backends.kubernetes.script import FETCHED, python_of
 from drumbeat.backends.runai import client, grammar, script
+from drumbeat.base.order import FUNCTION, Option, Order, dump_order, load_order
+from drumbeat.base.printable import printable
+from drumbeat.base.problem import Problem
+from drumbeat.base.record import RecordError
+from drumbeat.base.regex import regex
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.order import FUNCTION, Option, Order, dump_order, load_order
-from drumbeat.printable import printable
-from drumbeat.problem import Problem
-from drumbeat.record import RecordError
-from drumbeat.regex import regex
+from drumbeat.jobfile.duration import parse_duration
+from drumbeat.jobfile.site_files import load_site
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.write import replace
-from drumbeat.spec.duration import parse_duration
-from drumbeat.spec.sites import load_site
 
 SCRIPT = "runai.sh"
 _OWN = ("--run-folder", "--linger")  # options of ours; all others are those of `runai`

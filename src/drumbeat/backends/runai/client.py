@@ -11,8 +11,8 @@ from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from drumbeat.backends.contract import FAILED, FINISHED, QUEUED, RUNNING, UNKNOWN, Status
 from drumbeat.backends.runai.grammar import CLI_1, CLI_2, Cli
-from drumbeat.printable import printable
-from drumbeat.problem import Problem
+from drumbeat.base.printable import printable
+from drumbeat.base.problem import Problem
 
 _SECONDS = 60.0
 _STATES = {

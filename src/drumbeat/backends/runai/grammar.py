@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 from typing import Dict, FrozenSet, List, Tuple
 
-from drumbeat.light_dataclass import dataclass
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 
 PREEMPTIBLE = ("preemptible", "non-preemptible")
 

@@ -11,8 +11,8 @@ from typing import Dict, List, Mapping, Tuple
 from drumbeat.backends.kubernetes.payload import packed
 from drumbeat.backends.kubernetes.script import node_script, python_of
 from drumbeat.backends.kubernetes.submit import passed_values
-from drumbeat.order import Order
-from drumbeat.problem import Problem
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 
 LOCAL = "/tmp/drumbeat-run"  # noqa: S108 - in the pod, which nobody else is in
 TOKEN, SCRIPT, ORDER, PROGRAM = "DRUMBEAT_TOKEN", "DRUMBEAT_SCRIPT", "DRUMBEAT_ORDER", "DRUMBEAT_PROGRAM"  # noqa: S105

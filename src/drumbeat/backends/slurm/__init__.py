@@ -11,11 +11,11 @@ from drumbeat.backends.contract import Backend, Launch, Request, Status
 from drumbeat.backends.slurm import client, directives, steps
 from drumbeat.backends.slurm.command_script import render_command
 from drumbeat.backends.slurm.render import SCRIPT, node_lines_of, render
+from drumbeat.base.order import Order, dump_order
+from drumbeat.base.problem import Problem
 from drumbeat.bundle.pinned import start_argv
 from drumbeat.containers.wrap import started_by_launcher
-from drumbeat.facts.model import Identity
-from drumbeat.order import Order, dump_order
-from drumbeat.problem import Problem
+from drumbeat.machine.model import Identity
 from drumbeat.runfolder.layout import RunFolder
 from drumbeat.runfolder.write import replace
 

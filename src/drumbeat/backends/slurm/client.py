@@ -9,8 +9,8 @@ from typing import Dict, List, Mapping, Sequence, Set
 
 from drumbeat.backends.contract import UNKNOWN, Handle, Status, parse_handle
 from drumbeat.backends.slurm import states
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
 
 _SECONDS = 30.0
 UNREACHABLE = "no Slurm controller can be reached from here"

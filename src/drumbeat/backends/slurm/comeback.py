@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from drumbeat.order import Order
+from drumbeat.base.order import Order
 from drumbeat.runfolder.verdict import VERDICT
 
 

@@ -12,11 +12,11 @@ from drumbeat import __version__
 from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.directives import check_paths, header
 from drumbeat.backends.slurm.render import agent_python
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import shell_start
 from drumbeat.containers.wrap import started_by_launcher
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.signals import EXIT_PREFLIGHT
 
 
 def render_command(order: Order, word: str, request: str, text: str, why: str) -> Request:

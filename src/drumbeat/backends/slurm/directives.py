@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, List, Mapping, Sequence, Set, Tuple
 
-from drumbeat.hostlist import HostlistError, expand
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.regex import regex
-from drumbeat.spec.resources import flag_of
+from drumbeat.base.hostlist import HostlistError, expand
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.regex import regex
+from drumbeat.jobfile.resources import flag_of
 
 SPECIFIC = ("qos", "constraint", "reservation", "dependency", "mail", "gpus-as")
 _GPUS_AS = ("gpus-per-node", "gres")

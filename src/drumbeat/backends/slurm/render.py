@@ -15,11 +15,11 @@ from drumbeat.backends.contract import Request
 from drumbeat.backends.slurm.comeback import after_lines, without_lead_lines
 from drumbeat.backends.slurm.directives import check_paths, header, notice
 from drumbeat.backends.slurm.steps import srun_options
+from drumbeat.base.order import Order
+from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start
 from drumbeat.containers.wrap import bind_lines, node_lines, started_by_launcher
-from drumbeat.order import Order
 from drumbeat.runfolder.verdict import VERDICT
-from drumbeat.signals import EXIT_PREFLIGHT
 
 SCRIPT = "job.sh"
 _END = "END_OF_NODE"

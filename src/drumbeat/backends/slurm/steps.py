@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence
 
-from drumbeat.order import Order
+from drumbeat.base.order import Order
 
 # What sbatch or salloc exported about tasks is about their own, and srun would take it for ours.
 _NOT_OURS = (

@@ -32,10 +32,10 @@ from drumbeat.backends.ssh.parcel import pack
 from drumbeat.backends.ssh.render import render
 from drumbeat.backends.ssh.request import handle_of, key_of, node_requests
 from drumbeat.backends.ssh.session import ANSWER_SECONDS, Notice, Sessions, Waiting, ask
+from drumbeat.base.home import users_folder
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
 from drumbeat.bundle.build import cached_bundle
-from drumbeat.home import users_folder
-from drumbeat.order import Order
-from drumbeat.problem import Problem
 from drumbeat.runfolder.mirror import Mirror, Source, is_complete
 from drumbeat.runfolder.read import Files
 from drumbeat.runfolder.write import replace_json

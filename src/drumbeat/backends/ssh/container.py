@@ -6,12 +6,12 @@ import shlex
 from typing import Dict
 
 from drumbeat.backends.ssh.request import key_of
+from drumbeat.base.order import Order
+from drumbeat.base.problem import Problem
+from drumbeat.base.signals import EXIT_PREFLIGHT
 from drumbeat.bundle.pinned import node_start
 from drumbeat.containers.runtimes import RUNTIMES
 from drumbeat.containers.wrap import node_lines
-from drumbeat.order import Order
-from drumbeat.problem import Problem
-from drumbeat.signals import EXIT_PREFLIGHT
 
 
 def check_container(order: Order, where: str) -> None:

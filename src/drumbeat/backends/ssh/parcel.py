@@ -6,7 +6,7 @@ import io
 import os
 import tarfile
 
-from drumbeat.problem import Problem
+from drumbeat.base.problem import Problem
 from drumbeat.runfolder.layout import RunFolder
 
 _PARTS = (RunFolder("").code_archive, RunFolder("").call)

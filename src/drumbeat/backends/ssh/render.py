@@ -7,7 +7,7 @@ from typing import List
 from drumbeat.backends.contract import Request
 from drumbeat.backends.ssh import connection
 from drumbeat.backends.ssh.container import container_script, host_python
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
 
 
 def _container_lines(order: Order) -> List[str]:

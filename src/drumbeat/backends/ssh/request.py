@@ -8,7 +8,7 @@ import ipaddress
 from typing import Any, Dict, List, Mapping, Protocol, Sequence
 
 from drumbeat.backends.contract import Handle
-from drumbeat.order import Order, dump_order
+from drumbeat.base.order import Order, dump_order
 
 SILENCE = 120.0  # seconds without a word from the desk, after which an attached run ends
 BEAT_EVERY = 5.0  # seconds between two words of the desk

@@ -11,7 +11,7 @@ from typing import Dict, Optional
 
 import torch
 
-from drumbeat.hardware import peak_of
+from drumbeat.machine.peaks import peak_of
 
 # What the products of a precision run in. fp8 mixes two dtypes, so a share of one peak would mean nothing.
 _DTYPE = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "bf16-master": "bf16", "fp16": "fp16"}

@@ -1,0 +1,181 @@
+"""What to do after an attempt: one pure function, called by the lead alone. The rules per cause are in causes.py."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
+
+from drumbeat.agent.lead.history import attempts_in_a_row, is_repeated, same_again, spent_restarts
+from drumbeat.agent.lead.member import Assignment, Member, reassign, replacements
+from drumbeat.agent.lead.outcome import FAILED, Outcome
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.causes.table import CONFIGURATION, HARDWARE, NAN, PORT, SCHEDULER
+from drumbeat.findings.model import CERTAIN
+
+
+@dataclass(frozen=True)
+class Stop:
+    why: str
+    action: str = "stop"
+
+
+@dataclass(frozen=True)
+class Restart:
+    why: str
+    assignment: Assignment
+    wait: float = 0.0  # seconds until then
+    excluded: Mapping[int, str] = field(default_factory=dict)  # members that no attempt uses any more, and why
+    action: str = "restart"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Only the scheduler can give the run another node."""
+
+    why: str
+    exclude: Tuple[str, ...]  # machines, as the scheduler calls them
+    action: str = "requeue"
+
+
+Decision = Union[Stop, Restart, Requeue]
+
+
+def decide(
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    restarts: int,
+    fewest: Optional[int] = None,
+    can_requeue: bool = False,
+    spares: int = 0,
+) -> Decision:
+    """`history` holds every attempt so far, the last one last. `fewest`: with so many nodes the job may go on.
+    `can_requeue`: a scheduler can start the run again on other nodes. `spares`: so many the job asked for."""
+    last = history[-1]
+    if last.outcome != FAILED:
+        return Stop(f"the attempt ended: {last.outcome}")
+    cause = last.cause
+    if cause is CONFIGURATION:
+        what = last.finding.code if last.finding else f"exit code {last.exit_code}"
+        return Stop(f"{what}: {cause.why}")
+    if is_repeated(history):
+        return Stop(same_again(last))
+    if cause is SCHEDULER and can_requeue and last.finding and last.finding.confidence == CERTAIN:
+        return Requeue(f"{last.finding.title}: this costs no restart", ())
+    excluded = _newly_bad(history, members)
+    unfit = [number for number in last.assignment if number in excluded or not members[number].fit]
+    if not unfit:
+        return _again(history, last.assignment, restarts)
+    return _elsewhere(history, members, excluded, unfit, restarts, fewest, can_requeue, spares)
+
+
+def without_nodes(lost: Mapping[int, Member], restarts: int, can_requeue: bool, spares: int) -> Union[Stop, Requeue]:
+    """What follows when nodes are lost (node rank -> who it was) and no spare can take their place."""
+    names = ", ".join(f"{node} ({member.machine})" for node, member in sorted(lost.items()))
+    what = f"node {names} is lost" if len(lost) == 1 else f"nodes {names} are lost"
+    if spares:
+        what += ", and no spare is left"
+    if can_requeue:
+        return Requeue(what, tuple(member.machine for _, member in sorted(lost.items())))
+    other = "another one" if len(lost) == 1 else "others"
+    why = f"{what}, and nobody can give the job {other} here: --spares {spares + len(lost)} would"
+    return Stop(why + ("; a restart needs all nodes, so none is used" if restarts else ""))
+
+
+# -- the same members again ----------------------------------------------------------------------------------------------
+
+
+def _again(history: Sequence[Outcome], assignment: Assignment, restarts: int) -> Decision:
+    last = history[-1]
+    cause, in_a_row = last.cause, attempts_in_a_row(history)
+    if cause.free:
+        if in_a_row == 1:
+            return Restart("the rendezvous port was in use; another one costs no restart", assignment)
+        twice = f"{in_a_row} rendezvous ports in a row were in use, which were free when they were chosen: {cause.hint}"
+        if cause.most is None or in_a_row <= cause.most:
+            return Restart(f"{twice}; one more is tried", assignment)
+        return Stop(twice)
+    if not restarts:
+        return Stop("the job asks for no restart")
+    older = _older_checkpoint(last) if cause is NAN else ""
+    if cause is NAN and last.nan_since is not None and last.saved is not None and last.saved >= last.nan_since:
+        return Stop(
+            f"the checkpoint of step {last.saved} was saved after the loss had become NaN at step {last.nan_since}, "
+            f"and a restart would load it: {older}"
+        )
+    if cause.most is not None and in_a_row > cause.most:
+        times = "once" if cause.most == 1 else f"{cause.most} times"
+        hints = "; ".join(hint for hint in (older, cause.hint) if hint)
+        return Stop(f"{cause.name} again, though it was started again {times}: {hints}")
+    spent = spent_restarts(history)
+    if spent > restarts:
+        return Stop(f"all {restarts} restarts are spent")
+    limit = restarts if cause.most is None else min(restarts, spent - in_a_row + cause.most)
+    wait = cause.delay(in_a_row)
+    why = f"restart {spent} of {limit}" + (f" in {wait:g} s ({cause.name})" if wait else "")
+    return Restart(f"{why}; {older}" if older else why, assignment, wait)
+
+
+def _older_checkpoint(last: Outcome) -> str:
+    """What a program that stopped at NaN has to start from."""
+    bad = last.nan_since if last.nan_since is not None else last.step
+    when = f"step {bad}" if bad is not None else "the first bad step"
+    return f"only a checkpoint older than {when} helps"
+
+
+# -- other members -------------------------------------------------------------------------------------------------------
+
+
+def _newly_bad(history: Sequence[Outcome], members: Mapping[int, Member]) -> Dict[int, str]:
+    """The member that must not be used again after the last attempt, and why; at most one."""
+    last = history[-1]
+    number = last.member
+    if number is None or number not in members or not members[number].fit:
+        return {}
+    what = last.finding.title if last.finding else f"exit code {last.exit_code}"
+    if last.cause.breaks_member:
+        return {number: what}
+    costly = [outcome for outcome in history if outcome.cause is not PORT]
+    before = costly[-2] if len(costly) > 1 and costly[-1] is last else None
+    if last.cause.suspects_member and before and before.member == number and before.cause.suspects_member:
+        return {number: f"failed first twice in a row, and nothing else says why: {what}"}
+    return {}
+
+
+def _elsewhere(
+    history: Sequence[Outcome],
+    members: Mapping[int, Member],
+    excluded: Mapping[int, str],
+    unfit: Sequence[int],
+    restarts: int,
+    fewest: Optional[int],
+    can_requeue: bool,
+    spares: int,
+) -> Decision:
+    """Somebody who had a role must not have it again: a spare, fewer nodes, or other nodes from the scheduler."""
+    last = history[-1]
+    known = {**members, **{number: replace(members[number], bad=why) for number, why in excluded.items()}}
+    assignment = reassign(last.assignment, known)
+    if assignment is not None:
+        taken = frozenset(assignment)
+        left = sum(1 for number, member in known.items() if member.fit and number not in taken)
+        why = "; ".join(replacements(last.assignment, assignment, known))
+        return Restart(f"{why}; {left} spare{'' if left == 1 else 's'} left", assignment, 0.0, excluded)
+    fewer = tuple(number for number in last.assignment if known[number].fit)
+    spent = spent_restarts(history)
+    if fewest and len(fewer) >= fewest and fewer[:1] == last.assignment[:1] and spent <= restarts:
+        why = f"restart {spent} of {restarts}, with {len(fewer)} of {len(last.assignment)} nodes"
+        return Restart(why, fewer, 0.0, excluded)
+    machines = tuple(members[number].machine for number in unfit)
+    lost = {node: members[number] for node, number in enumerate(last.assignment) if members[number].lost}
+    if lost:
+        return without_nodes(lost, restarts, can_requeue, spares)
+    no_spare = "no spare is left" if spares else "the job has no spare"
+    if can_requeue:
+        return Requeue(f"{', '.join(machines)} must not be used again, and {no_spare}", machines)
+    if any(not members[number].fit for number in unfit):
+        return Stop("processes of the last attempt could not be ended, and would disturb the next")
+    number = unfit[0]
+    earlier = [outcome for outcome in history[:-1] if outcome.member == number and outcome.cause is HARDWARE]
+    if earlier and last.cause is HARDWARE:
+        return Stop(f"{machines[0]} has failed twice ({excluded[number]}), and {no_spare}")
+    return _again(history, last.assignment, restarts)

@@ -1,0 +1,277 @@
+"""Site: what a cluster is. A profile is a YAML file with these fields; its file name is the site's name."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Tuple
+
+from drumbeat.base.light_dataclass import dataclass
+from drumbeat.containers.runtimes import RUNTIMES
+from drumbeat.jobfile.check import check
+from drumbeat.jobfile.fields import key, origins_field
+from drumbeat.jobfile.job_tables import JobExpect
+from drumbeat.jobfile.yamlfile import load_text
+
+
+@dataclass(frozen=True)
+class SiteVariable:
+    value: str = key("text", "The value; `$NAME` is filled in from the user's environment.", "hsn0,hsn1")
+    why: str = key("text", "Why ranks here need it; shown wherever the variable is.", "the only routed interfaces")
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/nccl", None)
+
+
+@dataclass(frozen=True)
+class SiteCpus:
+    why: str = key("text", "Why, in words.", "the first core of each L3 group serves the system")
+    reserved: str = key("text", "Cores kept for the system, as a list; no rank is bound to them.", "0,8,16-17", "")
+    threads: Optional[int] = key(
+        "number",
+        "How many hardware threads of a core a rank is bound to.",
+        "1",
+        None,
+        minimum=1,
+        default_text="all it may use",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/cpus", None)
+
+
+@dataclass(frozen=True)
+class SiteStorage:
+    why: str = key("text", "Why, in words.", "nodes have no disk")
+    local: str = key("path", "Node-local storage, for caches that many processes lock.", "/tmp", "/tmp")  # noqa: S108
+    cache: Optional[str] = key(
+        "path",
+        "The project's storage, for models and data that are downloaded once.",
+        "$SCRATCH/cache",
+        None,
+        default_text="not known: HF_HOME and TORCH_HOME are left alone",
+    )
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/storage", None)
+
+
+@dataclass(frozen=True)
+class SitePath:
+    pattern: str = key(
+        "path", "The folder or file; `*` stands for a version, and the newest that is there is taken.", "/opt/ofi/*/lib"
+    )
+    why: str = key("text", "What needs it.", "the libfabric that drives this network")
+    source: Optional[str] = key("text", "Where that is documented.", "https://docs.example.org/ofi", None)
+    prepend: Optional[str] = key(
+        "name",
+        "In a container: the variable in which this folder stands first, in the order of this file. It is then seen as "
+        "/opt/host/NAME, so that nothing of the image is hidden.",
+        "LD_LIBRARY_PATH",
+        None,
+        default_text="none",
+    )
+    target: Optional[str] = key(
+        "path",
+        "In a container: where it is seen.",
+        "/etc/libibverbs.d/bnxt_re.driver",
+        None,
+        default_text="/opt/host/NAME with `prepend`, else where it is on the host",
+    )
+
+
+@dataclass(frozen=True)
+class SiteContainer:
+    runtime: str = key(
+        "choice",
+        "What runs containers there.",
+        "apptainer",
+        allowed=tuple(RUNTIMES),
+    )
+    vendor: str = key(
+        "choice", "Whose GPUs get into them.", "amd", "", allowed=("", "nvidia", "amd"), default_text="none"
+    )
+    image: Optional[str] = key(
+        "text",
+        "The image of a job that names none; `container: none` in a job runs it without.",
+        "registry.example.org/team/train:1",
+        None,
+        default_text="none: only jobs that name an image run in one",
+    )
+    binds: Tuple[str, ...] = key(
+        "words", "Folders that every container sees.", "[/scratch, /project]", (), default_text="none"
+    )
+    options: Tuple[str, ...] = key("words", "The runtime's own options.", '["--shm-size=64g"]', (), default_text="none")
+
+
+@dataclass(frozen=True)
+class SiteFloor:
+    busbw: int = key("number", "The least bus bandwidth of a healthy machine, in GB/s.", "340", minimum=1)
+    nodes: Optional[int] = key(
+        "number", "The number of nodes it was measured with.", "2", None, minimum=1, default_text="any number"
+    )
+    source: Optional[str] = key("text", "Where that number is from.", "measured after the upgrade in May", None)
+
+
+@dataclass(frozen=True)
+class Detect:
+    cluster: Tuple[str, ...] = key("words", "Names that the scheduler may call this cluster.", "[lumi]", ())
+    hosts: Tuple[str, ...] = key("words", "Patterns of host names (`*` and `?`).", '["uan*", "nid??????"]', ())
+    variables: Tuple[str, ...] = key(
+        "words",
+        "Variables that every job there has and no other: NAME, or NAME=PATTERN. All of them must be there. A profile of yours "
+        "wins over a built-in one.",
+        "[RUNAI_NUM_OF_GPUS, PET_NNODES]",
+        (),
+    )
+
+
+@dataclass(frozen=True)
+class Site:
+    name: str  # of its file
+    summary: str = key("text", "The cluster in one line.", "4 MI250X per node, Slingshot 11")
+    backend: str = key(
+        "name",
+        "What jobs are submitted to: the name of a backend, built in or from an installed package.",
+        "slurm",
+        "local",
+    )
+    hosts: Tuple[str, ...] = key(
+        "hosts",
+        "The machines, where jobs are started by ssh; a job takes as many as it has nodes, from the first on.",
+        "gpu[1-8]",
+        (),
+        default_text="the job names them",
+    )
+    emulated: bool = key(
+        "switch", "Nodes are processes of one machine, each with its own loopback address.", "true", False
+    )
+    nodes: Optional[int] = key("number", "How many nodes a job gets that does not say.", "1", None, minimum=1)
+    ranks_per_node: Optional[int] = key(
+        "number", "How many ranks a node gets where neither the job nor its GPUs say.", "8", None, minimum=1
+    )
+    gpus: Optional[int] = key("number", "How many GPUs a node has, as torch counts them.", "8", None, minimum=1)
+    gpus_as: Optional[str] = key(
+        "text",
+        "How GPUs are requested, where the scheduler has several ways (docs/slurm.md, docs/kubernetes.md).",
+        "gres",
+        None,
+        default_text="the backend's",
+    )
+    cores: Optional[int] = key(
+        "number", "How many cores of a node a job can have.", "56", None, minimum=1, default_text="the scheduler's"
+    )
+    memory: Optional[str] = key(
+        "size", "How much memory of a node a job asks for that does not say.", "480G", None, default_text="not said"
+    )
+    needs: Tuple[str, ...] = key(
+        "words",
+        "What every job must say there (account, time, partition, qos); one that does not is told so before it is sent.",
+        "[account, time]",
+        (),
+        default_text="nothing",
+    )
+    python: Optional[str] = key(
+        "text",
+        "The agent's interpreter outside containers, where the nodes' python3 is older than 3.9; `*` stands for a version.",
+        "/opt/cray/pe/python/*/bin/python3",
+        None,
+        default_text="python3",
+    )
+    vendor: Optional[str] = key(
+        "choice", "Whose GPUs the nodes have.", "amd", None, allowed=("nvidia", "amd"), default_text="not known"
+    )
+    arch: Optional[str] = key(
+        "choice",
+        "The architecture of the nodes that jobs run on; an image must have it, and login nodes may differ.",
+        "aarch64",
+        None,
+        allowed=("x86_64", "aarch64", "ppc64le"),
+        default_text="not known: images are not checked",
+    )
+    container: Optional[SiteContainer] = key(
+        "table",
+        "How containers run there.",
+        "{runtime: apptainer, vendor: nvidia}",
+        None,
+        inner=SiteContainer,
+        default_text="the job must say it",
+    )
+    textfile: Optional[str] = key(
+        "path",
+        "The folder of node-exporter's textfile collector on the nodes, if users may write there.",
+        "/var/lib/node_exporter/textfile",
+        None,
+    )
+    runs: Optional[str] = key(
+        "path",
+        "The folder in which run folders are made, on storage that all nodes share.",
+        "$SCRATCH/drumbeat/runs",
+        None,
+        default_text="./runs",
+    )
+    env: Dict[str, SiteVariable] = key(
+        "tables",
+        "Variables that every rank gets here, each with its reason. A job's own value wins.",
+        "{GLOO_SOCKET_IFNAME: {value: lo, why: nodes share one machine}}",
+        {},
+        inner=SiteVariable,
+        default_text="none",
+    )
+    submit: Dict[str, SiteVariable] = key(
+        "tables",
+        "Options that every job here is submitted with, each with its reason.",
+        "{network: {value: --network=disable_rdzv_get, why: the alternative rendezvous needs it}}",
+        {},
+        inner=SiteVariable,
+        default_text="none",
+    )
+    cpus: Optional[SiteCpus] = key(
+        "table",
+        "What a node does not say of its cores by itself.",
+        '{reserved: "0,8", why: kept for the system}',
+        None,
+        inner=SiteCpus,
+        default_text="what the node says",
+    )
+    storage: Optional[SiteStorage] = key(
+        "table",
+        "Where caches go.",
+        "{local: /scratch/local, why: each node has its own disk}",
+        None,
+        inner=SiteStorage,
+        default_text="temporary files of each node, and no project storage",
+    )
+    paths: Dict[str, SitePath] = key(
+        "tables",
+        "Folders of the host that jobs need, as patterns: versions in them age. They are looked up on the node.",
+        "{libfabric: {pattern: /opt/cray/libfabric/*/lib64, why: drives this network}}",
+        {},
+        inner=SitePath,
+        default_text="none",
+    )
+    expect: Optional[JobExpect] = key(
+        "table",
+        "Which network carries the traffic between nodes here. A job that says nothing itself is warned, never stopped.",
+        "{transport: ofi, gdr: true}",
+        None,
+        inner=JobExpect,
+        default_text="any",
+    )
+    floors: Dict[str, SiteFloor] = key(
+        "tables",
+        "What `drumbeat verify` must at least measure here at its largest size, by operation: all_reduce, all_gather, "
+        "reduce_scatter, all_to_all, broadcast, send_recv.",
+        "{all_reduce: {busbw: 340, nodes: 2}}",
+        {},
+        inner=SiteFloor,
+        default_text="none",
+    )
+    detect: Detect = key(
+        "table",
+        "How to know this cluster; the cluster's name is asked first, then the host's, then the variables.",
+        "{cluster: [lumi], hosts: [uan*]}",
+        Detect(),
+        inner=Detect,
+        default_text="never detected, only named",
+    )
+    origins: Dict[str, str] = origins_field()
+
+    def where(self, path: str) -> str:
+        return self.origins.get(path, path)
+
+
+def site_from_text(text: str, name: str, file: str) -> Site:
+    return check(Site, load_text(text, file, "a site profile"), file, "the site", name=name)
